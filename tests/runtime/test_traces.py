@@ -1,0 +1,200 @@
+"""Exact traces of the reference semantics: texts, tokens per forward and fed tokens of toy models.
+
+The window is seeded with the prompt repeated cyclically. Forwards include the prompt pass. Numbers were
+worked out independently of this code, by simulators of the published implementations.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.toys import (
+    Rule,
+    greedy_scores,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+    traced_drafter,
+)
+from trtla.lookahead import LookaheadConfig
+
+M17: Rule = lambda s: (3 * s[-1] + 1) % 17  # noqa: E731
+C4: Rule = lambda s: (s[-1] + 1) % 4  # noqa: E731
+FIB7: Rule = lambda s: (s[-1] + s[-2]) % 7  # noqa: E731
+CNT: Rule = lambda s: s[-1] + 1  # noqa: E731
+POS: Rule = lambda s: (7 * len(s) + 3 * s[-1] + 5) % 11  # noqa: E731
+CONST: Rule = lambda s: s[-1]  # noqa: E731
+
+M17_CYCLE = [6, 2, 7, 5, 16, 15, 12, 3, 10, 14, 9, 11, 0, 1, 4, 13]
+M17_LATE = [16, 15, 12, 3, 10, 14, 9, 11, 0, 1, 4, 13, 6, 2, 7, 5]
+T4_PROMPT = [1, 4, 13, 6, 2, 7, 5]
+
+
+def trace(rule, prompt, triple, max_new, *, end_ids=(), pool_from_text=True):
+    """(output, committed per forward, fed per forward)."""
+    drafter = partial(traced_drafter, pool_from_text=pool_from_text)
+    executor, model = toy_executor(
+        greedy_scores(rule, 64), 64, LookaheadConfig(*triple), drafter=drafter
+    )
+    outputs = run(executor, [request(prompt, max_new, end_ids=end_ids)])[0]
+    return tokens_of(outputs), outputs[-1].stats.step_lengths, model.fed
+
+
+CASES = {
+    "T1": (
+        (M17, [1, 4, 13], (5, 4, 5), 40),
+        (M17_CYCLE * 3)[:40],
+        [1] * 14 + [4] * 6 + [2],
+        [3, 7, 11] + [15] * 11 + [18, 18, 21, 21, 21, 21, 24],
+    ),
+    "T2": ((C4, [0, 1], (2, 2, 1), 12), [2, 3, 0, 1] * 3, [1, 1, 1, 2, 2, 2, 2, 1], [2] * 3 + [3] * 5),
+    "T4": (
+        (M17, T4_PROMPT, (7, 7, 7), 48),
+        M17_LATE * 3,
+        [1] * 10 + [7] * 5 + [3],
+        [7, 12, 18, 24, 30, 36, 42, 42, 42, 42, 48, 48, 54, 48, 54, 48],
+    ),
+    "T4c": ((M17, T4_PROMPT, (7, 7, 7), 12), M17_LATE[:12], [1] * 10 + [2], None),
+    "T5": ((C4, [0, 1], (1, 1, 0), 6), [2, 3, 0, 1, 2, 3], [1] * 6, [2, 1, 1, 1, 1, 1]),
+    "T7": ((C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10), [2, 3, 0, 1, 2, 3, 0, 1, 2, 3], [1, 3, 3, 3], [6, 6, 8, 8]),
+    "T9": ((C4, [0, 1, 2, 3], (4, 4, 0), 12), [0, 1, 2, 3] * 3, [1] * 12, None),
+    "T10": ((CNT, list(range(10, 16)), (5, 4, 5), 20), list(range(16, 36)), [1] * 20, None),
+    "T15a": ((CONST, [5, 5, 5], (4, 4, 0), 24), [5] * 24, [1] * 24, None),
+    "T15b": ((CONST, [5, 5, 5], (4, 4, 2), 24), [5] * 24, None, None),
+    "T15c": ((CONST, [5, 5, 5], (1, 4, 1), 24), [5] * 24, None, None),
+    "T15d": ((CONST, [5, 5, 5], (3, 2, 1), 24), [5] * 24, None, None),
+}
+FORWARDS = {"T1": 21, "T2": 8, "T4": 16, "T4c": 11, "T5": 6, "T7": 4, "T9": 12, "T10": 20}
+FORWARDS |= {"T15a": 24, "T15b": 7, "T15c": 7, "T15d": 13}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trace(name):
+    arguments, text, lengths, fed = CASES[name]
+    output, got_lengths, got_fed = trace(*arguments)
+    assert output == text
+    assert len(got_lengths) == FORWARDS[name]
+    if lengths is not None:
+        assert got_lengths == lengths
+    if fed is not None:
+        assert got_fed == fed
+
+
+@pytest.mark.parametrize(
+    ("end_ids", "text", "last"),
+    [
+        ([2], [*M17_LATE[:12], 6, 2], 4),
+        ([7], [*M17_LATE[:12], 6, 2, 7], 5),
+        ([60, 2], [*M17_LATE[:12], 6, 2], 4),
+    ],
+    ids=["T4a", "T4b", "T4b-several-ids"],
+)
+def test_end_id_inside_an_accepted_ngram(end_ids, text, last):
+    output, lengths, _ = trace(M17, T4_PROMPT, (7, 7, 7), 48, end_ids=end_ids)
+    assert output == text
+    assert lengths == [1] * 10 + [last]
+
+
+def test_t4_eleventh_step_commits_a_whole_ngram():
+    executor, _ = toy_executor(greedy_scores(M17, 64), 64, LookaheadConfig(7, 7, 7))
+    outputs = run(executor, [request(T4_PROMPT, 48)])[0]
+    assert outputs[10].new_tokens == (4, 13, 6, 2, 7, 5, 16)
+
+
+def test_t6_end_id_after_warm_up():
+    output, lengths, _ = trace(M17, [1, 4, 13], (5, 4, 5), 40, end_ids=[14])
+    assert output == [6, 2, 7, 5, 16, 15, 12, 3, 10, 14]
+    assert len(lengths) == 10
+
+
+def test_t13_position_dependent_text_accepts_nothing():
+    output, lengths, fed = trace(POS, [1, 2, 3, 4], (4, 3, 4), 30)
+    assert output == plain(POS, [1, 2, 3, 4], 30)
+    assert lengths == [1] * 30
+    window = [5, *[8] * 7]  # one warm-up step of 1 + 4 tokens, then 1 + 7
+    guesses = [(count - own) // 2 for count, own in zip(fed[1:], window, strict=False)]
+    assert guesses == [1, 0, 0, 2, 3, 2, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("rule", "prompt", "triple", "count", "forwards"),
+    [
+        (M17, [1, 4, 13], (5, 4, 5), 40, 21),
+        (C4, [0, 1], (2, 2, 1), 12, 8),
+        (M17, T4_PROMPT, (7, 7, 7), 48, 18),
+        (C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10, 6),
+    ],
+    ids=["T1", "T2", "T4", "T7"],
+)
+def test_pool_from_the_window_alone(rule, prompt, triple, count, forwards):
+    output, lengths, _ = trace(rule, prompt, triple, count, pool_from_text=False)
+    assert output == plain(rule, prompt, count)
+    assert len(lengths) == forwards
+
+
+def test_t16_mixed_batch_equals_solo_runs():
+    solo = {
+        0: (M17, [1, 4, 13], (5, 4, 5), 40),
+        1: (C4, [0, 1], (2, 2, 1), 12),
+        2: (C4, [0, 1], (1, 1, 0), 6),
+    }
+
+    def rule(text):  # prompts tell the two models apart: C4's start with 0
+        return C4(text) if text[0] == 0 else M17(text)
+
+    executor, model = toy_executor(greedy_scores(rule, 64), 64, LookaheadConfig(7, 7, 7))
+    requests = [request(p, n, t, i) for i, (_, p, t, n) in solo.items()]
+    outputs = run(executor, requests)
+    for index, (own, prompt, triple, count) in solo.items():
+        text, lengths, _ = trace(own, prompt, triple, count)
+        assert tokens_of(outputs[index]) == text
+        assert outputs[index][-1].stats.step_lengths == lengths
+    assert len(model.fed) == 21
+
+
+DEEP_COMMITS = [3, 5, 1, 6, 0, 6, 6, 5, 4, 2, 6, 1]
+DEEP_GUESSES = {
+    4: [(1, 2, 3), (2, 3, 5)],
+    7: [(3, 5, 1)],
+    8: [(1, 6, 0), (0, 6, 6)],
+    9: [(1, 6, 0)],
+    10: [(4, 1, 5), (1, 5, 6)],
+    11: [(3, 5, 1)],
+    12: [(6, 5, 4), (5, 4, 2)],
+}
+
+
+def test_deep_trace_of_window_pool_and_guesses():
+    guesses: dict[int, list[tuple[int, ...]]] = {}
+    forward = 1
+
+    class Recording:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def propose(self):
+            nonlocal forward
+            forward += 1
+            draft = self.inner.propose()
+            tokens = [draft.tokens[node - 1] for node in draft.candidates]
+            if tokens:
+                guesses[forward] = [tuple(tokens[i : i + 3]) for i in range(0, len(tokens), 3)]
+            return draft
+
+        def observe(self, greedy, committed):
+            self.inner.observe(greedy, committed)
+
+    executor, _ = toy_executor(
+        greedy_scores(FIB7, 64),
+        64,
+        LookaheadConfig(3, 4, 2),
+        drafter=lambda *a: Recording(traced_drafter(*a)),
+    )
+    outputs = run(executor, [request([1, 1, 2], 12)])[0]
+    assert tokens_of(outputs) == DEEP_COMMITS
+    assert outputs[-1].stats.step_lengths == [1] * 12
+    assert guesses == DEEP_GUESSES

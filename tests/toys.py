@@ -1,0 +1,179 @@
+"""Toy targets behind the real step loop: the next token is a function of the attended text.
+
+A toy stores (token, position) as its "keys" in the real paged cache and reads them back through the
+batch's slots and masks, so a wrong slot, mask or position changes or breaks the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.attention import AttentionGroup
+from trtla.runtime.batch import Batch
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, NoDrafter
+from trtla.runtime.executor import ExecutorLimits, Output, Request, SamplingParams
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.torch_executor import DrafterFactory, TorchExecutor
+
+Rule = Callable[[list[int]], int]
+Scores = Callable[[list[int]], list[float]]
+
+
+class ToyModel:
+    """A target whose logits are `scores(visible text)`; it checks that the text is contiguous."""
+
+    folds = 1
+    dtype = torch.float64
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = scores
+        self.fed: list[int] = []
+        """Tokens per forward."""
+        self.visible: list[list[list[int]]] = []
+        """Per forward, the text each fed row saw (kept for the mask tests)."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        pairs = torch.stack((batch.tokens, batch.positions), dim=-1).double()
+        cache.write(0, batch.slots, pairs[:, None], pairs[:, None])
+        texts = [
+            self._text(cache, slots) for group in batch.groups for slots in visible_slots(group, cache)
+        ]
+        self.fed.append(len(batch.tokens))
+        self.visible.append(texts)
+        logits = [self._scores(texts[row]) for row in batch.rows.tolist()]
+        return torch.tensor(logits, dtype=torch.float64)
+
+    @staticmethod
+    def _text(cache: KVCache, slots: torch.Tensor) -> list[int]:
+        pairs = sorted((int(p), int(t)) for t, p in cache.layer(0)[0][slots, 0].tolist())
+        assert [p for p, _ in pairs] == list(range(len(pairs))), f"positions seen: {pairs}"
+        return [t for _, t in pairs]
+
+
+def visible_slots(group: AttentionGroup, cache: KVCache) -> list[torch.Tensor]:
+    """For every row of a group the cache slots it attends to."""
+    batch, count, length = group.shape
+    keys = group.keys
+    if isinstance(keys, slice):
+        keys = torch.arange(keys.start, keys.stop)
+    keys = keys.view(batch, length)
+    if group.causal:
+        return [keys[0, : row + 1] for row in range(count)]
+    bias = group.bias
+    if bias is None:
+        bias = torch.zeros(batch, 1, count, length)
+    rows = [keys[b][bias[b, 0, q] == 0] for b in range(batch) for q in range(count)]
+    return rows if group.unpad is None else [rows[i] for i in group.unpad.tolist()]
+
+
+def greedy_scores(rule: Rule, vocab: int) -> Scores:
+    """One-hot logits of a deterministic rule."""
+
+    def scores(text: list[int]) -> list[float]:
+        row = [0.0] * vocab
+        row[rule(text)] = 8.0
+        return row
+
+    return scores
+
+
+def hash_rule(vocab: int, period: int, salt: int = 0) -> Rule:
+    """A token that depends on the whole text and its length, with enough repetition to be drafted.
+
+    The last two tokens decide, but every token and the length modulo `period` are mixed in too.
+    """
+
+    def rule(text: list[int]) -> int:
+        key = (salt, len(text) % period, tuple(text[-2:]), sum(text) % 2)
+        return hashlib.sha256(repr(key).encode()).digest()[0] % vocab
+
+    return rule
+
+
+def hash_scores(vocab: int, salt: int = 0, spread: float = 3.0) -> Scores:
+    """A peaked random distribution that depends on the last two tokens and the text's parity."""
+
+    def scores(text: list[int]) -> list[float]:
+        digest = hashlib.sha256(repr((salt, text[-2:], sum(text) % 2)).encode()).digest()
+        return [spread * math.log1p(digest[i % 32]) / 4 for i in range(vocab)]
+
+    return scores
+
+
+def cyclic_window(prompt: Sequence[int], count: int) -> list[int]:
+    """The window seed of the traces: the prompt, repeated."""
+    return [prompt[i % len(prompt)] for i in range(count)]
+
+
+def traced_drafter(
+    config: LookaheadConfig, prompt: tuple[int, ...], seed: int, pool_from_text: bool = True
+) -> LookaheadDrafter | NoDrafter:
+    """Lookahead with the traces' window seed."""
+    if config.is_autoregressive:
+        return NoDrafter()
+    return LookaheadDrafter(config, prompt, cyclic_window, pool_from_text=pool_from_text)
+
+
+def toy_executor(
+    scores: Scores,
+    vocab: int,
+    server: LookaheadConfig,
+    *,
+    drafter: DrafterFactory = traced_drafter,
+    max_batch_size: int = 8,
+    max_text_len: int = 160,
+    max_num_tokens: int | None = None,
+    num_blocks: int | None = None,
+) -> tuple[TorchExecutor, ToyModel]:
+    """A `TorchExecutor` over a toy."""
+    per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
+    blocks = num_blocks or per_sequence * max_batch_size
+    cache = KVCache(1, 1, 2, blocks, torch.float64, torch.device("cpu"))
+    model = ToyModel(scores)
+    budget = max_num_tokens or max(4096, max_batch_size * server.max_decoding_tokens)
+    limits = ExecutorLimits(max_batch_size, max_text_len, max_text_len, budget, vocab, server)
+    return TorchExecutor(model, cache, limits, drafter), model
+
+
+def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:
+    """Submit everything, poll to the end, outputs by request."""
+    for request in requests:
+        executor.submit(request)
+    outputs: dict[int, list[Output]] = {r.request_id: [] for r in requests}
+    while step := executor.poll():
+        for output in step:
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def tokens_of(outputs: Sequence[Output]) -> list[int]:
+    """All tokens of a request."""
+    return [token for output in outputs for token in output.new_tokens]
+
+
+def plain(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
+    """Autoregressive decoding, written down directly."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(rule(text))
+    return text[len(prompt) :]
+
+
+def request(
+    prompt: Sequence[int],
+    max_output_len: int,
+    lookahead: tuple[int, int, int] | None = None,
+    request_id: int = 0,
+    *,
+    end_ids: Sequence[int] = (),
+    **sampling: object,
+) -> Request:
+    """A request in one line."""
+    params = SamplingParams(max_output_len=max_output_len, **sampling)  # type: ignore[arg-type]
+    config = LookaheadConfig(*lookahead) if lookahead else None
+    return Request(request_id, tuple(prompt), params, config, frozenset(end_ids))

@@ -1,0 +1,43 @@
+"""trtla: lookahead decoding for Llama models, from a Hugging Face checkpoint to text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.lookahead import LookaheadConfig, max_draft_len
+
+if TYPE_CHECKING:
+    from trtla.runtime.executor import SamplingParams
+    from trtla.runtime.llm import LLM, Chunk, Completion
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CheckFailed",
+    "Chunk",
+    "Completion",
+    "LookaheadConfig",
+    "SamplingParams",
+    "TrtlaError",
+    "UsageError",
+    "__version__",
+    "max_draft_len",
+]
+
+_LAZY = {
+    "LLM": "trtla.runtime.llm",
+    "Chunk": "trtla.runtime.llm",
+    "Completion": "trtla.runtime.llm",
+    "SamplingParams": "trtla.runtime.executor",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs torch only when it is asked for (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'trtla' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

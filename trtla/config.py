@@ -1,0 +1,276 @@
+"""What comes from outside as JSON or YAML, checked: checkpoint, engine and preset files.
+
+Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the files of
+both. Validation errors of pydantic become one sentence with the file, the key and the value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtla.errors import UsageError
+from trtla.lookahead import LookaheadConfig
+
+DType = Literal["float16", "bfloat16", "float32"]
+"""Weight and activation types of a checkpoint."""
+
+LOOKAHEAD_DECODING = 8
+"""TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
+NO_SPECULATION = 1
+"""TensorRT-LLM's SpeculativeDecodingMode.NONE."""
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+"""Rotary scalings that trtla converts and runs."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Mapping(BaseModel):
+    """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
+
+    Only the keys that every release from 0.20 to 1.2 accepts are written (contract, section 3.3).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    world_size: int = Field(default=1, ge=1)
+    gpus_per_node: int = Field(default=8, ge=1)
+    tp_size: int = Field(default=1, ge=1)
+    pp_size: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _product(self) -> Mapping:
+        if self.world_size != self.tp_size * self.pp_size:
+            raise ValueError(
+                f"world_size {self.world_size} is not tp_size {self.tp_size} x pp_size {self.pp_size}"
+            )
+        return self
+
+
+class CheckpointConfig(BaseModel):
+    """A TensorRT-LLM checkpoint's config.json for dense Llama (contract, section 3.2).
+
+    Keys trtla does not use are kept as they are, so an engine made by `trtllm-build` reads as well.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    architecture: str
+    dtype: DType
+    logits_dtype: Literal["float16", "float32"] = "float32"
+    vocab_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_size: int = Field(ge=2)
+    intermediate_size: int = Field(ge=1)
+    hidden_act: str = "silu"
+    norm_epsilon: float = Field(default=1e-5, gt=0)
+    position_embedding_type: str = "rope_gpt_neox"
+    max_position_embeddings: int = Field(ge=1)
+    rotary_base: float = Field(default=10000.0, gt=0)
+    rotary_scaling: dict[str, Any] | None = None
+    attn_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_parallel_embedding: bool = False
+    embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
+    mapping: Mapping = Mapping()
+    quantization: dict[str, Any] | None = None
+    sliding_window: int | None = Field(default=None, ge=1)
+    """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        """Fill what TensorRT-LLM derives: kv heads, head size, intermediate size."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        hidden, heads = data.get("hidden_size"), data.get("num_attention_heads")
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            for key, value in (
+                ("num_key_value_heads", heads),
+                ("head_size", hidden // heads),
+                ("intermediate_size", 4 * hidden),
+            ):
+                if data.get(key) is None:
+                    data[key] = value
+        return data
+
+    @model_validator(mode="after")
+    def _shape(self) -> CheckpointConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        return self
+
+    @property
+    def rope_type(self) -> str:
+        """The rotary scaling's name in either spelling; `default` without one."""
+        scaling = self.rotary_scaling or {}
+        return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
+
+class BuildConfig(BaseModel):
+    """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.
+
+    `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt and
+    output together may use `max_seq_len - max_draft_len` tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    max_batch_size: int = Field(ge=1)
+    max_beam_width: int = Field(default=1, ge=1)
+    max_input_len: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    max_num_tokens: int = Field(ge=1)
+    max_draft_len: int = Field(default=0, ge=0)
+    speculative_decoding_mode: int = NO_SPECULATION
+    kv_cache_type: str | None = "PAGED"
+    gather_context_logits: bool = False
+    plugin_config: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _mode(self) -> BuildConfig:
+        if self.speculative_decoding_mode == LOOKAHEAD_DECODING and self.max_draft_len < 1:
+            raise ValueError(
+                f"max_draft_len {self.max_draft_len} must be above 0 in a lookahead engine"
+            )
+        if self.max_seq_len <= self.max_draft_len:
+            raise ValueError(
+                f"max_seq_len {self.max_seq_len} leaves no room beside "
+                f"max_draft_len {self.max_draft_len}"
+            )
+        return self
+
+    @property
+    def max_text_len(self) -> int:
+        """Prompt + output tokens that one request may use."""
+        return self.max_seq_len - self.max_draft_len
+
+
+class EngineConfig(BaseModel):
+    """An engine directory's config.json, TensorRT-LLM's layout."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    version: str
+    pretrained_config: CheckpointConfig
+    build_config: BuildConfig
+
+
+class EngineManifest(BaseModel):
+    """An engine directory's trtla.json: what config.json has no place for. Unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    backend: Literal["torch", "tensorrt-llm"]
+    lookahead: tuple[int, int, int]
+    dtype: DType
+    trtla_version: str
+    torch_version: str
+    source: str
+    source_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    settings: dict[str, str] = {}
+    """Where each build setting came from (flag, environment, config, default)."""
+
+    @property
+    def triple(self) -> LookaheadConfig:
+        """The lookahead triple; (1,1,0) for a plain engine."""
+        return LookaheadConfig(*self.lookahead)
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; NaN and Infinity, which Python's reader lets through, are refused.
+
+    Raises:
+        UsageError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{path} is not JSON: {error.msg} in line {error.lineno}", "copy the file again"
+        ) from None
+    except _ConstantError as error:
+        raise UsageError(
+            f"{path} holds the number {error}", "replace it by a real number"
+        ) from None
+
+
+class _ConstantError(ValueError):
+    """NaN, Infinity or -Infinity in a JSON file."""
+
+
+def _no_constant(name: str) -> float:
+    raise _ConstantError(name)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Parse a YAML file that holds a mapping.
+
+    Raises:
+        UsageError: the file is missing, not YAML, or not a mapping.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"{path} is not YAML: {str(error).splitlines()[0]}", "see configs/"
+        ) from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no settings", "write key: value lines, see configs/")
+    return {str(key).replace("-", "_"): value for key, value in data.items()}
+
+
+def validate(model: type[ModelT], data: Any, where: str) -> ModelT:
+    """Build a pydantic model; the first validation error becomes a `UsageError` naming key and value."""
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise UsageError(f"{where}: {describe_first(error)}", _hint(error)) from None
+
+
+def describe_first(error: pydantic.ValidationError) -> str:
+    """One sentence on the first problem: its key path, what is wrong, and the value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f'"{key}" is missing'
+    if first["type"] == "extra_forbidden":
+        return f'unknown key "{key}"'
+    if first["type"] == "value_error":
+        return message
+    value = first["input"]
+    shown = value if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    return f'"{key}" is {shown}: {message[0].lower()}{message[1:]}'
+
+
+def _hint(error: pydantic.ValidationError) -> str:
+    if error.errors(include_url=False)[0]["type"] == "extra_forbidden":
+        return "remove the key, or check its spelling"
+    return "correct the value, or make the file again with trtla"

@@ -1,0 +1,29 @@
+"""What trtla raises: one sentence that names the value, one hint with the next step, an exit code.
+
+The command line prints these without a traceback; library users catch `TrtlaError`.
+"""
+
+from __future__ import annotations
+
+
+class TrtlaError(Exception):
+    """An operation failed; the base class of everything trtla raises on purpose (exit code 1)."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TrtlaError):
+    """The request, the flags, the configuration or the input files are wrong (exit code 2)."""
+
+    exit_code = 2
+
+
+class CheckFailed(TrtlaError):
+    """The work was done and a check on it failed, e.g. ROUGE below its threshold (exit code 3)."""
+
+    exit_code = 3

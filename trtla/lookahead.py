@@ -1,0 +1,149 @@
+"""The lookahead triple (W, N, G): parsing, legality, draft budget and the engine/server/request order.
+
+Everything that any part of trtla knows about limits of a triple is here; it imports nothing but errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtla.errors import UsageError
+
+_TRIPLE = re.compile(r"\s*[\[(]?\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*[\])]?\s*")
+_MAX_COMPONENT = 65_536  # far above any useful triple; keeps a typo from asking for terabytes
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class LookaheadConfig:
+    """Window, n-gram and verification set sizes of lookahead decoding (TensorRT-LLM's W, N, G).
+
+    Legality is TensorRT-LLM's (executor/decodingConfig.cpp): W >= 1, N >= 1, G >= 0, and N == 1
+    forces W == 1 and G == 0. (1,1,0) is plain autoregressive decoding.
+
+    Raises:
+        UsageError: the triple is not legal.
+    """
+
+    window_size: int
+    ngram_size: int
+    verification_set_size: int
+
+    def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem:
+            raise UsageError(
+                f"lookahead {self} is not legal: {problem}",
+                "use window >= 1, ngram >= 2, verification >= 0, such as 7,7,7; "
+                "1,1,0 is plain autoregressive decoding",
+            )
+
+    def _problem(self) -> str | None:
+        w, n, g = self.as_tuple()
+        if any(isinstance(v, bool) or not isinstance(v, int) for v in (w, n, g)):
+            return "window, ngram and verification must be whole numbers"
+        if w < 1:
+            return f"window={w} is below 1"
+        if n < 1:
+            return f"ngram={n} is below 1"
+        if g < 0:
+            return f"verification={g} is below 0"
+        if max(w, n, g) > _MAX_COMPONENT:
+            return f"{max(w, n, g)} is above {_MAX_COMPONENT}"
+        if n == 1 and (w, g) != (1, 0):
+            return "ngram=1 allows only window=1 verification=0"
+        return None
+
+    @classmethod
+    def parse(cls, value: str | Sequence[int] | LookaheadConfig) -> LookaheadConfig:
+        """Read `7,7,7`, `[7,7,7]`, `(7,7,7)` or a sequence of three integers.
+
+        Raises:
+            UsageError: the value is malformed or not legal.
+        """
+        if isinstance(value, LookaheadConfig):
+            return value
+        if isinstance(value, str):
+            match = _TRIPLE.fullmatch(value)
+            numbers: list[int] = [int(part) for part in match.groups()] if match else []
+        else:
+            numbers = list(value)
+        if len(numbers) != 3:
+            raise UsageError(
+                f"lookahead {value!r} is not a triple of whole numbers",
+                "write window,ngram,verification, such as 7,7,7",
+            )
+        return cls(*numbers)
+
+    @property
+    def max_draft_len(self) -> int:
+        """Draft tokens fed in one step beside the input token (README of TensorRT-LLM's lookahead)."""
+        w, n, g = self.as_tuple()
+        return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+
+    @property
+    def max_decoding_tokens(self) -> int:
+        """Tokens fed in one generation step: the input token and all drafts."""
+        return self.max_draft_len + 1
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """True when no n-gram longer than its key is ever formed: one token per step."""
+        return self.ngram_size == 1
+
+    def fits(self, limit: LookaheadConfig) -> bool:
+        """True when every component is at most the limit's (TensorRT-LLM's per-request rule)."""
+        return all(a <= b for a, b in zip(self.as_tuple(), limit.as_tuple(), strict=True))
+
+    def as_tuple(self) -> tuple[int, int, int]:
+        """(W, N, G), for formats that want the bare triple."""
+        return (self.window_size, self.ngram_size, self.verification_set_size)
+
+    def __str__(self) -> str:
+        w, n, g = self.as_tuple()
+        return f"{w},{n},{g}"
+
+    def describe(self) -> str:
+        """The triple with its names, as trtla prints it."""
+        w, n, g = self.as_tuple()
+        return f"window={w} ngram={n} verification={g}"
+
+
+AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
+"""Plain autoregressive decoding."""
+
+
+def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
+    """max_draft_len(W, N, G) that an engine must be built with; raises UsageError when illegal."""
+    return LookaheadConfig(window_size, ngram_size, verification_set_size).max_draft_len
+
+
+def check_server(server: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
+    """Check an executor's triple against the engine (design: equality, the README's stricter rule).
+
+    Raises:
+        UsageError: the triple does not need exactly the engine's max_draft_len.
+    """
+    if server.max_draft_len == engine_max_draft_len:
+        return
+    raise UsageError(
+        f"lookahead {server} needs max_draft_len {server.max_draft_len}, "
+        f"but {engine_name} was built with max_draft_len {engine_max_draft_len}",
+        f"rebuild with trtla build --lookahead {server}, leave --lookahead away, or set a smaller "
+        "triple for single requests with --request-lookahead",
+    )
+
+
+def check_request(request: LookaheadConfig, server: LookaheadConfig, request_name: str) -> None:
+    """Check one request's triple against the server's, component by component.
+
+    Raises:
+        UsageError: a component is larger than the server's.
+    """
+    if request.fits(server):
+        return
+    raise UsageError(
+        f"{request_name} asks for lookahead {request}, more than the server's {server}",
+        f"use at most {server.describe()}, or rebuild the engine with --lookahead {request}",
+    )

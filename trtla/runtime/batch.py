@@ -1,0 +1,194 @@
+"""From a step's feeds in integers to the tensors of one forward over packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from trtla.runtime.attention import AttentionGroup
+from trtla.runtime.draft import NO_DRAFT, Draft, depths
+from trtla.runtime.kv_cache import KVCache, SlotTable
+from trtla.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one sequence feeds in a step: a stretch of its prompt, or its input token and a draft."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Fed tokens (counted within this feed) whose logits are wanted."""
+    draft: Draft | None = None
+    """None: a stretch of the prompt."""
+
+    @classmethod
+    def prompt(cls, sequence: Sequence, length: int, is_last: bool) -> Feed:
+        """The next `length` prompt tokens; logits of the very last one only."""
+        start = sequence.num_cached
+        rows = (length - 1,) if is_last else ()
+        return cls(sequence, sequence.prompt[start : start + length], rows)
+
+    @classmethod
+    def step(cls, sequence: Sequence, draft: Draft) -> Feed:
+        """The last committed token and the draft below it."""
+        rows = (0, *draft.candidates)
+        rows += tuple(node for node in draft.read if node not in rows)
+        return cls(sequence, (sequence.output_ids[-1], *draft.tokens), rows, draft)
+
+    @property
+    def length(self) -> int:
+        """Fed tokens."""
+        return len(self.tokens)
+
+    @property
+    def total(self) -> int:
+        """Cache slots the fed tokens can see: cached ones and their own."""
+        return self.sequence.num_cached + self.length
+
+    @property
+    def tree(self) -> Draft:
+        """The draft, or an empty one for a prompt."""
+        return self.draft or NO_DRAFT
+
+    def positions(self) -> list[int]:
+        """Absolute position of each fed token."""
+        start = self.sequence.num_cached
+        if self.draft is None:
+            return list(range(start, start + self.length))
+        return [start + depth for depth in depths(self.draft.parents)]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward's input: packed tokens of all feeds, prompts first."""
+
+    tokens: Tensor
+    positions: Tensor
+    lengths: Tensor
+    """Text length each token's rotary scaling counts with."""
+    slots: Tensor
+    """Cache slot of each fed token."""
+    groups: tuple[AttentionGroup, ...]
+    rows: Tensor
+    """Packed rows whose logits are wanted, feed by feed."""
+
+
+def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype) -> Batch:
+    """Pack feeds, prompts first, into the tensors of one forward.
+
+    Args:
+        folds: query heads per K/V head.
+        dtype: type of the attention bias, the model's.
+    """
+    device = cache.device
+    positions = [feed.positions() for feed in feeds]
+    lengths = [
+        max(len(feed.sequence.prompt), position + 1)
+        for feed, row in zip(feeds, positions, strict=True)
+        for position in row
+    ]
+    starts = [0]
+    for feed in feeds:
+        starts.append(starts[-1] + feed.length)
+    rows = [start + row for start, feed in zip(starts, feeds, strict=False) for row in feed.rows]
+    tables = [cache.table(feed.sequence.blocks) for feed in feeds]
+    new_slots = [
+        table.slots[feed.sequence.num_cached : feed.total]
+        for feed, table in zip(feeds, tables, strict=True)
+    ]
+    prompts = sum(feed.draft is None for feed in feeds)
+    groups = [
+        _group([feed], [table], start, folds, dtype)
+        for feed, table, start in zip(feeds[:prompts], tables, starts, strict=False)
+    ]
+    if prompts < len(feeds):
+        groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], folds, dtype))
+    return Batch(
+        _integers(chain.from_iterable(feed.tokens for feed in feeds), device),
+        _integers(chain.from_iterable(positions), device),
+        _integers(lengths, device),
+        torch.cat(new_slots) if len(new_slots) > 1 else new_slots[0],
+        tuple(groups),
+        _integers(rows, device),
+    )
+
+
+def _integers(values: Seq[int] | chain[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64).to(device)
+
+
+def _group(
+    feeds: Seq[Feed], tables: Seq[SlotTable], start: int, folds: int, dtype: torch.dtype
+) -> AttentionGroup:
+    counts = [feed.length for feed in feeds]
+    count, length = max(counts), max(feed.total for feed in feeds)
+    rows = slice(start, start + sum(counts))
+    shape = (len(feeds), count, length)
+    keys = _keys(feeds, tables, length)
+    if feeds[0].draft is None and feeds[0].sequence.num_cached == 0:
+        return AttentionGroup(rows, shape, keys, None, causal=True)
+    bias = _bias(feeds, shape, folds, dtype, tables[0].slots.device)
+    if min(counts) == count:
+        return AttentionGroup(rows, shape, keys, bias)
+    pad, unpad = _padding(counts, tables[0].slots.device)
+    return AttentionGroup(rows, shape, keys, bias, pad=pad, unpad=unpad)
+
+
+def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> slice | Tensor:
+    """Slots of all keys; a shorter sequence is padded with its own first slot, hidden by the bias."""
+    if len(feeds) == 1 and tables[0].first is not None:
+        return slice(tables[0].first, tables[0].first + length)
+    stretches = []
+    for feed, table in zip(feeds, tables, strict=True):
+        stretches += [table.slots[: feed.total], table.slots[:1].expand(length - feed.total)]
+    return torch.cat(stretches)
+
+
+def _bias(
+    feeds: Seq[Feed],
+    shape: tuple[int, int, int],
+    folds: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor | None:
+    batch, count, length = shape
+    if count == 1 and all(feed.total == length for feed in feeds):
+        return None
+    bias = torch.full((batch, 1, count, length), float("-inf"), dtype=dtype)
+    for feed, one in zip(feeds, bias[:, 0], strict=True):
+        cached = feed.sequence.num_cached
+        one[:, :cached] = 0.0
+        one[: feed.length, cached : feed.total] = _tree_bias(feed)
+        one[feed.length :, 0] = 0.0  # padded queries see something: a row of -inf would give NaN
+    return bias.repeat(1, 1, folds, 1).to(device)
+
+
+def _tree_bias(feed: Feed) -> Tensor:
+    if feed.draft is None:
+        return torch.full((feed.length, feed.length), float("-inf")).triu(1)
+    return tree_bias(feed.draft.parents)
+
+
+@lru_cache(maxsize=4096)
+def tree_bias(parents: tuple[int, ...]) -> Tensor:
+    """0 where a node sees itself or an ancestor, -inf elsewhere; float32 [nodes, nodes]."""
+    visible = torch.eye(len(parents) + 1, dtype=torch.bool)
+    for node, parent in enumerate(parents, 1):
+        visible[node] |= visible[parent]
+    return torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+
+
+def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(row of each padded query, padded query of each row), both within the group."""
+    longest, pad, unpad, start = max(counts), [], [], 0
+    for index, count in enumerate(counts):
+        pad += [start + min(query, count - 1) for query in range(longest)]
+        unpad += range(index * longest, index * longest + count)
+        start += count
+    return _integers(pad, device), _integers(unpad, device)

@@ -1,0 +1,31 @@
+"""Where an output ends: the one place that decides how many of a step's tokens count.
+
+It runs before K/V commit, pool, streaming and counters, so that none of them sees a token past the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtla.runtime.executor import FinishReason, Request
+
+
+def committed_prefix(
+    request: Request, output_ids: Sequence[int], new_tokens: Sequence[int]
+) -> tuple[int, FinishReason | None]:
+    """How many of `new_tokens` join the output, and why the output ends there, if it does.
+
+    The end token and the tokens that complete a stop string are part of the output. An end token or stop
+    string that is also the last allowed token counts as the reason, not the length.
+    """
+    room = request.sampling.max_output_len - len(output_ids)
+    ids = list(output_ids)
+    for count, token in enumerate(new_tokens[:room], 1):
+        ids.append(token)
+        if token in request.end_ids:
+            return count, "end_id"
+        if request.stop_check is not None and request.stop_check(ids):
+            return count, "stop_words"
+    if len(new_tokens) >= room:
+        return room, "length"
+    return len(new_tokens), None

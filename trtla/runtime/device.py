@@ -1,0 +1,113 @@
+"""Which device and which arithmetic the torch executor uses, and how much K/V cache fits there."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from trtla.config import CheckpointConfig
+from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
+
+
+def resolve_device(device: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
+
+    Raises:
+        UsageError: the name is unknown or there is no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices",
+            "use --device cpu, or install a PyTorch build for your GPU's driver",
+        )
+    return chosen
+
+
+def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:
+    """The type of weights and activations.
+
+    auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated half
+    precision is slower there than float32.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    if dtype == "auto":
+        chosen = _DTYPES[engine_dtype]
+        return torch.float32 if device.type == "cpu" and not _cpu_computes(chosen) else chosen
+    if dtype not in _DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not known", f"use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _cpu_computes(dtype: torch.dtype) -> bool:
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    if dtype == torch.float32:
+        return True
+    if dtype == torch.bfloat16:
+        return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return bool("AVX512" in capabilities and torch.cpu._is_amx_fp16_supported())
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given, so that clocks tell the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cache_blocks(
+    config: CheckpointConfig,
+    max_batch_size: int,
+    max_seq_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Blocks of the K/V cache: all that the batch can need, or as many as memory allows.
+
+    Raises:
+        TrtlaError: not even one sequence of max_seq_len fits.
+    """
+    per_sequence = -(-max_seq_len // TOKENS_PER_BLOCK)
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
+    block_bytes = per_token * TOKENS_PER_BLOCK * dtype.itemsize
+    affordable = _free_bytes(device) // block_bytes
+    if affordable < per_sequence:
+        raise TrtlaError(
+            f"{device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens, "
+            f"one sequence may need {max_seq_len}",
+            "rebuild with a smaller --max-seq-len, or use a device with more memory",
+        )
+    return int(min(affordable, per_sequence * max_batch_size))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        free = pages * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system counts free pages
+        free = 2**32
+    return int(max(free, _linux_available()) * _CPU_SHARE)
+
+
+def _linux_available() -> int:
+    """MemAvailable, which counts the page cache that the kernel would give back; 0 where unknown."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):
+        return 0

@@ -1,0 +1,69 @@
+"""What a drafter hands to the step loop: a tree of tokens below the input token, and the protocol itself.
+
+Every draft, the lookahead window included, is a tree: a node sees the cached tokens and its own
+ancestors, and stands at the input's position plus its depth. Mask and positions follow from the parents,
+so nothing else has to be said about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens to feed after the input token in one generation step.
+
+    Node 0 is the input token; node i >= 1 carries `tokens[i - 1]` below node `parents[i - 1] < i`.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    first_candidate: int = 1
+    """Nodes from here on may be accepted; those before (the window) only feed the drafter."""
+    read: tuple[int, ...] = ()
+    """Nodes whose greedy next token the drafter wants to observe."""
+
+    @property
+    def size(self) -> int:
+        """Fed tokens, the input token included."""
+        return len(self.tokens) + 1
+
+    @property
+    def candidates(self) -> range:
+        """Nodes that verification may accept."""
+        return range(self.first_candidate, self.size)
+
+
+NO_DRAFT = Draft()
+"""Feed the input token alone."""
+
+
+class Drafter(Protocol):
+    """Guesses what the target will say. It can make decoding faster or slower, never change the text.
+
+    One object serves one request. `propose` is called once per generation step and `observe` once per
+    forward that committed tokens, the prompt pass first.
+    """
+
+    def propose(self) -> Draft:
+        """The tree for the next step, at most the request's max_draft_len tokens."""
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Learn from a forward.
+
+        Args:
+            greedy: the target's argmax after each node of the draft's `read`, in that order; empty for
+                the prompt pass.
+            committed: the tokens that became output, in order.
+        """
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of every node, node 0 (the input, depth 0) first."""
+    result = [0]
+    for parent in parents:
+        result.append(result[parent] + 1)
+    return result

@@ -1,0 +1,1 @@
+"""Drafters: what guesses the target's next tokens. One small class each, behind `draft.Drafter`."""

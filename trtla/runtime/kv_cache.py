@@ -1,0 +1,107 @@
+"""The paged K/V cache: which blocks a sequence owns (integers) and where its keys and values lie (tensors).
+
+A sequence reserves all the blocks it can ever need when it is admitted (TensorRT-LLM's
+GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always finds its slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+TOKENS_PER_BLOCK = 32
+
+
+class BlockPool:
+    """Free and used blocks, as integers. Consecutive blocks are preferred: they can be read without a copy."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = set(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no sequence owns."""
+        return len(self._free)
+
+    def allocate(self, num_tokens: int) -> tuple[int, ...] | None:
+        """Take blocks for a number of tokens, or None when too few are free."""
+        count = -(-num_tokens // TOKENS_PER_BLOCK)
+        if count > len(self._free):
+            return None
+        blocks = self._choose(count)
+        self._free.difference_update(blocks)
+        return blocks
+
+    def _choose(self, count: int) -> tuple[int, ...]:
+        """The first run of `count` consecutive free blocks, else the lowest free ones."""
+        ordered = sorted(self._free)
+        for start in range(len(ordered) - count + 1):
+            if ordered[start + count - 1] - ordered[start] == count - 1:
+                return tuple(ordered[start : start + count])
+        return tuple(ordered[:count])
+
+    def release(self, blocks: tuple[int, ...]) -> None:
+        """Give blocks back."""
+        self._free.update(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """Where a sequence's tokens lie in the cache: entry i is the slot of its i-th cached or fed token."""
+
+    slots: Tensor
+    """int64 [capacity]."""
+    first: int | None
+    """The first slot when all are consecutive, else None."""
+
+    @classmethod
+    def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
+        """The table of a sequence that owns these blocks."""
+        starts = torch.tensor(blocks, dtype=torch.int64) * TOKENS_PER_BLOCK
+        slots = (starts[:, None] + torch.arange(TOKENS_PER_BLOCK)).flatten().to(device)
+        consecutive = blocks[-1] - blocks[0] == len(blocks) - 1 and sorted(blocks) == list(blocks)
+        return cls(slots, blocks[0] * TOKENS_PER_BLOCK if consecutive else None)
+
+
+class KVCache:
+    """Keys and values of all layers, [layers, 2, slots, kv_heads, head_size]."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        slots = num_blocks * TOKENS_PER_BLOCK
+        shape = (num_layers, 2, slots, num_kv_heads, head_size)
+        self.data = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
+        self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
+        """The slot table of a sequence's blocks."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lies."""
+        return self.data.device
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [tokens, kv_heads, head_size] of fed tokens at their slots [tokens]."""
+        cached_keys, cached_values = self._layers[layer]
+        cached_keys.index_copy_(0, slots, keys)
+        cached_values.index_copy_(0, slots, values)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [slots, kv_heads, head_size]."""
+        return self._layers[layer]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy accepted drafts' keys and values to their final slots; the two may overlap."""
+        self.data.index_copy_(2, target, self.data.index_select(2, source))

@@ -1,0 +1,328 @@
+"""`LLM`: tokenizer, engine and executor together; prompts in, text out, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from trtla.build.engine import BuildSettings, Engine, engine_from_hugging_face, open_engine
+from trtla.build.folder_kind import folder_kind
+from trtla.errors import TrtlaError, UsageError
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.executor import (
+    Executor,
+    ExecutorLimits,
+    ExecutorStats,
+    FinishReason,
+    Output,
+    Request,
+    RequestStats,
+    SamplingParams,
+    open_executor,
+)
+from trtla.runtime.text import StopStrings, TextStream, Tokenizer
+
+Prompt = str | Sequence[int]
+"""A text, or token ids for models without a tokenizer."""
+
+T = TypeVar("T")
+DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
+"""The server's triple for a Hugging Face folder when none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The finished answer to one prompt.
+
+    `output_ids` hold the end token or the tokens of a stop string when one ended the text; `text` does
+    not. `text` and `input_text` are None for a model without tokenizer files.
+    """
+
+    index: int
+    input_text: str | None
+    input_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    lookahead: LookaheadConfig
+    stats: RequestStats
+    margins: tuple[float, ...] = ()
+    """The target's top-2 logit margin at each output token, when asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added to one prompt's answer. Texts of an index concatenate to its whole text."""
+
+    index: int
+    text: str | None
+    token_ids: tuple[int, ...]
+    accepted: int
+    """How many of token_ids, counted from the first, were accepted drafts."""
+    completion: Completion | None
+    """Set on the last chunk of an index."""
+
+
+class _Answer:
+    """One prompt's answer while it grows."""
+
+    def __init__(self, index: int, request: Request, text: str | None, stream: TextStream | None):
+        self.index, self.request, self._input_text, self._stream = index, request, text, stream
+        self._ids: list[int] = []
+        self._pieces: list[str] = []
+        self._margins: list[float] = []
+        self._accepted = 0
+
+    def add(self, output: Output, server: LookaheadConfig) -> Chunk:
+        """Take an output of the executor."""
+        tokens, reason = output.new_tokens, output.finish_reason
+        self._ids += tokens
+        self._margins += output.margins
+        piece = None
+        if self._stream is not None:
+            shown = tokens[:-1] if reason == "end_id" else tokens
+            piece = self._stream.push(shown, last=reason is not None)
+            self._pieces.append(piece)
+        accepted, self._accepted = output.stats.accepted - self._accepted, output.stats.accepted
+        completion = self._complete(output, server) if reason is not None else None
+        return Chunk(self.index, piece, tokens, accepted, completion)
+
+    def _complete(self, output: Output, server: LookaheadConfig) -> Completion:
+        if output.finish_reason is None:
+            raise TrtlaError(f"{self.request.label} is not finished")
+        return Completion(
+            self.index,
+            self._input_text,
+            self.request.input_ids,
+            tuple(self._ids),
+            None if self._stream is None else "".join(self._pieces),
+            output.finish_reason,
+            self.request.lookahead or server,
+            output.stats,
+            tuple(self._margins),
+        )
+
+
+class LLM:
+    """An engine directory or a Hugging Face Llama folder, ready to generate. A context manager."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        lookahead: LookaheadConfig | None = None,
+        tokenizer_dir: str | Path | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch_size: int | None = None,
+    ) -> None:
+        """Open the model.
+
+        Args:
+            model: an engine directory made by `trtla build`, or a Hugging Face folder, which is then
+                converted in memory.
+            lookahead: the server's triple; None takes the engine's own, (7,7,7) for a Hugging Face folder.
+            tokenizer_dir: where the tokenizer files are, when not beside the model.
+            device: auto, cpu, cuda or cuda:N.
+            dtype: auto (the engine's), float32, bfloat16 or float16.
+            max_batch_size: requests in flight at once, at most the engine's; None takes the engine's.
+
+        Raises:
+            UsageError: the folder or the settings are not usable.
+        """
+        self.engine = _open(Path(model), lookahead)
+        self.tokenizer = _tokenizer(tokenizer_dir, self.engine)
+        self._executor: Executor = open_executor(
+            self.engine,
+            lookahead=lookahead,
+            device=device,
+            dtype=dtype,
+            max_batch_size=max_batch_size,
+        )
+        self._end_ids = self.engine.end_ids()
+        self._ids = count()
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What prompts and settings must fit into."""
+        return self._executor.limits
+
+    def stats(self) -> ExecutorStats:
+        """Counters over everything generated so far."""
+        return self._executor.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        lookahead: LookaheadConfig | Sequence[LookaheadConfig | None] | None = None,
+        *,
+        margins: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """Answer all prompts in one in-flight batch; completions in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several; a text, or token ids.
+            sampling: one for all prompts, or one each.
+            lookahead: per-request triples, at most the server's; None is the server's.
+            margins: report the target's top-2 logit margins.
+            names: what errors call the prompts.
+
+        Raises:
+            UsageError: a prompt or a setting does not fit; nothing has been generated then.
+        """
+        chunks = self.stream(prompts, sampling, lookahead, margins=margins, names=names)
+        done = [chunk.completion for chunk in chunks if chunk.completion is not None]
+        return sorted(done, key=lambda completion: completion.index)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        lookahead: LookaheadConfig | Sequence[LookaheadConfig | None] | None = None,
+        *,
+        margins: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, but yields what each step brings. Checks happen before the first chunk."""
+        many = _prompts(prompts)
+        each_sampling = _one_each(sampling or SamplingParams(), len(many), "sampling settings")
+        each_lookahead = _one_each(lookahead, len(many), "lookahead triples")
+        labels = names or [f"prompt {index}" for index in range(len(many))]
+        answers = [
+            self._answer(index, prompt, *settings, margins)
+            for index, (prompt, *settings) in enumerate(
+                zip(many, each_sampling, each_lookahead, labels, strict=True)
+            )
+        ]
+        for answer in answers:
+            self.limits.check(answer.request)
+        return self._run({answer.request.request_id: answer for answer in answers})
+
+    def _answer(
+        self,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        lookahead: LookaheadConfig | None,
+        name: str,
+        margins: bool,
+    ) -> _Answer:
+        ids = self._encode(prompt, name)
+        tokenizer, stop = self.tokenizer, sampling.stop
+        if tokenizer is None:
+            if stop:
+                raise UsageError(
+                    f"{name} has a stop string, but the model has no tokenizer",
+                    "leave stop away, or give --tokenizer-dir",
+                )
+            request = Request(
+                next(self._ids), ids, sampling, lookahead, self._end_ids, None, margins, name
+            )
+            return _Answer(index, request, None, None)
+        check = StopStrings(tokenizer.decode, ids, stop) if stop else None
+        request = Request(
+            next(self._ids), ids, sampling, lookahead, self._end_ids, check, margins, name
+        )
+        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+        return _Answer(index, request, text, TextStream(tokenizer.decode, ids, stop))
+
+    def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if not prompt:
+            raise UsageError(f"{name} has an empty prompt", "give at least one character")
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{name} is a text, but {self.engine.name} has no tokenizer files",
+                "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
+            )
+        return self.tokenizer.encode(prompt)
+
+    def _run(self, answers: dict[int, _Answer]) -> Iterator[Chunk]:
+        try:
+            for answer in answers.values():
+                self._executor.submit(answer.request)
+            while answers:
+                for output in self._executor.poll():
+                    answer = answers[output.request_id]
+                    if output.finish_reason is not None:
+                        del answers[output.request_id]
+                    yield answer.add(output, self.limits.lookahead)
+        finally:  # the consumer may stop early
+            for request_id in answers:
+                self._executor.cancel(request_id)
+            if answers:
+                self._executor.poll()
+
+    def pieces(self, completion: Completion) -> list[tuple[str, bool]]:
+        """The text cut into (piece, accepted): pieces join to the text, accepted ones came from drafts."""
+        if self.tokenizer is None or completion.text is None:
+            return []
+        flags = _accepted_flags(completion.stats)
+        stream = TextStream(self.tokenizer.decode, completion.input_ids, ())
+        pieces, left = [], completion.text
+        for token, accepted in zip(completion.output_ids, flags, strict=True):
+            piece = stream.push([token])[: len(left)]
+            left = left[len(piece) :]
+            pieces.append((piece, accepted))
+        pieces.append((left, False))
+        return [(piece, accepted) for piece, accepted in pieces if piece]
+
+    def close(self) -> None:
+        """Free the model."""
+        self._executor.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _open(path: Path, lookahead: LookaheadConfig | None) -> Engine:
+    if folder_kind(path) == "Hugging Face model":
+        return engine_from_hugging_face(path, BuildSettings(lookahead or DEFAULT_LOOKAHEAD))
+    return open_engine(path)
+
+
+def _tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | None:
+    if folder is not None:
+        return Tokenizer(Path(folder))
+    return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    if not len(prompts):
+        raise UsageError("there is no prompt", "give at least one")
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(value: T | Sequence[T], number: int, what: str) -> list[T]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * number  # type: ignore[list-item]
+    if len(value) != number:
+        raise UsageError(
+            f"{len(value)} {what} for {number} prompts", "give one for all prompts, or one for each"
+        )
+    return list(value)
+
+
+def _accepted_flags(stats: RequestStats) -> list[bool]:
+    """For every output token, whether it was an accepted draft: all but the last one of a step.
+
+    A step that was cut short by the end of the output holds accepted drafts only.
+    """
+    flags: list[bool] = []
+    for length in stats.step_lengths:
+        flags += [True] * (length - 1) + [False]
+    if sum(flags) < stats.accepted:
+        flags[-1] = True
+    return flags

@@ -1,0 +1,89 @@
+"""Rotary position embedding: frequencies of the supported scalings, cosines and sines per token.
+
+Formulas are those of transformers' modeling_rope_utils (default, linear, dynamic NTK, llama3), so that
+logits agree with Hugging Face's forward.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trtla.config import CheckpointConfig
+from trtla.errors import UsageError
+
+
+class Rotary:
+    """Cosines and sines for packed tokens, in the half-rotation layout of Hugging Face's Llama."""
+
+    def __init__(self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype = config, dtype
+        self._dynamic = config.rope_type == "dynamic"
+        self._frequencies = frequencies(config).to(device)
+
+    def __call__(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [tokens, 1, head_size / 2].
+
+        Args:
+            positions: absolute position of each token, int64 [tokens].
+            lengths: length of the text when the token was first seen (its prompt's, else position + 1);
+                only dynamic scaling depends on it.
+        """
+        inverse = self._dynamic_frequencies(lengths) if self._dynamic else self._frequencies
+        angles = positions[:, None].float() * inverse
+        return angles.cos().to(self._dtype)[:, None], angles.sin().to(self._dtype)[:, None]
+
+    def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
+        """NTK frequencies, one row per token: the base grows once the text outgrows the trained length."""
+        config = self._config
+        limit, size = config.max_position_embeddings, config.head_size
+        factor = float((config.rotary_scaling or {})["factor"])
+        growth = factor * lengths.clamp(min=limit).float() / limit - (factor - 1)
+        base = config.rotary_base * growth ** (size / (size - 2))
+        return 1.0 / base[:, None] ** _exponents(size).to(lengths.device)
+
+
+def _exponents(head_size: int) -> Tensor:
+    return torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+
+
+def frequencies(config: CheckpointConfig) -> Tensor:
+    """Inverse frequencies at the trained length, float32 [head_size / 2].
+
+    Raises:
+        UsageError: the scaling is not supported.
+    """
+    inverse = 1.0 / config.rotary_base ** _exponents(config.head_size)
+    scaling = config.rotary_scaling or {}
+    match config.rope_type:
+        case "default" | "dynamic":
+            return inverse
+        case "linear":
+            return inverse / float(scaling["factor"])
+        case "llama3":
+            return _llama3(inverse, config)
+    raise UsageError(
+        f"rotary scaling {config.rope_type!r} is not supported",
+        "supported are default, linear, dynamic and llama3",
+    )
+
+
+def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between interpolated."""
+    scaling = config.rotary_scaling or {}
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    trained = float(
+        scaling.get("original_max_position_embeddings", config.max_position_embeddings)
+    )
+    wavelengths = 2 * math.pi / inverse
+    smooth = ((trained / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inverse / factor + smooth * inverse
+
+
+def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply the rotation to [tokens, heads, head_size]."""
+    first, second = states.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

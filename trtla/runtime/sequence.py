@@ -1,0 +1,43 @@
+"""One request on its way through the executor: its tokens, its blocks, its drafter, its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.draft import Drafter
+from trtla.runtime.executor import FinishReason, Request, RequestStats
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of a request in plain integers.
+
+    Invariant between steps of the generation phase: all tokens but the last are cached.
+    """
+
+    request: Request
+    lookahead: LookaheadConfig
+    drafter: Drafter
+    output_ids: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    """Tokens whose keys and values are in the cache."""
+    blocks: tuple[int, ...] = ()
+    stats: RequestStats = field(default_factory=RequestStats)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The prompt's tokens."""
+        return self.request.input_ids
+
+    @property
+    def in_generation(self) -> bool:
+        """True once the prompt is cached and the first token is out."""
+        return bool(self.output_ids)
+
+    @property
+    def max_cached(self) -> int:
+        """Slots that the text and one step's draft can need together."""
+        text = len(self.prompt) + self.request.sampling.max_output_len
+        return text + self.lookahead.max_draft_len

@@ -1,0 +1,105 @@
+"""Token ids to text, piece by piece: the tokenizer, incremental decoding and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+
+Decode = Callable[[Sequence[int]], str]
+"""Ids to text without special tokens and without any tidying of spaces."""
+
+_CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its leading space
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what decoders show for an unfinished UTF-8 sequence
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, reduced to what generation needs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used."""
+        from transformers import AutoTokenizer
+
+        try:
+            self.inner: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"the tokenizer in {folder} cannot be loaded: {reason}",
+                "give a folder that holds tokenizer.json with --tokenizer-dir",
+            ) from None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, with the special tokens that the model wants in front."""
+        return tuple(self.inner.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        text = self.inner.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+
+class TextStream:
+    """The text of one output, growing as tokens come.
+
+    Pieces are final: an unfinished UTF-8 sequence and anything that may still become a stop string are
+    held back, and the text ends before the stop string.
+    """
+
+    def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._decode, self._stop = decode, tuple(stop)
+        self._ids = list(prompt[-_CONTEXT:])
+        self._start = 0  # decoding starts here, some tokens before the first new one
+        self._read = len(self._ids)
+        self._text = ""
+        self._sent = 0
+
+    def push(self, ids: Sequence[int], *, last: bool = False) -> str:
+        """Add tokens; returns the text that is now certain. With `last` all of it."""
+        self._ids += ids
+        self._extend(last)
+        end = len(self._text) - (0 if last else self._held_back())
+        if last:
+            end = min([end, *(at for s in self._stop if (at := self._text.find(s)) >= 0)])
+        piece = self._text[self._sent : end]
+        self._sent = max(self._sent, end)
+        return piece
+
+    def _extend(self, last: bool) -> None:
+        before = self._decode(self._ids[self._start : self._read])
+        after = self._decode(self._ids[self._start :])
+        if len(after) <= len(before) or (after.endswith(_BROKEN) and not last):
+            return
+        self._text += after[len(before) :]
+        self._start, self._read = self._read, len(self._ids)
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop), len(self._text)), longest, -1):
+                if self._text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+class StopStrings:
+    """Says whether the text of an output holds a stop string, looking at its end only."""
+
+    def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._decode, self._stop = decode, tuple(stop)
+        self._prompt = list(prompt[-_CONTEXT:])
+        # A token has at least one byte, so this many tokens hold every stop string that ends in the last.
+        self._tail = max(len(s.encode()) for s in stop) + _CONTEXT
+
+    def __call__(self, ids: list[int]) -> bool:
+        if len(ids) > self._tail:
+            text = self._decode(ids[-self._tail :])
+        else:
+            text = TextStream(self._decode, self._prompt, ()).push(ids, last=True)
+        return any(stop in text for stop in self._stop)

@@ -1,0 +1,280 @@
+"""The torch executor: plan, draft, forward, verify, commit, for all requests in flight at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trtla.errors import TrtlaError, UsageError
+from trtla.lookahead import LookaheadConfig, check_server
+from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.commit import committed_prefix
+from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
+from trtla.runtime.draft import Drafter
+from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.executor import ExecutorLimits, ExecutorStats, Output, Request
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.model import LlamaModel, TargetModel
+from trtla.runtime.sampling import draw, top2_margin
+from trtla.runtime.scheduler import Scheduler
+from trtla.runtime.sequence import Sequence
+from trtla.runtime.verify import Accepted, accept
+
+if TYPE_CHECKING:
+    from trtla.build.engine import Engine
+
+DrafterFactory = Callable[[LookaheadConfig, tuple[int, ...], int], Drafter]
+"""(triple, prompt, seed) -> the drafter of a request."""
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What the target said after a feed's rows, in plain integers."""
+
+    greedy: dict[int, int]
+    draws: dict[int, int]
+    margins: dict[int, float] = field(default_factory=dict)
+
+
+class TorchExecutor:
+    """An `Executor` on PyTorch, CPU or CUDA.
+
+    Args:
+        model: the target.
+        cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
+        limits: what requests must fit into.
+        drafter: makes each request's drafter; lookahead decoding unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        model: TargetModel,
+        cache: KVCache,
+        limits: ExecutorLimits,
+        drafter: DrafterFactory = lookahead_drafter,
+    ) -> None:
+        self._model, self._cache, self._limits = model, cache, limits
+        self._make_drafter = drafter
+        self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
+        self._active: set[int] = set()
+        self._ended: list[Output] = []
+        self._stats = ExecutorStats()
+        self._closed = False
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What requests must fit into."""
+        return self._limits
+
+    def stats(self) -> ExecutorStats:
+        """Counters since the executor was opened."""
+        return self._stats
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
+        self._check_open()
+        self._limits.check(request)
+        if request.request_id in self._active:
+            raise UsageError(
+                f"request id {request.request_id} is already in flight", "give each request its own id"
+            )
+        lookahead = request.lookahead or self._limits.lookahead
+        drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
+        self._scheduler.add(Sequence(request, lookahead, drafter))
+        self._active.add(request.request_id)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
+        sequence = self._scheduler.remove(request_id)
+        if sequence is not None:
+            self._active.discard(request_id)
+            self._ended.append(Output(request_id, (), "cancelled", sequence.stats))
+
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Run one step; `timeout` is for executors that wait, this one works instead."""
+        self._check_open()
+        ended, self._ended = self._ended, []
+        return ended + self._step()
+
+    def _step(self) -> list[Output]:
+        plan = self._scheduler.next()
+        if not plan:
+            return []
+        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
+        feeds += [Feed.step(s, s.drafter.propose()) for s in plan.generation]
+        predictions = self._predict(feeds)
+        moves: list[tuple[Feed, tuple[int, ...]]] = []
+        outputs = []
+        for feed, prediction in zip(feeds, predictions, strict=True):
+            if feed.rows:
+                outputs.append(self._commit(feed, prediction, moves))
+            else:
+                feed.sequence.num_cached += feed.length
+        self._move_accepted(moves)
+        for feed in feeds:
+            if feed.sequence.finish_reason is not None:
+                self._scheduler.finish(feed.sequence)
+        return outputs
+
+    def _predict(self, feeds: list[Feed]) -> list[Prediction]:
+        """One forward over all feeds, and the target's choices at the rows they want."""
+        started = time.perf_counter()
+        batch = make_batch(feeds, self._cache, self._model.folds, self._model.dtype)
+        logits = self._model.forward(batch, self._cache)
+        greedy = logits.argmax(dim=-1).tolist() if len(logits) else []
+        predictions, start = [], 0
+        for feed in feeds:
+            rows = slice(start, start + len(feed.rows))
+            predictions.append(_predict_one(feed, logits[rows], greedy[rows]))
+            start = rows.stop
+        synchronize(self._cache.device)
+        self._stats.forward_s += time.perf_counter() - started
+        self._stats.steps += 1
+        self._stats.max_in_flight = max(self._stats.max_in_flight, self._scheduler.num_running)
+        return predictions
+
+    def _commit(
+        self, feed: Feed, prediction: Prediction, moves: list[tuple[Feed, tuple[int, ...]]]
+    ) -> Output:
+        """Decide what joins the output; cache, drafter and counters see exactly that."""
+        sequence = feed.sequence
+        accepted = _accept(feed, prediction)
+        count, reason = committed_prefix(sequence.request, sequence.output_ids, accepted.tokens)
+        tokens = accepted.tokens[:count]
+        kept = accepted.nodes[: count - 1]
+        if feed.draft is None:
+            sequence.num_cached += feed.length
+        else:
+            moves.append((feed, kept))
+        sequence.output_ids += tokens
+        sequence.finish_reason = reason
+        sequence.drafter.observe([prediction.greedy[node] for node in feed.tree.read], tokens)
+        self._count(feed, len(accepted.nodes[:count]), count)
+        if reason is not None:
+            self._active.discard(sequence.request.request_id)
+        margins = [prediction.margins[node] for node in (feed.rows[0], *kept) if prediction.margins]
+        return Output(
+            sequence.request.request_id, tokens, reason, sequence.stats, tuple(margins)
+        )
+
+    def _count(self, feed: Feed, accepted: int, committed: int) -> None:
+        stats, total = feed.sequence.stats, self._stats
+        stats.fed += feed.length
+        total.fed += feed.length
+        stats.step_lengths.append(committed)
+        total.new_tokens += committed
+        if feed.draft is None:
+            total.prompt_tokens += len(feed.sequence.prompt)
+            return
+        stats.steps += 1
+        drafted = len(feed.draft.candidates)
+        stats.drafted += drafted
+        total.drafted += drafted
+        stats.accepted += accepted
+        total.accepted += accepted
+
+    def _move_accepted(self, moves: list[tuple[Feed, tuple[int, ...]]]) -> None:
+        """Bring accepted drafts' keys and values right behind the input token's."""
+        sources, targets = [], []
+        for feed, nodes in moves:
+            base = feed.sequence.num_cached
+            slots = self._cache.table(feed.sequence.blocks).slots
+            if nodes:
+                sources.append(slots[[base + node for node in nodes]])
+                targets.append(slots[base + 1 : base + 1 + len(nodes)])
+            feed.sequence.num_cached += 1 + len(nodes)
+        if sources:
+            self._cache.move(torch.cat(sources), torch.cat(targets))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TrtlaError("the executor is closed", "open the engine again")
+
+    def close(self) -> None:
+        """Forget everything in flight; further calls raise."""
+        self._closed = True
+        self._active.clear()
+        del self._model, self._cache
+
+    def __enter__(self) -> TorchExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._closed:
+            self.close()
+
+
+def _predict_one(feed: Feed, logits: Tensor, greedy: list[int]) -> Prediction:
+    """Greedy choices at all of a feed's rows, and the request's own draws."""
+    by_node = dict(zip(feed.rows, greedy, strict=True))
+    request = feed.sequence.request
+    margins = {}
+    if request.margins:
+        margins = dict(zip(feed.rows, top2_margin(logits).tolist(), strict=True))
+    if request.sampling.greedy or not feed.rows:
+        return Prediction(by_node, by_node, margins)
+    nodes = feed.rows[: 1 + len(feed.tree.candidates)]
+    places = feed.positions()
+    drawn = draw(logits[: len(nodes)], request.sampling, [places[node] + 1 for node in nodes])
+    return Prediction(by_node, dict(zip(nodes, drawn.tolist(), strict=True)), margins)
+
+
+def _accept(feed: Feed, prediction: Prediction) -> Accepted:
+    if feed.draft is None:
+        return Accepted((prediction.draws[feed.rows[0]],), ())
+    return accept(feed.draft, prediction.draws)
+
+
+def open_torch_executor(
+    engine: Engine,
+    *,
+    lookahead: LookaheadConfig | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch_size: int | None = None,
+) -> TorchExecutor:
+    """Load an engine's weights and make its cache; arguments as in `open_executor`."""
+    checkpoint, build = engine.config.pretrained_config, engine.config.build_config
+    server = lookahead or engine.lookahead
+    if server is None:
+        raise UsageError(
+            f"{engine.name} does not say its lookahead triple", "give it with --lookahead W,N,G"
+        )
+    check_server(server, build.max_draft_len, engine.name)
+    batch_size = max_batch_size or build.max_batch_size
+    if batch_size > build.max_batch_size:
+        raise UsageError(
+            f"max_batch_size {batch_size} is above the engine's {build.max_batch_size}",
+            "use a smaller --max-batch-size, or rebuild the engine",
+        )
+    on, arithmetic = resolve_device(device), resolve_dtype(dtype, checkpoint.dtype, resolve_device(device))
+    model = LlamaModel(checkpoint, engine.weights(), arithmetic, on)
+    blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, arithmetic, on)
+    cache = KVCache(
+        checkpoint.num_hidden_layers,
+        checkpoint.num_key_value_heads,
+        checkpoint.head_size,
+        blocks,
+        arithmetic,
+        on,
+    )
+    limits = ExecutorLimits(
+        batch_size,
+        build.max_input_len,
+        build.max_text_len,
+        max(build.max_num_tokens, batch_size * server.max_decoding_tokens),
+        checkpoint.vocab_size,
+        server,
+    )
+    return TorchExecutor(model, cache, limits)
