@@ -40,34 +40,37 @@ class ToyModel:
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         pairs = torch.stack((batch.tokens, batch.positions), dim=-1).double()
         cache.write(0, batch.slots, pairs[:, None], pairs[:, None])
+        stored = cache.layer(0)[0][:, 0].tolist()
         texts = [
-            self._text(cache, slots) for group in batch.groups for slots in visible_slots(group, cache)
+            _text(stored, slots) for group in batch.groups for slots in visible_slots(group)
         ]
         self.fed.append(len(batch.tokens))
         self.visible.append(texts)
         logits = [self._scores(texts[row]) for row in batch.rows.tolist()]
         return torch.tensor(logits, dtype=torch.float64)
 
-    @staticmethod
-    def _text(cache: KVCache, slots: torch.Tensor) -> list[int]:
-        pairs = sorted((int(p), int(t)) for t, p in cache.layer(0)[0][slots, 0].tolist())
-        assert [p for p, _ in pairs] == list(range(len(pairs))), f"positions seen: {pairs}"
-        return [t for _, t in pairs]
+
+def _text(stored: list[list[float]], slots: list[int]) -> list[int]:
+    pairs = sorted((int(stored[slot][1]), int(stored[slot][0])) for slot in slots)
+    assert [p for p, _ in pairs] == list(range(len(pairs))), f"positions seen: {pairs}"
+    return [t for _, t in pairs]
 
 
-def visible_slots(group: AttentionGroup, cache: KVCache) -> list[torch.Tensor]:
+def visible_slots(group: AttentionGroup) -> list[list[int]]:
     """For every row of a group the cache slots it attends to."""
     batch, count, length = group.shape
     keys = group.keys
-    if isinstance(keys, slice):
-        keys = torch.arange(keys.start, keys.stop)
-    keys = keys.view(batch, length)
+    flat = list(range(keys.start, keys.stop)) if isinstance(keys, slice) else keys.tolist()
     if group.causal:
-        return [keys[0, : row + 1] for row in range(count)]
+        return [flat[: row + 1] for row in range(count)]
     bias = group.bias
     if bias is None:
         bias = torch.zeros(batch, 1, count, length)
-    rows = [keys[b][bias[b, 0, q] == 0] for b in range(batch) for q in range(count)]
+    rows = [
+        [flat[b * length + i] for i, hidden in enumerate(row) if hidden == 0]
+        for b, rows in enumerate(bias[:, 0].tolist())
+        for row in rows
+    ]
     return rows if group.unpad is None else [rows[i] for i in group.unpad.tolist()]
 
 

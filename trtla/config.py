@@ -123,6 +123,14 @@ class CheckpointConfig(BaseModel):
         scaling = self.rotary_scaling or {}
         return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
+    @property
+    def max_positions(self) -> int:
+        """Tokens the model can read: linear and dynamic scaling stretch the trained length by factor."""
+        if self.rope_type not in ("linear", "dynamic"):
+            return self.max_position_embeddings
+        factor = float((self.rotary_scaling or {}).get("factor", 1.0))
+        return int(self.max_position_embeddings * factor)
+
 
 class BuildConfig(BaseModel):
     """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.

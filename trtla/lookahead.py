@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from trtla.errors import UsageError
 
-_TRIPLE = re.compile(r"\s*[\[(]?\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*[\])]?\s*")
+_NUMBERS = r"\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*"
+_TRIPLE = re.compile(rf"\s*(?:{_NUMBERS}|\[{_NUMBERS}\]|\({_NUMBERS}\))\s*")
 _MAX_COMPONENT = 65_536  # far above any useful triple; keeps a typo from asking for terabytes
 
 
@@ -66,7 +67,7 @@ class LookaheadConfig:
             return value
         if isinstance(value, str):
             match = _TRIPLE.fullmatch(value)
-            numbers: list[int] = [int(part) for part in match.groups()] if match else []
+            numbers: list[int] = [int(part) for part in match.groups() if part] if match else []
         else:
             numbers = list(value)
         if len(numbers) != 3:

@@ -179,8 +179,8 @@ class ExecutorStats:
 class Executor(Protocol):
     """Continuous batching behind seven verbs. No threads: work happens inside `poll`.
 
-    `submit` checks the request and raises `UsageError` without changing anything. `poll` runs one step
-    and returns what it brought, an empty list when nothing is in flight. `cancel` ends a request; its
+    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
+    until there is something to report; an empty list means that nothing is in flight. `cancel` ends a request; its
     last output, with reason `cancelled`, comes with the next `poll`. `close` frees everything.
     """
 

@@ -22,7 +22,7 @@ from trtla.runtime.executor import ExecutorLimits, ExecutorStats, Output, Reques
 from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.model import LlamaModel, TargetModel
 from trtla.runtime.sampling import draw, top2_margin
-from trtla.runtime.scheduler import Scheduler
+from trtla.runtime.scheduler import Plan, Scheduler
 from trtla.runtime.sequence import Sequence
 from trtla.runtime.verify import Accepted, accept
 
@@ -97,15 +97,14 @@ class TorchExecutor:
             self._ended.append(Output(request_id, (), "cancelled", sequence.stats))
 
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Run one step; `timeout` is for executors that wait, this one works instead."""
+        """Step until there is something to report; `timeout` is for executors that wait."""
         self._check_open()
-        ended, self._ended = self._ended, []
-        return ended + self._step()
+        outputs, self._ended = self._ended, []
+        while not outputs and (plan := self._scheduler.next()):
+            outputs = self._step(plan)
+        return outputs
 
-    def _step(self) -> list[Output]:
-        plan = self._scheduler.next()
-        if not plan:
-            return []
+    def _step(self, plan: Plan) -> list[Output]:
         feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
         feeds += [Feed.step(s, s.drafter.propose()) for s in plan.generation]
         predictions = self._predict(feeds)

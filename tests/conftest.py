@@ -1,0 +1,25 @@
+"""Settings that all tests share: one thread a process (the models are tiny) and no network."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("trtla", deadline=None, print_blob=True)
+settings.load_profile("trtla")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

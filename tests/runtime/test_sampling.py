@@ -1,0 +1,196 @@
+"""Sampling: the law of the drawn tokens, and that no drafter changes a single one of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from trtla.errors import UsageError
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.executor import SamplingParams
+from trtla.runtime.sampling import draw, probabilities, uniform
+
+triples = st.tuples(st.integers(1, 6), st.integers(2, 6), st.integers(0, 6))
+
+
+def decode(scores, vocab, triple, requests, **options):
+    executor, model = toy_executor(
+        scores, vocab, LookaheadConfig(*triple), drafter=lookahead_drafter, **options
+    )
+    return run(executor, requests), model
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    triples,
+    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    st.integers(0, 2**62),
+    st.sampled_from([0.3, 0.7, 1.0, 2.0]),
+    st.integers(0, 4),
+    st.sampled_from([1.0, 0.9, 0.5]),
+    st.integers(0, 999),
+)
+def test_24_same_text_with_and_without_lookahead(triple, prompt, seed, heat, top_k, top_p, salt):
+    scores = hash_scores(6, salt)
+    texts = [
+        tokens_of(
+            decode(
+                scores,
+                6,
+                triple,
+                [
+                    request(
+                        prompt, 40, own, seed=seed, temperature=heat, top_k=top_k, top_p=top_p
+                    )
+                ],
+            )[0][0]
+        )
+        for own in (triple, (1, 1, 0))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_24_drafts_are_accepted_when_sampling():
+    """The equality above is only interesting because steps are saved."""
+    outputs, model = decode(
+        hash_scores(4, 1, spread=9.0), 4, (5, 4, 5), [request([0, 1], 100, temperature=0.5)]
+    )
+    assert len(model.fed) < 85
+
+
+def chi_square_z(counts, expected):
+    """Standardised chi-square of observed counts, cells pooled to an expectation of at least 10."""
+    cells, pooled = [], [0.0, 0.0]
+    for outcome, mean in sorted(expected.items(), key=lambda item: item[1]):
+        pooled = [pooled[0] + counts.get(outcome, 0), pooled[1] + mean]
+        if pooled[1] >= 10:
+            cells.append(tuple(pooled))
+            pooled = [0.0, 0.0]
+    if pooled[1]:
+        cells[-1] = (cells[-1][0] + pooled[0], cells[-1][1] + pooled[1])
+    chi2, freedom = sum((o - e) ** 2 / e for o, e in cells), len(cells) - 1
+    return (chi2 - freedom) / math.sqrt(2 * freedom)
+
+
+def law(scores, prompt, count, vocab, params):
+    """Exact probability of every continuation."""
+    result = {}
+    for path in itertools.product(range(vocab), repeat=count):
+        chance, text = 1.0, list(prompt)
+        for token in path:
+            row = torch.tensor([scores(text)], dtype=torch.float64)
+            chance *= probabilities(row, params)[0, token].item()
+            text.append(token)
+        result[path] = chance
+    return result
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (2, 1.0), (0, 0.8)])
+def test_24_exact_law_of_sampled_texts(top_k, top_p):
+    """243 texts of 5 tokens against their exact probabilities, decoded with lookahead (3,3,3)."""
+    runs, scores = 1500, hash_scores(3, 7)
+    params = {"temperature": 0.9, "top_k": top_k, "top_p": top_p}
+    requests = [request([0, 1, 2, 0, 1], 5, None, i, seed=i, **params) for i in range(runs)]
+    outputs, model = decode(scores, 3, (3, 3, 3), requests, max_batch_size=16)
+    counts: dict[tuple[int, ...], int] = {}
+    for answer in outputs.values():
+        text = tuple(tokens_of(answer))
+        counts[text] = counts.get(text, 0) + 1
+    exact = law(scores, [0, 1, 2, 0, 1], 5, 3, SamplingParams(**params))
+    assert not [text for text in counts if exact[text] == 0.0]
+    expected = {text: runs * chance for text, chance in exact.items() if chance}
+    assert abs(chi_square_z(counts, expected)) < 4
+    assert sum(o[-1].stats.steps for o in outputs.values()) < 4 * runs
+
+
+def test_chi_square_has_power():
+    """Argmax matching in place of the draws must fail the law test's bound."""
+    expected = {(i,): 3000 * p for i, p in enumerate((0.5, 0.3, 0.2))}
+    assert chi_square_z({(0,): 3000}, expected) > 100
+    assert chi_square_z({(0,): 1600, (1,): 850, (2,): 550}, expected) > 4
+
+
+def test_23_seeds_give_different_texts_position_by_position():
+    scores = hash_scores(6, 2)
+    requests = [request([0], 20, None, i, seed=i, temperature=2.0) for i in range(30)]
+    outputs, _ = decode(scores, 6, (3, 3, 3), requests, max_batch_size=30)
+    assert len({tuple(tokens_of(o)) for o in outputs.values()}) == 30
+
+
+def test_24_cold_or_top_k_1_equals_greedy():
+    scores = hash_scores(6, 3)
+    texts = [
+        tokens_of(decode(scores, 6, (4, 4, 4), [request([0, 1], 30, **params)])[0][0])
+        for params in ({}, {"temperature": 1e-4}, {"temperature": 1.0, "top_k": 1})
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_noise_is_uniform_and_depends_on_seed_and_position():
+    noise = [uniform(seed, position) for seed in range(60) for position in range(60)]
+    assert len(set(noise)) == 3600
+    assert 0.0 <= min(noise) < 0.01
+    assert 0.99 < max(noise) < 1.0
+    tenths = {(i,): sum(i <= 10 * n < i + 1 for n in noise) for i in range(10)}
+    assert abs(chi_square_z(tenths, {(i,): 360.0 for i in range(10)})) < 4
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.integers(1, 12))
+def test_top_k_keeps_the_largest(logits, top_k):
+    probs = probabilities(torch.tensor([logits]), SamplingParams(temperature=1.0, top_k=top_k))[0]
+    threshold = sorted(logits, reverse=True)[min(top_k, len(logits)) - 1]
+    single = torch.tensor(logits)
+    assert bool((probs[single < torch.tensor(threshold)] == 0).all())
+    assert probs.sum().item() == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0.01, 1.0))
+def test_top_p_keeps_the_smallest_sufficient_set(logits, top_p):
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    full = probabilities(torch.tensor([logits]), SamplingParams(temperature=1.0))[0]
+    kept = probabilities(torch.tensor([logits]), params)[0] > 0
+    assert full[kept].sum().item() >= top_p - 1e-9
+    if int(kept.sum()) > 1:
+        assert full[kept].sum().item() - full[kept].min().item() < top_p + 1e-9
+
+
+def test_filters_apply_after_temperature():
+    """At temperature 0.1 the best token alone holds 0.9 of the mass; at 1.0 it does not."""
+    logits = torch.tensor([[1.0, 0.7, 0.0]])
+    cold = probabilities(logits, SamplingParams(temperature=0.1, top_p=0.9))
+    warm = probabilities(logits, SamplingParams(temperature=1.0, top_p=0.9))
+    assert (cold > 0).sum() == 1
+    assert (warm > 0).sum() == 3
+
+
+def test_zero_probability_tokens_are_never_drawn():
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).repeat(500, 1)
+    drawn = draw(logits, SamplingParams(temperature=1.0, seed=1), range(500))
+    assert set(drawn.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("seed", -1),
+        ("max_output_len", 0),
+        ("stop", ("",)),
+    ],
+)
+def test_values_out_of_range_are_named(field, value):
+    with pytest.raises(UsageError, match=field) as raised:
+        SamplingParams(**{field: value})
+    assert raised.value.hint

@@ -1,0 +1,184 @@
+"""In-flight batching and block bookkeeping, in integers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
+from trtla.errors import TrtlaError, UsageError
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.scheduler import Scheduler
+from trtla.runtime.sequence import Sequence
+from trtla.runtime.verify import accept
+
+RULE = hash_rule(5, 3)
+
+
+def sequence(prompt_len, index=0, triple=(2, 2, 1), max_output_len=10):
+    return Sequence(
+        request([1] * prompt_len, max_output_len, request_id=index),
+        LookaheadConfig(*triple),
+        NoDrafter(),
+    )
+
+
+def test_first_come_first_served_within_the_batch():
+    scheduler = Scheduler(2, 100, BlockPool(64))
+    for index in range(4):
+        scheduler.add(sequence(5, index))
+    plan = scheduler.next()
+    assert [c.sequence.request.request_id for c in plan.chunks] == [0, 1]
+    scheduler.finish(plan.chunks[0].sequence)
+    assert [c.sequence.request.request_id for c in scheduler.next().chunks] == [1, 2]
+
+
+def test_prompts_are_cut_to_the_token_budget_and_generation_goes_first():
+    scheduler = Scheduler(3, 20, BlockPool(64))
+    first, second = sequence(4, 0), sequence(50, 1)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert [(c.start, c.length) for c in scheduler.next().chunks] == [(0, 4), (0, 16)]
+    first.output_ids.append(7)
+    first.num_cached, second.num_cached = 4, 16
+    plan = scheduler.next()
+    assert plan.generation == [first]
+    assert [(c.start, c.length, c.is_last) for c in plan.chunks] == [(16, 17, False)]
+
+
+def test_a_sequence_waits_until_its_whole_need_is_free():
+    blocks = BlockPool(2)
+    scheduler = Scheduler(8, 100, blocks)
+    scheduler.add(sequence(40, 0))
+    scheduler.add(sequence(5, 1))
+    (chunk,) = scheduler.next().chunks
+    assert blocks.num_free == 0
+    scheduler.finish(chunk.sequence)
+    assert [c.sequence.request.request_id for c in scheduler.next().chunks] == [1]
+
+
+def test_chunked_prompts_give_the_same_text():
+    prompt = [i % 5 for i in range(60)]
+    executor, model = toy_executor(
+        greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1), max_num_tokens=13, max_batch_size=4
+    )
+    outputs = run(executor, [request(prompt, 20, request_id=i) for i in range(4)])
+    assert all(tokens_of(o) == plain(RULE, prompt, 20) for o in outputs.values())
+    assert max(model.fed) <= 13
+
+
+def test_few_blocks_delay_but_do_not_change():
+    requests = [request([i % 5] * 20, 30, request_id=i) for i in range(6)]
+    executor, _ = toy_executor(
+        greedy_scores(RULE, 5), 5, LookaheadConfig(4, 4, 4), num_blocks=7, max_text_len=100
+    )
+    outputs = run(executor, requests)
+    for one in requests:
+        assert tokens_of(outputs[one.request_id]) == plain(RULE, one.input_ids, 30)
+    assert executor._cache.pool.num_free == 7
+
+
+def test_cancel_frees_the_place_and_reports_once():
+    executor, _ = toy_executor(
+        greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1), max_batch_size=1
+    )
+    for index in range(3):
+        executor.submit(request([1, 2], 30, request_id=index))
+    executor.poll()
+    executor.cancel(0)
+    executor.cancel(2)
+    executor.cancel(99)
+    ended, left = {}, []
+    while outputs := executor.poll():
+        for output in outputs:
+            ended[output.request_id] = output.finish_reason
+            left += output.new_tokens if output.request_id == 1 else ()
+    assert ended == {0: "cancelled", 2: "cancelled", 1: "length"}
+    assert left == plain(RULE, [1, 2], 30)
+    executor.submit(request([1], 2, request_id=0))
+
+
+def test_request_ids_are_unique_in_flight():
+    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    executor.submit(request([1], 3))
+    with pytest.raises(UsageError, match="id 0 is already in flight"):
+        executor.submit(request([1], 3))
+
+
+def test_a_closed_executor_says_so():
+    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    with executor:
+        executor.submit(request([1], 3))
+    with pytest.raises(TrtlaError, match="closed"):
+        executor.poll()
+
+
+def test_token_ids_outside_the_vocabulary_are_refused():
+    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    with pytest.raises(UsageError, match="token id 5, outside the vocabulary of 5"):
+        executor.submit(request([1, 5], 3))
+
+
+@given(st.lists(st.integers(1, 200), max_size=12), st.data())
+def test_blocks_are_owned_once_and_come_back(sizes, data):
+    pool, owned = BlockPool(16), {}
+    for index, size in enumerate(sizes):
+        before = pool.num_free
+        blocks = pool.allocate(size)
+        need = -(-size // TOKENS_PER_BLOCK)
+        assert (blocks is None) == (need > before)
+        if blocks is not None:
+            assert len(blocks) == need
+            owned[index] = blocks
+        flat = [b for one in owned.values() for b in one]
+        assert len(flat) == len(set(flat)) == 16 - pool.num_free
+        if owned and data.draw(st.booleans()):
+            pool.release(owned.pop(data.draw(st.sampled_from(sorted(owned)))))
+
+
+def test_consecutive_blocks_are_preferred():
+    pool = BlockPool(8)
+    first, second = pool.allocate(32), pool.allocate(64)
+    assert (first, second) == ((0,), (1, 2))
+    pool.release(first)
+    assert pool.allocate(64) == (3, 4)
+    assert pool.allocate(96) == (5, 6, 7)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), max_size=6), st.data())
+def test_11_accept_takes_the_longest_matching_path(candidates, data):
+    """Against trying every candidate on its own; draws are a function of the path, as a target's are."""
+    answers = data.draw(
+        st.fixed_dictionaries(
+            {(): st.integers(0, 2)} | {(i,): st.integers(0, 2) for i in range(3)}
+        )
+    )
+
+    def target(path):
+        return answers[tuple(path[-1:])] if len(path) < 3 else 1
+
+    tokens = [token for one in candidates for token in one]
+    parents = [p for i in range(len(candidates)) for p in (0, 3 * i + 1, 3 * i + 2)]
+    draft = Draft(tuple(tokens), tuple(parents))
+    paths = {0: []} | {3 * i + k + 1: c[: k + 1] for i, c in enumerate(candidates) for k in range(3)}
+    accepted = accept(draft, {node: target(path) for node, path in paths.items()})
+    best = []
+    for one in candidates:
+        length = 0
+        while length < 3 and one[length] == target(one[:length]):
+            length += 1
+        best = max(best, one[:length], key=len)
+    assert list(accepted.tokens) == [*best, target(best)]
+    assert [tokens[node - 1] for node in accepted.nodes] == best
