@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,6 +11,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import settings
+
+import trtla
 
 torch.set_num_threads(1)
 settings.register_profile("trtla", deadline=None, print_blob=True)
@@ -23,3 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """The folder of the shipped model."""
+    return Path(trtla.__file__).parent / "assets" / "tiny-llama"

@@ -1,4 +1,4 @@
-"""What a folder is (Hugging Face model, checkpoint or engine), its sizes, and what is wrong with it.
+"""What a folder is (Hugging Face model, checkpoint or engine), its sizes, what is wrong with it.
 
 Only config files and the headers of weight files are read. Problems are collected, not raised.
 """
@@ -44,10 +44,10 @@ _LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens
 def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder with JSON types only.
 
-    Keys of every folder: path, kind, bytes (on disk), tokenizer (present or not), end_ids, problems.
-    Where config.json is sound also architecture, dtype, parameters (a tied lm_head counts once),
-    shape and mapping; for engines also version, backend, limits, lookahead (None if not known),
-    max_draft_len and max_text_len (prompt + output tokens of one request).
+    Keys of every folder: path, kind, bytes (on disk), tokenizer (present or not), end_ids and
+    problems. Where config.json is sound also architecture, dtype, parameters (a tied lm_head
+    counts once), shape and mapping; for engines also version, backend, limits, lookahead (None if
+    not known), max_draft_len and max_text_len (prompt + output tokens of one request).
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.

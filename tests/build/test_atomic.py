@@ -1,0 +1,187 @@
+"""Output folders appear whole or not at all: kills, Ctrl-C, full disks, what --force replaces."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.build.models import Variant, make_model, save_model
+from trtla.build.atomic import atomic_directory, check_target
+from trtla.build.convert import convert
+from trtla.errors import TrtlaError, UsageError
+
+KILL = """
+import os, random, signal, sys, time
+from pathlib import Path
+from trtla.build.checkpoint import Checkpoint
+from trtla.build.convert import convert
+hf, target, moments, found = sys.argv[1], Path(sys.argv[2]), random.Random(0), 0
+for _ in range(25):
+    child = os.fork()
+    if not child:
+        while True:
+            convert(hf, target, tp_size=2, force=True)
+    time.sleep(moments.uniform(0, 0.06))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if target.exists():
+        assert len(list(Checkpoint.open(target).full_tensors())) == 17
+        found += 1
+print(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    variant = Variant("gqa")
+    return save_model(make_model(variant), variant, tmp_path_factory.mktemp("atomic") / "hf")
+
+
+def test_a_process_killed_at_any_moment_leaves_no_half_checkpoint(hf: Path, tmp_path: Path) -> None:
+    """Children convert over and over; every kill falls into some stage of it."""
+    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path / "ckpt")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 0
+
+
+def test_ctrl_c_leaves_nothing_behind(hf: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(hf, tmp_path / "new" / "ckpt", progress=interrupt)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_failed_replacement_keeps_the_old_folder(hf: Path, tmp_path: Path) -> None:
+    convert(hf, tmp_path / "ckpt")
+    before = (tmp_path / "ckpt" / "rank0.safetensors").read_bytes()
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(hf, tmp_path / "ckpt", tp_size=2, force=True, progress=interrupt)
+    assert (tmp_path / "ckpt" / "rank0.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_force_replaces_a_checkpoint_and_leaves_no_other_file(hf: Path, tmp_path: Path) -> None:
+    convert(hf, tmp_path / "ckpt", tp_size=4)
+    convert(hf, tmp_path / "ckpt", force=True)
+    assert not (tmp_path / "ckpt" / "rank1.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(hf: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stops the writing in the middle, as a full disk does."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
+    try:
+        with pytest.raises(TrtlaError, match="the file would exceed") as caught:
+            convert(hf, tmp_path / "ckpt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert str(tmp_path / "ckpt") in caught.value.message
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_disk_without_room_is_refused_before_the_first_byte(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("trtla.build.rank_writer.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(TrtlaError, match="the disk is full") as caught:
+        convert(hf, tmp_path / "ckpt")
+    assert caught.value.hint
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"), [(errno.EACCES, "no permission"), (errno.EROFS, "read-only")]
+)
+def test_no_permission_is_one_sentence(
+    number: int, sentence: str, hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("trtla.build.atomic.tempfile.mkdtemp", refuse)
+    with pytest.raises(TrtlaError, match=sentence) as caught:
+        convert(hf, tmp_path / "new" / "ckpt")
+    assert caught.value.hint
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_non_empty_target_needs_force(hf: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty") as caught:
+        convert(hf, tmp_path)
+    assert "--force" in str(caught.value.hint)
+
+
+def test_force_never_replaces_what_trtla_did_not_make(hf: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "documents").mkdir(parents=True)
+    (home / "config.json").write_text('{"mapping": {}}')
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "note.txt").write_text("mine")
+    other_model = save_model(make_model(Variant("gqa")), Variant("gqa"), tmp_path / "model")
+    for folder in (home, plain, other_model):
+        before = sorted(folder.iterdir())
+        with pytest.raises(UsageError, match="no checkpoint or engine"):
+            convert(hf, folder, force=True)
+        assert sorted(folder.iterdir()) == before
+
+
+def test_the_source_and_its_parents_are_never_a_target(hf: Path, tmp_path: Path) -> None:
+    convert(hf, tmp_path / "ckpt")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "ckpt")
+    for target in (hf, hf.parent, hf / ".."):
+        with pytest.raises(UsageError, match="holds the input"):
+            convert(hf, target, force=True)
+    with pytest.raises(UsageError, match="holds the input"):
+        check_target(link, force=True, sources=(tmp_path / "ckpt",))
+
+
+def test_a_file_as_target_is_refused(hf: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is a file"):
+        convert(hf, tmp_path / "file")
+    with pytest.raises(TrtlaError):
+        convert(hf, tmp_path / "file" / "below")
+
+
+def test_a_target_filled_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "ckpt"
+
+    def fill() -> None:
+        with atomic_directory(target) as folder:
+            (folder / "new").write_text("new")
+            target.mkdir()
+            (target / "theirs").write_text("theirs")
+
+    with pytest.raises(TrtlaError, match="filled it meanwhile"):
+        fill()
+    assert [path.name for path in target.iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_the_folders_mode_follows_the_umask(hf: Path, tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        convert(hf, tmp_path / "ckpt")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "ckpt").stat().st_mode & 0o777 == 0o755
+    assert json.loads((tmp_path / "ckpt" / "config.json").read_text())["architecture"]

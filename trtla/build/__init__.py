@@ -1,0 +1,1 @@
+"""Making engines: Hugging Face checkpoint -> TensorRT-LLM checkpoint -> engine directory."""

@@ -1,0 +1,191 @@
+"""A TensorRT-LLM checkpoint folder: config.json and rank files, checked and read lazily.
+
+A checkpoint of any tp and pp reads as the model before the split: fused q, k and v come apart,
+copies of K/V heads and vocabulary padding vanish, layers have their global numbers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trtla.build.plan import (
+    EMBEDDING,
+    LM_HEAD,
+    Block,
+    Target,
+    check_mapping,
+    hf_shapes,
+    rank_plan,
+    single_rank,
+)
+from trtla.build.safetensors_file import SafetensorsFile
+from trtla.build.source import full_tensors, materialize
+from trtla.build.support import check_supported
+from trtla.build.tensor_check import raise_first, tensor_problems
+from trtla.config import CheckpointConfig, read_json, validate
+from trtla.errors import UsageError
+
+_REMAKE = "make it again with trtla convert"
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where a block of a Hugging Face tensor lies: file, tensor, first row in that tensor."""
+
+    file: SafetensorsFile
+    name: str
+    row: int
+    block: Block
+
+
+class RankFiles:
+    """The rank files of a checkpoint or torch engine, as a source of Hugging Face named tensors.
+
+    Raises:
+        UsageError: a file is missing or broken, or holds other tensors than the config says; the
+            tensor is named.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self._shapes = hf_shapes(config)
+        self._where: dict[str, list[_Placement]] = {}
+        for rank in range(config.mapping.world_size):
+            file = SafetensorsFile(folder / f"rank{rank}.safetensors")
+            plan = _expected(file, config, rank)
+            raise_first(_problems(file, plan))
+            self._add(file, plan)
+        self._where.setdefault(LM_HEAD, self._where[EMBEDDING])
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a Hugging Face tensor, put together from the ranks."""
+        width = self._shapes[name][1:]
+        places = [at for at in self._where[name] if _overlaps(at.block.rows, (start, stop))]
+        if len(places) == 1 and places[0].block.cols in (None, (0, *width)):
+            return _rows(places[0], start, stop)
+        out = torch.empty((stop - start, *width), dtype=_dtype(places[0]))
+        for at in places:
+            first, last = max(start, at.block.rows[0]), min(stop, at.block.rows[1])
+            view = out[first - start : last - start]
+            (view[:, slice(*at.block.cols)] if at.block.cols else view).copy_(
+                _rows(at, first, last)
+            )
+        return out
+
+    def _add(self, file: SafetensorsFile, plan: Iterable[Target]) -> None:
+        for target in plan:
+            row = 0
+            for block in target.blocks:
+                if block.source is not None:
+                    known = self._where.setdefault(block.source, [])
+                    if all(at.block != block for at in known):  # one of the copies is enough
+                        known.append(_Placement(file, target.name, row, block))
+                row += block.height
+
+
+def _rows(at: _Placement, start: int, stop: int) -> torch.Tensor:
+    offset = at.row - at.block.rows[0]
+    return at.file.read(at.name, start + offset, stop + offset)
+
+
+def _dtype(at: _Placement) -> torch.dtype:
+    return at.file.entries[at.name].dtype
+
+
+def _overlaps(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
+def _may_lack(name: str, file: SafetensorsFile, config: CheckpointConfig) -> bool:
+    """TensorRT-LLM takes the embedding for a tied lm_head that is not in the file."""
+    tied = config.tie_word_embeddings and config.mapping.pp_size == 1
+    whole = config.mapping.tp_size == 1 or not config.use_parallel_embedding
+    return name == LM_HEAD and name not in file.entries and tied and whole
+
+
+def rank_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
+    """Everything wrong with the rank files of a folder whose config.json is sound."""
+    problems: list[UsageError] = []
+    for rank in range(config.mapping.world_size):
+        try:
+            file = SafetensorsFile(folder / f"rank{rank}.safetensors")
+        except UsageError as error:
+            problems.append(error)
+            continue
+        problems += _problems(file, _expected(file, config, rank))
+    return problems
+
+
+def _expected(file: SafetensorsFile, config: CheckpointConfig, rank: int) -> list[Target]:
+    plan = rank_plan(config, rank)
+    return [target for target in plan if not _may_lack(target.name, file, config)]
+
+
+def _problems(file: SafetensorsFile, plan: Iterable[Target]) -> list[UsageError]:
+    shapes = {target.name: target.shape for target in plan}
+    return tensor_problems(str(file.path), file.entries, shapes, _REMAKE)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint. `read` gives Hugging Face tensors, `full_tensor` those of one rank."""
+
+    path: Path
+    config: CheckpointConfig
+    files: RankFiles
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Check config.json and every rank file's header; no weights are read.
+
+        Raises:
+            UsageError: no checkpoint, a model trtla does not support, or broken rank files.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder", "give the --output-dir of trtla convert")
+        config = validate(
+            CheckpointConfig, read_json(folder / "config.json"), str(folder / "config.json")
+        )
+        check_supported(config, str(folder / "config.json"))
+        check_mapping(config)
+        return cls(folder, config, RankFiles(folder, config))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype config.json names."""
+        return torch_dtype(self.config.dtype)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors of the one-rank checkpoint of this model."""
+        return tuple(target.name for target in rank_plan(single_rank(self.config), 0))
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a Hugging Face named tensor, whatever the split."""
+        return self.files.read(name, start, stop)
+
+    def full_tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the one-rank checkpoint (fused qkv, no padding, global layer numbers).
+
+        Raises:
+            KeyError: no such tensor.
+        """
+        plan = {target.name: target for target in rank_plan(single_rank(self.config), 0)}
+        return materialize(plan[name], self.files, self.dtype)
+
+    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors of the one-rank checkpoint, one by one."""
+        return full_tensors(self.files, self.config, self.dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """float16, bfloat16 or float32 as torch's dtype."""
+    return {
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "float32": torch.float32,
+    }[name]

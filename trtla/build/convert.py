@@ -1,0 +1,119 @@
+"""Hugging Face Llama folder -> TensorRT-LLM checkpoint, streamed and atomic.
+
+The config keys are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py) and the
+mapping has only the keys that every release from 0.20 to 1.2 accepts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtla.build.atomic import atomic_directory, check_target
+from trtla.build.hf import HFModel
+from trtla.build.plan import check_mapping
+from trtla.build.rank_writer import Progress, RankWriter, write_json
+from trtla.build.side_files import copy_side_files
+from trtla.config import CheckpointConfig, DType, Mapping, validate
+from trtla.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What `convert` wrote: folder, the checkpoint's config, the tensors' bytes, other files."""
+
+    path: Path
+    config: CheckpointConfig
+    weight_bytes: int
+    side_files: tuple[str, ...]
+
+
+def convert(
+    model_dir: str | Path,
+    output_dir: str | Path,
+    *,
+    dtype: str = "auto",
+    tp_size: int = 1,
+    pp_size: int = 1,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Converted:
+    """Convert a Hugging Face Llama or Mistral folder to a TensorRT-LLM checkpoint.
+
+    Args:
+        model_dir: config.json and weights, see `HFModel`.
+        output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
+        dtype: float16, bfloat16, float32, or auto: the model's, but float16 for float32.
+        tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
+        force: replace an existing checkpoint or engine, at the very end.
+        progress: called with (bytes done, bytes in total).
+
+    Raises:
+        UsageError: the model, the split or the output folder is not usable; nothing was written.
+        TrtlaError: the disk is full, or permission is missing; nothing is left behind.
+    """
+    source, target = Path(model_dir), Path(output_dir)
+    check_target(target, force=force, sources=(source,))
+    model = HFModel.open(source)
+    config = checkpoint_config(model.config, dtype, tp_size, pp_size)
+    with atomic_directory(target, force=force, sources=(source,)) as folder:
+        written = RankWriter(folder, config, progress).write(model)
+        side_files = copy_side_files(source, folder)
+        write_json(folder / "config.json", config_json(config))
+    return Converted(target, config, written, tuple(side_files))
+
+
+def checkpoint_config(
+    config: CheckpointConfig, dtype: str = "auto", tp_size: int = 1, pp_size: int = 1
+) -> CheckpointConfig:
+    """The model's config with the dtype and the split of the checkpoint to be written.
+
+    Raises:
+        UsageError: unknown dtype, or a split that the model's sizes do not allow.
+    """
+    for flag, value in (("tp-size", tp_size), ("pp-size", pp_size)):
+        if value < 1:
+            raise UsageError(f"--{flag} is {value}", f"--{flag} must be at least 1")
+    mapping = {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size}
+    update = {
+        "dtype": resolve_dtype(dtype, config.dtype),
+        "mapping": validate(Mapping, mapping, "the mapping"),
+    }
+    result = config.model_copy(update=update)
+    check_mapping(result)
+    return result
+
+
+def resolve_dtype(dtype: str, stored: DType) -> DType:
+    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
+
+    Raises:
+        UsageError: unknown dtype.
+    """
+    if dtype == "auto":
+        return "float16" if stored == "float32" else stored
+    if dtype == "float16":
+        return "float16"
+    if dtype == "bfloat16":
+        return "bfloat16"
+    if dtype == "float32":
+        return "float32"
+    raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
+
+
+def config_json(config: CheckpointConfig) -> dict[str, Any]:
+    """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for a dense Llama."""
+    data = config.model_dump(mode="json")
+    if data["sliding_window"] is None:
+        del data["sliding_window"]
+    data["quantization"] = data["quantization"] or {"quant_algo": None, "kv_cache_quant_algo": None}
+    constants = {
+        "rotary_pct": 1.0,
+        "rotary_embedding_dim": config.head_size,
+        "qk_layernorm": False,
+        "residual_mlp": False,
+        "disable_weight_only_quant_plugin": False,
+        "remove_duplicated_kv_heads": False,
+    }
+    return {**constants, **data}

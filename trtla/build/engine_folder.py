@@ -1,0 +1,171 @@
+"""An engine: its limits, its lookahead triple, its weights, from a folder or from memory.
+
+The folder has TensorRT-LLM's layout; `trtla.json` beside config.json tells what that has no place
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from trtla.build.checkpoint import RankFiles, torch_dtype
+from trtla.build.folder_kind import folder_kind
+from trtla.build.plan import check_mapping
+from trtla.build.side_files import end_ids, tokenizer_dir
+from trtla.build.source import TensorSource, full_tensors
+from trtla.build.support import check_supported
+from trtla.config import EngineConfig, EngineManifest, read_json, validate
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+
+MANIFEST = "trtla.json"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An opened engine; weights are read when asked for."""
+
+    path: Path
+    """The engine folder, or the Hugging Face folder of an engine made in memory."""
+    config: EngineConfig
+    manifest: EngineManifest | None
+    """None for engines made by TensorRT-LLM and for engines in memory."""
+    source: TensorSource | None = field(default=None, repr=False, compare=False)
+    """Where the weights of an engine in memory come from; None: the folder's rank file."""
+    in_memory_lookahead: LookaheadConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors call this engine."""
+        return str(self.path)
+
+    @property
+    def backend(self) -> str:
+        """`torch` or `tensorrt-llm`."""
+        if self.manifest is not None:
+            return self.manifest.backend
+        compiled = self.source is None and (self.path / "rank0.engine").is_file()
+        return "tensorrt-llm" if compiled else "torch"
+
+    @property
+    def lookahead(self) -> LookaheadConfig | None:
+        """The triple it was built for, (1,1,0) if plain; None where only max_draft_len is known."""
+        if self.manifest is not None:
+            return self.manifest.triple
+        if self.in_memory_lookahead is not None:
+            return self.in_memory_lookahead
+        return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder with the tokenizer files, if there are any."""
+        return tokenizer_dir(self.path)
+
+    def end_ids(self) -> frozenset[int]:
+        """All token ids that end a text; empty if none is known."""
+        return end_ids(self.path)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
+
+        Names are `transformer.vocab_embedding.weight`,
+        `transformer.layers.{i}.attention.qkv.weight` and so on; `lm_head.weight` always comes, also
+        when it equals the embedding. Linear weights are (out, in), in the engine's dtype, on the
+        CPU.
+
+        Raises:
+            UsageError: the weights are broken, or TensorRT-LLM compiled them into the engine.
+        """
+        if self.backend == "tensorrt-llm":
+            raise UsageError(
+                f"{self.name} has no readable weights", "build it with --backend torch"
+            )
+        config = self.config.pretrained_config
+        source = self.source or RankFiles(self.path, config)
+        return full_tensors(source, config, torch_dtype(config.dtype))
+
+
+def open_engine(path: str | Path) -> Engine:
+    """Open an engine folder and check it whole: config, manifest, and the header of the weights.
+
+    Raises:
+        UsageError: no engine (the message tells what it is and what to run), another version's, or
+            broken; the key or tensor at fault is named.
+    """
+    folder = Path(path)
+    kind = folder_kind(folder)
+    if kind != "engine":
+        raise UsageError(
+            f"{folder} is a {kind}, not an engine",
+            f"run trtla build --checkpoint-dir {folder} --output-dir ENGINE",
+        )
+    engine = read_engine(folder)
+    _check(engine)
+    return engine
+
+
+def read_engine(folder: Path) -> Engine:
+    """Read config.json and trtla.json of an engine folder, without comparing them or the weights.
+
+    Raises:
+        UsageError: a file is missing or broken, or of another version.
+    """
+    path = folder / "config.json"
+    return Engine(folder, validate(EngineConfig, read_json(path), str(path)), _manifest(folder))
+
+
+def _manifest(folder: Path) -> EngineManifest | None:
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    data = read_json(path)
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version is not None and version != 1:
+        raise UsageError(
+            f"{path} has format_version {version!r}, this trtla reads 1",
+            "build the engine again, or install the trtla that made it",
+        )
+    return validate(EngineManifest, data, str(path))
+
+
+def _check(engine: Engine) -> None:
+    check_manifest(engine)
+    if engine.backend == "tensorrt-llm":
+        return
+    config = engine.config.pretrained_config
+    check_supported(config, str(engine.path / "config.json"))
+    if config.mapping.world_size != 1:
+        raise UsageError(
+            f"{engine.name} is a torch engine of {config.mapping.world_size} ranks",
+            "build it again from the checkpoint; torch engines have one rank",
+        )
+    check_mapping(config)
+    RankFiles(engine.path, config)
+
+
+def check_manifest(engine: Engine) -> None:
+    """Compare trtla.json, if there is one, with config.json.
+
+    Raises:
+        UsageError: triple or dtype disagree.
+    """
+    manifest, config = engine.manifest, engine.config
+    if manifest is None:
+        return
+    needed, stored = manifest.triple.max_draft_len, config.build_config.max_draft_len
+    if needed != stored:
+        raise UsageError(
+            f"{engine.name}: lookahead {manifest.triple} in {MANIFEST} "
+            f"needs max_draft_len {needed}, config.json says {stored}",
+            "build the engine again",
+        )
+    if manifest.dtype != config.pretrained_config.dtype:
+        raise UsageError(
+            f"{engine.name}: dtype is {manifest.dtype} in {MANIFEST}, "
+            f"{config.pretrained_config.dtype} in config.json",
+            "build the engine again",
+        )

@@ -1,0 +1,177 @@
+"""A Hugging Face Llama or Mistral folder: its config, and its tensors read lazily.
+
+Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brought to the form
+`model.layers.0...`; old checkpoints lack the prefix, and their rotary buffers are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trtla.build.bin_file import BinFile
+from trtla.build.hf_config import read_hf_config
+from trtla.build.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.build.safetensors_file import Entry, SafetensorsFile
+from trtla.build.tensor_check import raise_first, tensor_problems
+from trtla.config import CheckpointConfig, DType, read_json
+from trtla.errors import UsageError
+
+WeightFile = SafetensorsFile | BinFile
+
+_STORED: dict[torch.dtype, DType] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+}
+_COMPARE_ROWS = 1024
+_HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """An opened model folder; `config.dtype` is the dtype the weights are stored in."""
+
+    path: Path
+    config: CheckpointConfig
+    _where: dict[str, tuple[WeightFile, str]]
+    """Canonical name -> the file and the tensor's name in it."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> HFModel:
+        """Read config.json and the headers of the weight files; no weights yet.
+
+        Raises:
+            UsageError: no such folder, not a supported model, or weights that do not fit the
+            config:
+                the first missing, unexpected or misshapen tensor is named.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder", "give a Hugging Face model folder")
+        if not (folder / "config.json").is_file():
+            raise UsageError(
+                f"{folder} has no config.json",
+                "give a Hugging Face model folder, see trtla inspect",
+            )
+        config, dtype = read_hf_config(folder / "config.json")
+        where = _locate(folder)
+        tied = config.tie_word_embeddings and _tie(where)
+        raise_first(tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT))
+        stored = dtype or _stored_dtype(where)
+        update = {"dtype": stored, "tie_word_embeddings": tied}
+        return cls(folder, config.model_copy(update=update), where)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors, `lm_head.weight` included when it is the tied embedding."""
+        return tuple(hf_shapes(self.config))
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a tensor, in the stored dtype."""
+        file, stored = self._where[name]
+        return file.read(stored, start, stop)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A whole tensor, in the stored dtype."""
+        file, stored = self._where[name]
+        return file.read(stored, 0, file.entries[stored].shape[0])
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored; a tied lm_head counts once."""
+        stored = {(id(file), name): file.entries[name] for file, name in self._where.values()}
+        return sum(entry.row_bytes * entry.shape[0] for entry in stored.values())
+
+
+def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
+    """Everything wrong with the weights of a model folder whose config.json is sound."""
+    try:
+        where = _locate(folder)
+    except UsageError as error:
+        return [error]
+    if config.tie_word_embeddings and (EMBEDDING in where) != (LM_HEAD in where):
+        _tie(where)
+    return tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT)
+
+
+def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:
+    """Canonical tensor name -> its file, for every tensor that belongs to the model."""
+    found: dict[str, tuple[WeightFile, str]] = {}
+    for file in _open_files(folder):
+        found.update({name: (file, name) for name in file.entries})
+    found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    if any(name.startswith("model.") for name in found):
+        return found
+    return {name if name == LM_HEAD else f"model.{name}": at for name, at in found.items()}
+
+
+def _open_files(folder: Path) -> Iterable[WeightFile]:
+    if (folder / "model.safetensors").is_file():
+        return [SafetensorsFile(folder / "model.safetensors")]
+    if (folder / "model.safetensors.index.json").is_file():
+        return [SafetensorsFile(path) for path in _shards(folder / "model.safetensors.index.json")]
+    if (folder / "pytorch_model.bin").is_file():
+        return [BinFile(folder / "pytorch_model.bin")]
+    if (folder / "pytorch_model.bin.index.json").is_file():
+        return [BinFile(path) for path in _shards(folder / "pytorch_model.bin.index.json")]
+    raise UsageError(
+        f"{folder} has no weights",
+        "it must hold model.safetensors or pytorch_model.bin, or their .index.json with the shards",
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    data = read_json(index)
+    weight_map = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UsageError(f"{index} has no weight_map", "copy the file again")
+    names = sorted({str(name) for name in weight_map.values()})
+    outside = next((name for name in names if Path(name).name != name), None)
+    if outside is not None:
+        raise UsageError(
+            f"{index} names {outside}, which is outside the folder", "correct the index"
+        )
+    missing = next((name for name in names if not (index.parent / name).is_file()), None)
+    if missing is not None:
+        raise UsageError(f"{index.parent} lacks the shard {missing}", "copy the missing file")
+    return [index.parent / name for name in names]
+
+
+def _tie(where: dict[str, tuple[WeightFile, str]]) -> bool:
+    """Let the stored one of embedding and lm_head stand for both; False if both differ.
+
+    transformers does the same: two different stored tensors are not tied, whatever the config says.
+    """
+    if LM_HEAD in where and EMBEDDING in where:
+        return _equal(where[EMBEDDING], where[LM_HEAD])
+    if EMBEDDING in where:
+        where[LM_HEAD] = where[EMBEDDING]
+    elif LM_HEAD in where:
+        where[EMBEDDING] = where[LM_HEAD]
+    return True
+
+
+def _equal(one: tuple[WeightFile, str], other: tuple[WeightFile, str]) -> bool:
+    shapes = [file.entries[name].shape for file, name in (one, other)]
+    if shapes[0] != shapes[1] or not shapes[0]:
+        return False
+    rows = shapes[0][0]
+    return all(
+        torch.equal(
+            one[0].read(one[1], row, min(row + _COMPARE_ROWS, rows)),
+            other[0].read(other[1], row, min(row + _COMPARE_ROWS, rows)),
+        )
+        for row in range(0, rows, _COMPARE_ROWS)
+    )
+
+
+def _found(where: dict[str, tuple[WeightFile, str]]) -> dict[str, Entry]:
+    return {name: file.entries[stored] for name, (file, stored) in where.items()}
+
+
+def _stored_dtype(where: dict[str, tuple[WeightFile, str]]) -> DType:
+    file, stored = where[EMBEDDING]
+    return _STORED[file.entries[stored].dtype]

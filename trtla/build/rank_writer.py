@@ -1,0 +1,103 @@
+"""Streams rank files: the header from the plan first, then the tensors' bytes piece by piece.
+
+Memory holds one piece at a time, however large the model is. A digest over the same bytes, if asked
+for, costs no second reading.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from trtla.build.background_hash import BackgroundHash
+from trtla.build.checkpoint import torch_dtype
+from trtla.build.plan import Target, rank_plan
+from trtla.build.safetensors_file import header_bytes, tensor_bytes
+from trtla.build.source import TensorSource, stream
+from trtla.config import CheckpointConfig
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in total)."""
+
+
+def weight_bytes(config: CheckpointConfig) -> int:
+    """Bytes of all tensors of all ranks."""
+    size = torch_dtype(config.dtype).itemsize
+    return sum(
+        target.numel * size
+        for rank in range(config.mapping.world_size)
+        for target in rank_plan(config, rank)
+    )
+
+
+class RankWriter:
+    """Writes every rank file of a checkpoint into a folder.
+
+    Args:
+        folder: an existing folder.
+        config: dtype and mapping of what is written.
+        progress: called after every piece.
+        digest: updated with names and bytes in file order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        progress: Progress | None = None,
+        digest: BackgroundHash | None = None,
+    ) -> None:
+        self._folder, self._config = folder, config
+        self._dtype = torch_dtype(config.dtype)
+        self._progress, self._digest = progress, digest
+        self._done, self._total = 0, weight_bytes(config)
+
+    def write(self, source: TensorSource) -> int:
+        """Write all ranks and return the bytes of their tensors.
+
+        Raises:
+            OSError: the disk is full, at the start if that can be told.
+            UsageError: a source file ends early, or a value does not fit the dtype.
+        """
+        if shutil.disk_usage(self._folder).free < self._total:
+            raise OSError(errno.ENOSPC, "no space left")
+        for rank in range(self._config.mapping.world_size):
+            plan = rank_plan(self._config, rank)
+            path = self._folder / f"rank{rank}.safetensors"
+            with path.open("wb", buffering=0) as file:
+                self._write_rank(file, plan, source)
+        return self._total
+
+    def _write_rank(self, file: BinaryIO, plan: Sequence[Target], source: TensorSource) -> None:
+        write_all(file, memoryview(header_bytes(((t.name, t.shape) for t in plan), self._dtype)))
+        for target in plan:
+            if self._digest is not None:
+                self._digest.update(target.name.encode())
+            for piece in stream(target, source, self._dtype):
+                self._write_piece(file, piece)
+
+    def _write_piece(self, file: BinaryIO, piece: torch.Tensor) -> None:
+        data = tensor_bytes(piece)
+        if self._digest is not None:
+            self._digest.update(data)
+        write_all(file, data)
+        self._done += len(data)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def write_all(file: BinaryIO, data: memoryview) -> None:
+    """Write every byte; an unbuffered file may take a part at a time."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON object, indented by 4 as TensorRT-LLM does."""
+    path.write_text(json.dumps(data, indent=4) + "\n", encoding="utf-8")

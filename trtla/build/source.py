@@ -1,0 +1,94 @@
+"""Where weights come from: anything that reads rows of Hugging Face named tensors.
+
+A Hugging Face folder and a TensorRT-LLM checkpoint of any tp and pp are both such a source, so that
+converting, merging ranks and loading are one piece of code: streaming a plan's targets from a
+source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from trtla.build.plan import Block, Target, rank_plan, single_rank
+from trtla.config import CheckpointConfig
+from trtla.errors import UsageError
+
+CHUNK_BYTES = 16 * 2**20
+"""How much of a tensor is in memory at a time while streaming."""
+
+_FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
+
+
+class TensorSource(Protocol):
+    """Reads rows of the tensors that `plan.hf_shapes` lists."""
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop), or elements of a vector, as stored, in memory of their own."""
+
+
+def stream(target: Target, source: TensorSource, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The target's rows from top to bottom, in contiguous pieces of about CHUNK_BYTES.
+
+    Raises:
+        UsageError: a value is too large for float16.
+    """
+    for block in target.blocks:
+        for start, stop in _spans(block):
+            yield _read(block, start, stop, source, dtype)
+
+
+def materialize(target: Target, source: TensorSource, dtype: torch.dtype) -> torch.Tensor:
+    """The whole target as one tensor."""
+    out, row = torch.empty(target.shape, dtype=dtype), 0
+    for piece in stream(target, source, dtype):
+        out[row : row + len(piece)] = piece
+        row += len(piece)
+    return out
+
+
+def full_tensors(
+    source: TensorSource, config: CheckpointConfig, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the one-rank checkpoint of this model, one by one."""
+    for target in rank_plan(single_rank(config), 0):
+        yield target.name, materialize(target, source, dtype)
+
+
+def _spans(block: Block) -> Iterator[tuple[int, int]]:
+    first, last = block.rows
+    width = block.cols[1] if block.cols else 1
+    rows = max(1, CHUNK_BYTES // (4 * width))
+    for start in range(first, last, rows):
+        yield start, min(start + rows, last)
+
+
+def _read(
+    block: Block, start: int, stop: int, source: TensorSource, dtype: torch.dtype
+) -> torch.Tensor:
+    if block.source is None:
+        width = (block.cols[1] - block.cols[0],) if block.cols else ()
+        return torch.zeros((stop - start, *width), dtype=dtype)
+    rows = source.read(block.source, start, stop)
+    part = rows[:, slice(*block.cols)] if block.cols else rows
+    return _cast(part, dtype, block.source).contiguous()
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype == torch.float16:
+        _check_float16(tensor, name)
+    return tensor.to(dtype)
+
+
+def _check_float16(tensor: torch.Tensor, name: str) -> None:
+    low, high = tensor.aminmax()
+    largest = max(-low.item(), high.item())
+    if largest >= _FLOAT16_OVERFLOW:
+        raise UsageError(
+            f"tensor {name} holds {largest:.4g}, too large for float16",
+            "convert with --dtype bfloat16 or --dtype float32",
+        )
