@@ -41,9 +41,7 @@ class ToyModel:
         pairs = torch.stack((batch.tokens, batch.positions), dim=-1).double()
         cache.write(0, batch.slots, pairs[:, None], pairs[:, None])
         stored = cache.layer(0)[0][:, 0].tolist()
-        texts = [
-            _text(stored, slots) for group in batch.groups for slots in visible_slots(group)
-        ]
+        texts = [_text(stored, slots) for group in batch.groups for slots in visible_slots(group)]
         self.fed.append(len(batch.tokens))
         self.visible.append(texts)
         logits = [self._scores(texts[row]) for row in batch.rows.tolist()]

@@ -1,7 +1,7 @@
 """What comes from outside as JSON or YAML, checked: checkpoint, engine and preset files.
 
-Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the files of
-both. Validation errors of pydantic become one sentence with the file, the key and the value.
+Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the
+files of both. Validation errors of pydantic become one sentence with the file, key and value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Mapping(BaseModel):
     """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
 
-    Only the keys that every release from 0.20 to 1.2 accepts are written (contract, section 3.3).
+    Only the keys that every release from 0.20 to 1.2 accepts are written (mapping.py).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -49,13 +49,14 @@ class Mapping(BaseModel):
     def _product(self) -> Mapping:
         if self.world_size != self.tp_size * self.pp_size:
             raise ValueError(
-                f"world_size {self.world_size} is not tp_size {self.tp_size} x pp_size {self.pp_size}"
+                f"world_size {self.world_size} is not "
+                f"tp_size {self.tp_size} x pp_size {self.pp_size}"
             )
         return self
 
 
 class CheckpointConfig(BaseModel):
-    """A TensorRT-LLM checkpoint's config.json for dense Llama (contract, section 3.2).
+    """A TensorRT-LLM checkpoint's config.json for dense Llama (LLaMAConfig).
 
     Keys trtla does not use are kept as they are, so an engine made by `trtllm-build` reads as well.
     """
@@ -125,7 +126,7 @@ class CheckpointConfig(BaseModel):
 
     @property
     def max_positions(self) -> int:
-        """Tokens the model can read: linear and dynamic scaling stretch the trained length by factor."""
+        """Tokens the model can read: linear and dynamic scaling stretch the trained length."""
         if self.rope_type not in ("linear", "dynamic"):
             return self.max_position_embeddings
         factor = float((self.rotary_scaling or {}).get("factor", 1.0))
@@ -135,8 +136,8 @@ class CheckpointConfig(BaseModel):
 class BuildConfig(BaseModel):
     """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.
 
-    `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt and
-    output together may use `max_seq_len - max_draft_len` tokens.
+    `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt
+    and output together may use `max_seq_len - max_draft_len` tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -182,7 +183,7 @@ class EngineConfig(BaseModel):
 
 
 class EngineManifest(BaseModel):
-    """An engine directory's trtla.json: what config.json has no place for. Unknown keys are errors."""
+    """An engine's trtla.json: what config.json has no place for. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -255,7 +256,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def validate(model: type[ModelT], data: Any, where: str) -> ModelT:
-    """Build a pydantic model; the first validation error becomes a `UsageError` naming key and value."""
+    """Build a pydantic model; its first error becomes a `UsageError` naming key and value."""
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:

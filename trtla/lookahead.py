@@ -1,6 +1,6 @@
-"""The lookahead triple (W, N, G): parsing, legality, draft budget and the engine/server/request order.
+"""The lookahead triple (W, N, G): parsing, legality, draft budget, limits.
 
-Everything that any part of trtla knows about limits of a triple is here; it imports nothing but errors.
+Everything that any part of trtla knows about limits of a triple is here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LookaheadConfig:
 
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens fed in one step beside the input token (README of TensorRT-LLM's lookahead)."""
+        """Draft tokens fed in one step beside the input token (TensorRT-LLM's README rule)."""
         w, n, g = self.as_tuple()
         return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
 

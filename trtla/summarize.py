@@ -6,7 +6,10 @@ from a batch of prompts to answers, so that all sides are measured by the same l
 
 from __future__ import annotations
 
+import os
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -32,6 +35,7 @@ ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 _HUB_NAMES = ("abisee/cnn_dailymail", "ccdv/cnn_dailymail")
 _HUB_VERSION = "3.0.0"
+_HUB_TIMEOUT_S = 10.0
 
 
 class Article(BaseModel):
@@ -124,7 +128,21 @@ def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
     return articles[:count]
 
 
+def _hub_answers() -> bool:
+    """One quick question: the hub's client itself gives up only after a minute of retries."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(endpoint, timeout=_HUB_TIMEOUT_S):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+
+
 def _from_hub(count: int, seed: int) -> list[Article]:
+    if not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # then the cache is looked at, without retries
     import datasets
 
     problem: Exception | None = None
@@ -197,7 +215,9 @@ def hf_side(model_dir: str, dtype: str, device: str, output_len: int) -> Generat
     """Decode with transformers' greedy generate, batches padded on the left."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))

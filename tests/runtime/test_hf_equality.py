@@ -1,4 +1,4 @@
-"""The torch executor against Hugging Face's own forward and `generate`, in float32 on real small models."""
+"""The torch executor against Hugging Face's own `generate`, in float32 on real small models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPETITIVE = 2.0  # sharpens the random model's choices so that texts loop and d
 
 @functools.cache
 def folder_and_model(name):
-    """A variant with room for longer texts; dynamic scaling is used beyond the trained 48 tokens."""
+    """A variant with room for longer texts; dynamic scaling goes beyond 48 trained tokens."""
     variant = next(v for v in VARIANTS if v.name == name)
     variant = dataclasses.replace(variant, keys={**variant.keys, "max_position_embeddings": 48})
     if variant.keys.get("sliding_window"):

@@ -57,7 +57,9 @@ def test_chunks_concatenate_to_the_completion(llm, long_text, triple):
 def test_14_stop_strings_cut_like_plain_decoding(llm, long_text, triple):
     full, params = long_text
     middle = full.text[len(full.text) // 2 :][:3]
-    stopping = SamplingParams(params.max_output_len, params.temperature, seed=params.seed, stop=(middle,))
+    stopping = SamplingParams(
+        params.max_output_len, params.temperature, seed=params.seed, stop=(middle,)
+    )
     (cut,) = llm.generate(PROMPTS[0], stopping, LookaheadConfig(*triple))
     assert cut.finish_reason == "stop_words"
     assert cut.text == full.text[: full.text.index(middle)]

@@ -45,11 +45,7 @@ def test_24_same_text_with_and_without_lookahead(triple, prompt, seed, heat, top
                 scores,
                 6,
                 triple,
-                [
-                    request(
-                        prompt, 40, own, seed=seed, temperature=heat, top_k=top_k, top_p=top_p
-                    )
-                ],
+                [request(prompt, 40, own, seed=seed, temperature=heat, top_k=top_k, top_p=top_p)],
             )[0][0]
         )
         for own in (triple, (1, 1, 0))
@@ -59,7 +55,7 @@ def test_24_same_text_with_and_without_lookahead(triple, prompt, seed, heat, top
 
 def test_24_drafts_are_accepted_when_sampling():
     """The equality above is only interesting because steps are saved."""
-    outputs, model = decode(
+    _, model = decode(
         hash_scores(4, 1, spread=9.0), 4, (5, 4, 5), [request([0, 1], 100, temperature=0.5)]
     )
     assert len(model.fed) < 85
@@ -98,7 +94,7 @@ def test_24_exact_law_of_sampled_texts(top_k, top_p):
     runs, scores = 1500, hash_scores(3, 7)
     params = {"temperature": 0.9, "top_k": top_k, "top_p": top_p}
     requests = [request([0, 1, 2, 0, 1], 5, None, i, seed=i, **params) for i in range(runs)]
-    outputs, model = decode(scores, 3, (3, 3, 3), requests, max_batch_size=16)
+    outputs, _ = decode(scores, 3, (3, 3, 3), requests, max_batch_size=16)
     counts: dict[tuple[int, ...], int] = {}
     for answer in outputs.values():
         text = tuple(tokens_of(answer))

@@ -159,11 +159,9 @@ def test_consecutive_blocks_are_preferred():
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), max_size=6), st.data())
 def test_11_accept_takes_the_longest_matching_path(candidates, data):
-    """Against trying every candidate on its own; draws are a function of the path, as a target's are."""
+    """Against trying each candidate on its own; draws are a function of the path."""
     answers = data.draw(
-        st.fixed_dictionaries(
-            {(): st.integers(0, 2)} | {(i,): st.integers(0, 2) for i in range(3)}
-        )
+        st.fixed_dictionaries({(): st.integers(0, 2)} | {(i,): st.integers(0, 2) for i in range(3)})
     )
 
     def target(path):
@@ -172,7 +170,9 @@ def test_11_accept_takes_the_longest_matching_path(candidates, data):
     tokens = [token for one in candidates for token in one]
     parents = [p for i in range(len(candidates)) for p in (0, 3 * i + 1, 3 * i + 2)]
     draft = Draft(tuple(tokens), tuple(parents))
-    paths = {0: []} | {3 * i + k + 1: c[: k + 1] for i, c in enumerate(candidates) for k in range(3)}
+    paths = {0: []} | {
+        3 * i + k + 1: c[: k + 1] for i, c in enumerate(candidates) for k in range(3)
+    }
     accepted = accept(draft, {node: target(path) for node, path in paths.items()})
     best = []
     for one in candidates:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,14 +19,14 @@ def decode_bytes(ids):
 
 
 def decode_words(ids):
-    """Like SentencePiece: words carry a leading space, which decoding drops at the very beginning."""
+    """Like SentencePiece: words carry a leading space, dropped at the very beginning."""
     return "".join(f" w{i}" for i in ids).removeprefix(" ")
 
 
 def steps_of(ids, cuts):
     """Cut ids into non-empty steps at the given places."""
     places = sorted({cut % (len(ids) + 1) for cut in cuts} | {0, len(ids)})
-    return [ids[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [ids[a:b] for a, b in pairwise(places)]
 
 
 @given(st.text(max_size=30), st.lists(st.integers(0, 120), max_size=8))
@@ -53,7 +55,7 @@ def test_the_first_piece_keeps_its_space():
     st.lists(st.integers(0, 60), max_size=6),
 )
 def test_14_streamed_text_ends_before_the_stop_string(text, stop, cuts):
-    """The executor cuts at the token that completes a stop string; the text ends where it begins."""
+    """The executor cuts where a stop string is complete; the text ends where it begins."""
     ids = list(text.encode())
     check = StopStrings(decode_bytes, [], stop)
     end = next((i for i in range(1, len(ids) + 1) if check(ids[:i])), len(ids))

@@ -1,7 +1,7 @@
 """Exact traces of the reference semantics: texts, tokens per forward and fed tokens of toy models.
 
-The window is seeded with the prompt repeated cyclically. Forwards include the prompt pass. Numbers were
-worked out independently of this code, by simulators of the published implementations.
+The window is seeded with the prompt repeated cyclically. Forwards include the prompt pass. Numbers
+were worked out independently of this code, by simulators of the published implementations.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ CASES = {
         [1] * 14 + [4] * 6 + [2],
         [3, 7, 11] + [15] * 11 + [18, 18, 21, 21, 21, 21, 24],
     ),
-    "T2": ((C4, [0, 1], (2, 2, 1), 12), [2, 3, 0, 1] * 3, [1, 1, 1, 2, 2, 2, 2, 1], [2] * 3 + [3] * 5),
+    "T2": (
+        (C4, [0, 1], (2, 2, 1), 12),
+        [2, 3, 0, 1] * 3,
+        [1, 1, 1, 2, 2, 2, 2, 1],
+        [2] * 3 + [3] * 5,
+    ),
     "T4": (
         (M17, T4_PROMPT, (7, 7, 7), 48),
         M17_LATE * 3,
@@ -60,7 +65,12 @@ CASES = {
     ),
     "T4c": ((M17, T4_PROMPT, (7, 7, 7), 12), M17_LATE[:12], [1] * 10 + [2], None),
     "T5": ((C4, [0, 1], (1, 1, 0), 6), [2, 3, 0, 1, 2, 3], [1] * 6, [2, 1, 1, 1, 1, 1]),
-    "T7": ((C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10), [2, 3, 0, 1, 2, 3, 0, 1, 2, 3], [1, 3, 3, 3], [6, 6, 8, 8]),
+    "T7": (
+        (C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10),
+        [2, 3, 0, 1, 2, 3, 0, 1, 2, 3],
+        [1, 3, 3, 3],
+        [6, 6, 8, 8],
+    ),
     "T9": ((C4, [0, 1, 2, 3], (4, 4, 0), 12), [0, 1, 2, 3] * 3, [1] * 12, None),
     "T10": ((CNT, list(range(10, 16)), (5, 4, 5), 20), list(range(16, 36)), [1] * 20, None),
     "T15a": ((CONST, [5, 5, 5], (4, 4, 0), 24), [5] * 24, [1] * 24, None),

@@ -1,8 +1,8 @@
 """Attention of packed tokens over the paged cache, with a tree mask.
 
-Sequences that are attended together form a group: queries and keys are padded to the group's longest.
-The query heads that share a K/V head are folded into the query axis, so keys and values are never
-repeated.
+Sequences that are attended together form a group: queries and keys are padded to the group's
+longest. The query heads that share a K/V head are folded into the query axis, so keys and values
+are never repeated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AttentionGroup:
     shape: tuple[int, int, int]
     """(B, Q, L)."""
     keys: slice | Tensor
-    """Cache slots of all keys: a stretch when B is 1 and its blocks are consecutive, else int64 [B * L]."""
+    """Cache slots of all keys: a stretch when B is 1 and consecutive, else int64 [B * L]."""
     bias: Tensor | None
-    """0 where visible, -inf elsewhere: [B, 1, heads per K/V head * Q, L]; None: everything is visible."""
+    """0 where visible, else -inf: [B, 1, heads per K/V head * Q, L]; None: all visible."""
     causal: bool = False
     """Q == L tokens of one prompt, each sees itself and those before; `bias` is None."""
     pad: Tensor | None = None
@@ -50,7 +50,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup)
     if group.pad is not None:
         queries = queries.index_select(0, group.pad)
     q = queries.view(batch, count, kv_heads, folds, size).permute(0, 2, 3, 1, 4)
-    k, v = (_visible(cached, group).view(batch, length, kv_heads, size) for cached in (keys, values))
+    k, v = (
+        _visible(cached, group).view(batch, length, kv_heads, size) for cached in (keys, values)
+    )
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if group.causal:
         out = _causal(q, k, v)
@@ -69,7 +71,7 @@ def _visible(cached: Tensor, group: AttentionGroup) -> Tensor:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A whole prompt: no mask in memory, at the price of repeated K/V heads. q is [1, kv, folds, Q, d]."""
+    """A whole prompt: no mask, at the price of repeated K/V heads. q is [1, kv, folds, Q, d]."""
     batch, kv_heads, folds, count, size = q.shape
     q = q.reshape(batch, kv_heads * folds, count, size)
     k, v = k.repeat_interleave(folds, dim=1), v.repeat_interleave(folds, dim=1)

@@ -18,7 +18,7 @@ from trtla.runtime.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one sequence feeds in a step: a stretch of its prompt, or its input token and a draft."""
+    """What a sequence feeds in a step: a stretch of its prompt, or input token and draft."""
 
     sequence: Sequence
     tokens: tuple[int, ...]
@@ -141,7 +141,7 @@ def _group(
 
 
 def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> slice | Tensor:
-    """Slots of all keys; a shorter sequence is padded with its own first slot, hidden by the bias."""
+    """Slots of all keys; shorter sequences are padded with a slot that the bias hides."""
     if len(feeds) == 1 and tables[0].first is not None:
         return slice(tables[0].first, tables[0].first + length)
     stretches = []
@@ -186,7 +186,9 @@ def tree_bias(parents: tuple[int, ...]) -> Tensor:
 
 def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """(row of each padded query, padded query of each row), both within the group."""
-    longest, pad, unpad, start = max(counts), [], [], 0
+    longest, start = max(counts), 0
+    pad: list[int] = []
+    unpad: list[int] = []
     for index, count in enumerate(counts):
         pad += [start + min(query, count - 1) for query in range(longest)]
         unpad += range(index * longest, index * longest + count)

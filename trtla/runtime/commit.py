@@ -1,6 +1,6 @@
 """Where an output ends: the one place that decides how many of a step's tokens count.
 
-It runs before K/V commit, pool, streaming and counters, so that none of them sees a token past the end.
+It runs before K/V commit, pool, streaming and counters, so that none sees a token past the end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def committed_prefix(
 ) -> tuple[int, FinishReason | None]:
     """How many of `new_tokens` join the output, and why the output ends there, if it does.
 
-    The end token and the tokens that complete a stop string are part of the output. An end token or stop
-    string that is also the last allowed token counts as the reason, not the length.
+    The end token and the tokens that complete a stop string are part of the output. An end token or
+    stop string that is also the last allowed token counts as the reason, not the length.
     """
     room = request.sampling.max_output_len - len(output_ids)
     ids = list(output_ids)

@@ -30,7 +30,7 @@ def resolve_device(device: str) -> torch.device:
         raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices",
+            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} of its kind",
             "use --device cpu, or install a PyTorch build for your GPU's driver",
         )
     return chosen
@@ -39,8 +39,8 @@ def resolve_device(device: str) -> torch.device:
 def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:
     """The type of weights and activations.
 
-    auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated half
-    precision is slower there than float32.
+    auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated
+    half precision is slower there than float32.
 
     Raises:
         UsageError: the name is unknown.
@@ -105,7 +105,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _linux_available() -> int:
-    """MemAvailable, which counts the page cache that the kernel would give back; 0 where unknown."""
+    """MemAvailable, which counts the page cache that can be given back; 0 where unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)

@@ -1,8 +1,8 @@
-"""What a drafter hands to the step loop: a tree of tokens below the input token, and the protocol itself.
+"""Drafts, trees of tokens below the input token, and the protocol of what makes them.
 
 Every draft, the lookahead window included, is a tree: a node sees the cached tokens and its own
-ancestors, and stands at the input's position plus its depth. Mask and positions follow from the parents,
-so nothing else has to be said about them.
+ancestors, and stands at the input's position plus its depth. Mask and positions follow from the
+parents, so nothing else has to be said about them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Guesses what the target will say. It can make decoding faster or slower, never change the text.
+    """Guesses what the target will say: it changes the speed of decoding, never the text.
 
-    One object serves one request. `propose` is called once per generation step and `observe` once per
-    forward that committed tokens, the prompt pass first.
+    One object serves one request. `propose` is called once per generation step and `observe` once
+    per forward that committed tokens, the prompt pass first.
     """
 
     def propose(self) -> Draft:
@@ -55,7 +55,8 @@ class Drafter(Protocol):
         """Learn from a forward.
 
         Args:
-            greedy: the target's argmax after each node of the draft's `read`, in that order; empty for
+            greedy: the target's argmax after each node of the draft's `read`, in that order; empty
+            for
                 the prompt pass.
             committed: the tokens that became output, in order.
         """

@@ -27,8 +27,8 @@ StopCheck = Callable[[list[int]], bool]
 class SamplingParams:
     """How one request chooses its tokens and where it ends.
 
-    Order of the filters: temperature, top_k, top_p. Temperature 0 is argmax. `seed` fixes both the noise
-    of sampling, keyed by absolute position, and the initial lookahead window.
+    Order of the filters: temperature, top_k, top_p. Temperature 0 is argmax. `seed` fixes both the
+    noise of sampling, keyed by absolute position, and the initial lookahead window.
 
     Raises:
         UsageError: a value is out of its range.
@@ -180,8 +180,9 @@ class Executor(Protocol):
     """Continuous batching behind seven verbs. No threads: work happens inside `poll`.
 
     `submit` checks the request and raises `UsageError` without changing anything. `poll` works
-    until there is something to report; an empty list means that nothing is in flight. `cancel` ends a request; its
-    last output, with reason `cancelled`, comes with the next `poll`. `close` frees everything.
+    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
+    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
+    everything.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The paged K/V cache: which blocks a sequence owns (integers) and where its keys and values lie (tensors).
+"""The paged K/V cache: the blocks that sequences own (integers), and the keys and values (tensors).
 
 A sequence reserves all the blocks it can ever need when it is admitted (TensorRT-LLM's
 GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always finds its slots.
@@ -16,7 +16,7 @@ TOKENS_PER_BLOCK = 32
 
 
 class BlockPool:
-    """Free and used blocks, as integers. Consecutive blocks are preferred: they can be read without a copy."""
+    """Free and used blocks, as integers; consecutive ones can be read without a copy."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -51,7 +51,7 @@ class BlockPool:
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """Where a sequence's tokens lie in the cache: entry i is the slot of its i-th cached or fed token."""
+    """Where a sequence lies in the cache: entry i is the slot of its i-th token."""
 
     slots: Tensor
     """int64 [capacity]."""
@@ -93,7 +93,7 @@ class KVCache:
         return self.data.device
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [tokens, kv_heads, head_size] of fed tokens at their slots [tokens]."""
+        """Store fed tokens' keys and values [tokens, kv_heads, head_size] at slots [tokens]."""
         cached_keys, cached_values = self._layers[layer]
         cached_keys.index_copy_(0, slots, keys)
         cached_values.index_copy_(0, slots, values)

@@ -37,8 +37,8 @@ DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
 class Completion:
     """The finished answer to one prompt.
 
-    `output_ids` hold the end token or the tokens of a stop string when one ended the text; `text` does
-    not. `text` and `input_text` are None for a model without tokenizer files.
+    `output_ids` hold the end token or the tokens of a stop string when one ended the text; `text`
+    does not. `text` and `input_text` are None for a model without tokenizer files.
     """
 
     index: int
@@ -55,7 +55,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to one prompt's answer. Texts of an index concatenate to its whole text."""
+    """What one step added to an answer. Texts of an index concatenate to its whole text."""
 
     index: int
     text: str | None
@@ -122,13 +122,14 @@ class LLM:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder, which is then
-                converted in memory.
-            lookahead: the server's triple; None takes the engine's own, (7,7,7) for a Hugging Face folder.
+            model: an engine directory made by `trtla build`, or a Hugging Face folder, which is
+                then converted in memory.
+            lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
+                Face folder.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             device: auto, cpu, cuda or cuda:N.
             dtype: auto (the engine's), float32, bfloat16 or float16.
-            max_batch_size: requests in flight at once, at most the engine's; None takes the engine's.
+            max_batch_size: requests in flight at once; None takes the engine's limit.
 
         Raises:
             UsageError: the folder or the settings are not usable.
@@ -188,14 +189,14 @@ class LLM:
         margins: bool = False,
         names: Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
-        """Like `generate`, but yields what each step brings. Checks happen before the first chunk."""
+        """Like `generate`, but yields what each step brings; checks come first."""
         many = _prompts(prompts)
         each_sampling = _one_each(sampling or SamplingParams(), len(many), "sampling settings")
         each_lookahead = _one_each(lookahead, len(many), "lookahead triples")
         labels = names or [f"prompt {index}" for index in range(len(many))]
         answers = [
-            self._answer(index, prompt, *settings, margins)
-            for index, (prompt, *settings) in enumerate(
+            self._answer(index, prompt, settings, triple, label, margins)
+            for index, (prompt, settings, triple, label) in enumerate(
                 zip(many, each_sampling, each_lookahead, labels, strict=True)
             )
         ]
@@ -213,23 +214,20 @@ class LLM:
         margins: bool,
     ) -> _Answer:
         ids = self._encode(prompt, name)
-        tokenizer, stop = self.tokenizer, sampling.stop
-        if tokenizer is None:
-            if stop:
-                raise UsageError(
-                    f"{name} has a stop string, but the model has no tokenizer",
-                    "leave stop away, or give --tokenizer-dir",
-                )
-            request = Request(
-                next(self._ids), ids, sampling, lookahead, self._end_ids, None, margins, name
+        decode, stop = (self.tokenizer.decode if self.tokenizer else None), sampling.stop
+        if decode is None and stop:
+            raise UsageError(
+                f"{name} has a stop string, but the model has no tokenizer",
+                "leave stop away, or give --tokenizer-dir",
             )
-            return _Answer(index, request, None, None)
-        check = StopStrings(tokenizer.decode, ids, stop) if stop else None
+        check = StopStrings(decode, ids, stop) if decode and stop else None
         request = Request(
             next(self._ids), ids, sampling, lookahead, self._end_ids, check, margins, name
         )
-        text = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
-        return _Answer(index, request, text, TextStream(tokenizer.decode, ids, stop))
+        if decode is None:
+            return _Answer(index, request, None, None)
+        text = prompt if isinstance(prompt, str) else decode(ids)
+        return _Answer(index, request, text, TextStream(decode, ids, stop))
 
     def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -260,7 +258,7 @@ class LLM:
                 self._executor.poll()
 
     def pieces(self, completion: Completion) -> list[tuple[str, bool]]:
-        """The text cut into (piece, accepted): pieces join to the text, accepted ones came from drafts."""
+        """The text cut into (piece, accepted); accepted pieces came from drafts."""
         if self.tokenizer is None or completion.text is None:
             return []
         flags = _accepted_flags(completion.stats)

@@ -1,7 +1,7 @@
 """The Llama forward over packed tokens: every fed token of every sequence in one pass.
 
-It reads the TensorRT-LLM checkpoint's tensors (fused qkv, `mlp.fc` = gate_proj, `mlp.gate` = up_proj) and
-knows nothing of requests: positions, cache slots and visibility come in the batch.
+It reads the TensorRT-LLM checkpoint's tensors (fused qkv, `mlp.fc` = gate_proj, `mlp.gate` =
+up_proj) and knows nothing of requests: positions, cache slots and visibility come in the batch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class LlamaModel:
     """A dense Llama on one device.
 
     Args:
-        weights: (checkpoint name, tensor) of the complete model; each is moved and released in turn.
+        weights: (checkpoint name, tensor) of the complete model; each is moved and released in
+        turn.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies of the supported scalings, cosines and sines per token.
 
-Formulas are those of transformers' modeling_rope_utils (default, linear, dynamic NTK, llama3), so that
-logits agree with Hugging Face's forward.
+Formulas are those of transformers' modeling_rope_utils (default, linear, dynamic NTK, llama3), so
+that logits agree with Hugging Face's forward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Rotary:
 
         Args:
             positions: absolute position of each token, int64 [tokens].
-            lengths: length of the text when the token was first seen (its prompt's, else position + 1);
+            lengths: length of the text when the token was first seen (its prompt's, else position +
+            1);
                 only dynamic scaling depends on it.
         """
         inverse = self._dynamic_frequencies(lengths) if self._dynamic else self._frequencies
@@ -36,7 +37,7 @@ class Rotary:
         return angles.cos().to(self._dtype)[:, None], angles.sin().to(self._dtype)[:, None]
 
     def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
-        """NTK frequencies, one row per token: the base grows once the text outgrows the trained length."""
+        """NTK frequencies, a row per token: the base grows beyond the trained length."""
         config = self._config
         limit, size = config.max_position_embeddings, config.head_size
         factor = float((config.rotary_scaling or {})["factor"])
@@ -75,9 +76,7 @@ def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
     scaling = config.rotary_scaling or {}
     factor = float(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    trained = float(
-        scaling.get("original_max_position_embeddings", config.max_position_embeddings)
-    )
+    trained = float(scaling.get("original_max_position_embeddings", config.max_position_embeddings))
     wavelengths = 2 * math.pi / inverse
     smooth = ((trained / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - smooth) * inverse / factor + smooth * inverse

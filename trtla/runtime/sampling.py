@@ -1,7 +1,8 @@
 """Drawing tokens with noise that depends only on (seed, absolute position).
 
-A position's draw is the inverse of the filtered distribution's cumulative sum at one uniform number. Rows
-at the same position share the number, so plain decoding and every drafter draw the same token.
+A position's draw is the inverse of the filtered distribution's cumulative sum at one uniform
+number. Rows at the same position share the number, so plain decoding and every drafter draw the
+same token.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _mix(value: int) -> int:
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution that `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
+    """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
     scaled = logits.double() / params.temperature
     if 0 < params.top_k < scaled.shape[-1]:
         kth = scaled.topk(params.top_k, dim=-1).values[:, -1:]

@@ -1,7 +1,7 @@
 """In-flight batching in plain integers: which sequences run in the next forward, and with what.
 
-First come, first served. Every running sequence takes part in every step; prompts fill what is left of
-max_num_tokens, in chunks when they are longer; a finished sequence's place is taken at once.
+First come, first served. Every running sequence takes part in every step; prompts fill what is left
+of max_num_tokens, in chunks when they are longer; a finished sequence's place is taken at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def next(self) -> Plan:
-        """Admit what fits, and say what the next forward holds; an empty plan when nothing is left."""
+        """Admit what fits and plan the next forward; empty when nothing is left."""
         self._admit()
         generation = [s for s in self._running if s.in_generation]
         budget = self._max_num_tokens - sum(s.lookahead.max_decoding_tokens for s in generation)

@@ -1,4 +1,4 @@
-"""One request on its way through the executor: its tokens, its blocks, its drafter, its counters."""
+"""One request on its way through the executor: tokens, blocks, drafter, counters."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Tokenizer:
 class TextStream:
     """The text of one output, growing as tokens come.
 
-    Pieces are final: an unfinished UTF-8 sequence and anything that may still become a stop string are
-    held back, and the text ends before the stop string.
+    Pieces are final: an unfinished UTF-8 sequence and anything that may still become a stop string
+    are held back, and the text ends before the stop string.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
@@ -94,7 +94,8 @@ class StopStrings:
     def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
         self._decode, self._stop = decode, tuple(stop)
         self._prompt = list(prompt[-_CONTEXT:])
-        # A token has at least one byte, so this many tokens hold every stop string that ends in the last.
+        # A token has at least one byte, so this many tokens hold every stop string that ends in the
+        # last.
         self._tail = max(len(s.encode()) for s in stop) + _CONTEXT
 
     def __call__(self, ids: list[int]) -> bool:

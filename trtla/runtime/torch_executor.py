@@ -82,7 +82,8 @@ class TorchExecutor:
         self._limits.check(request)
         if request.request_id in self._active:
             raise UsageError(
-                f"request id {request.request_id} is already in flight", "give each request its own id"
+                f"request id {request.request_id} is already in flight",
+                "give each request its own id",
             )
         lookahead = request.lookahead or self._limits.lookahead
         drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
@@ -158,9 +159,7 @@ class TorchExecutor:
         if reason is not None:
             self._active.discard(sequence.request.request_id)
         margins = [prediction.margins[node] for node in (feed.rows[0], *kept) if prediction.margins]
-        return Output(
-            sequence.request.request_id, tokens, reason, sequence.stats, tuple(margins)
-        )
+        return Output(sequence.request.request_id, tokens, reason, sequence.stats, tuple(margins))
 
     def _count(self, feed: Feed, accepted: int, committed: int) -> None:
         stats, total = feed.sequence.stats, self._stats
@@ -257,7 +256,8 @@ def open_torch_executor(
             f"max_batch_size {batch_size} is above the engine's {build.max_batch_size}",
             "use a smaller --max-batch-size, or rebuild the engine",
         )
-    on, arithmetic = resolve_device(device), resolve_dtype(dtype, checkpoint.dtype, resolve_device(device))
+    on = resolve_device(device)
+    arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
     model = LlamaModel(checkpoint, engine.weights(), arithmetic, on)
     blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, arithmetic, on)
     cache = KVCache(

@@ -1,7 +1,7 @@
 """Verification: which drafted tokens the target itself would have said.
 
-The target has drawn one token after every node that matters; a draft is kept exactly as long as it equals
-what was drawn. So the emitted tokens are the target's own, whatever was drafted (Rule A).
+The target has drawn one token after every node that matters; a draft is kept exactly as long as it
+equals what was drawn. So the emitted tokens are the target's own, whatever was drafted (Rule A).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lookahead decoding's drafter: the window makes n-grams, the pool keeps them, a lookup proposes them.
+"""Lookahead decoding: the window makes n-grams, the pool keeps them, a lookup proposes them.
 
-Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024), with
-TensorRT-LLM's warm-up and with n-grams from prompt and output in the pool.
+Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
+with TensorRT-LLM's warm-up and with n-grams from prompt and output in the pool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
 
 
 def random_from_prompt(seed: int) -> WindowSeed:
-    """Tokens drawn uniformly from the prompt, as lade and TensorRT-LLM do; `seed` is the request's."""
+    """Tokens drawn uniformly from the prompt, as in lade and TensorRT-LLM."""
     return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
 
 

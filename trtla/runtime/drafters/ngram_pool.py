@@ -8,8 +8,9 @@ from collections.abc import Sequence
 class NgramPool:
     """Continuations of N-1 tokens under a one-token key, at most `capacity` (G) per key.
 
-    A value is kept once per key; inserting it again makes it the youngest; overflow drops the oldest.
-    This is the rule of lade and of TensorRT-LLM (lookaheadPoolManager). Capacity 0 stores nothing.
+    A value is kept once per key; inserting it again makes it the youngest; overflow drops the
+    oldest. This is the rule of lade and of TensorRT-LLM (lookaheadPoolManager). Capacity 0 stores
+    nothing.
     """
 
     def __init__(self, ngram_size: int, capacity: int) -> None:

@@ -1,8 +1,8 @@
 """The lookahead window: W columns of Jacobi iterates, N-1 levels deep, as part of the draft tree.
 
-Cell (level l, column j) stands at the input's position + l + j once the window is full. While it fills
-(N-2 warm-up steps) only f < N-1 levels exist and N-2-f filler tokens stand between the input and
-column 0, as in TensorRT-LLM, so that the draft budget holds for every (W, N, G).
+Cell (level l, column j) stands at the input's position + l + j once the window is full. While it
+fills (N-2 warm-up steps) only f < N-1 levels exist and N-2-f filler tokens stand between the input
+and column 0, as in TensorRT-LLM, so that the draft budget holds for every (W, N, G).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trtla.lookahead import LookaheadConfig
 
 @lru_cache(maxsize=1024)
 def window_parents(window_size: int, fillers: int, levels: int, full: bool) -> tuple[int, ...]:
-    """Parents of the window's nodes, level-major: fillers, level 0, level 1, ... (node 0 is the input).
+    """Parents of the window's nodes: fillers, level 0, level 1, ...; node 0 is the input.
 
     In a full window the input token itself is column 0 of level 0.
     """
@@ -83,7 +83,7 @@ class LookaheadWindow:
         return max(0, len(self._fillers) - len(self._levels) + 1)
 
     def advance(self, input_token: int, newest: Sequence[int]) -> list[tuple[int, ...]]:
-        """Take the predictions of the newest level: harvest the columns' n-grams and roll one level.
+        """Take the newest level's predictions: harvest the columns' n-grams, roll one level.
 
         Args:
             input_token: the step's input token, the key of column 0.

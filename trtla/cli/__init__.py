@@ -1,0 +1,48 @@
+"""The front door: Ctrl-C and exit codes are in place before anything is imported.
+
+The commands are one file each beside this one; heavy imports (torch, ...) happen inside them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, 128 + SIGINT as shells count it."""
+
+
+class Interrupt:
+    """The SIGINT handler. It remembers: imports may turn KeyboardInterrupt into other errors."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def install(self) -> None:
+        """Take SIGINT over, unless the caller ignores it (nohup) or this is not the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Note it and stop what runs."""
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
+    interrupt = Interrupt()
+    interrupt.install()
+    try:
+        from trtla.cli.failure import execute
+
+        code = execute(list(sys.argv[1:] if args is None else args), interrupt)
+    except KeyboardInterrupt:
+        print("\nerror: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    sys.exit(code)

@@ -1,0 +1,51 @@
+"""The `trtla` group: its commands, its version, and the rules that all commands share.
+
+Underscores in flag names are accepted, as TensorRT-LLM spells them; environment names are
+TRTLA_<COMMAND>_<OPTION>.
+"""
+
+from __future__ import annotations
+
+import click
+
+from trtla import __version__
+from trtla.cli.build import build
+from trtla.cli.command import switches
+from trtla.cli.completion import completion
+from trtla.cli.convert import convert
+from trtla.cli.inspect_path import inspect_path
+from trtla.cli.run import run
+from trtla.cli.summarize import summarize
+
+
+class Group(click.Group):
+    """Lists the commands in the order they are used, not by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order they were added."""
+        return list(self.commands)
+
+
+@click.group(
+    cls=Group,
+    params=switches(),
+    context_settings={
+        "auto_envvar_prefix": "TRTLA",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
+    epilog="Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 a check failed; "
+    "130 interrupted.",
+)
+@click.version_option(__version__, message="trtla %(version)s")
+def cli() -> None:
+    """Lookahead decoding for Llama models: Hugging Face checkpoint -> engine -> text.
+
+    A setting is taken from its flag, else from the environment (TRTLA_<COMMAND>_<OPTION>), else
+    from the YAML file of --config, else from the engine, else it has the default shown.
+    """
+
+
+for _command in (convert, build, run, summarize, inspect_path, completion):
+    cli.add_command(_command)

@@ -1,0 +1,156 @@
+"""How trtla's commands differ from click's: sections, examples, several values after one flag.
+
+`--input-text A B C`, as TensorRT-LLM's run.py takes it, is rewritten to the flag repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+
+from trtla.cli.settings import load_config
+from trtla.console import Console
+
+
+class Setting(click.Option):
+    """An option with its section in the help; default and environment name are shown."""
+
+    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+        kwargs.setdefault("show_envvar", True)
+        kwargs.setdefault("show_default", True)
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class Several(Setting):
+    """An option that takes several values after one flag, and may be repeated too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, multiple=True, **kwargs)
+
+
+class Command(click.Command):
+    """A command with sections, examples, --config, --verbose and --quiet."""
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), config: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+        self.params += _common(config)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the flags that were given once for several values, then parse."""
+        several = {
+            _spelling(ctx, name): name
+            for param in self.params
+            if isinstance(param, Several)
+            for name in param.opts
+        }
+        return super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section, in the order they were declared."""
+        params = [p for p in self.get_params(ctx) if p.get_help_record(ctx)]
+        ordered = sorted(params, key=_section_key(params))
+        for section, members in groupby(ordered, key=_section):
+            records = [r for r in (p.get_help_record(ctx) for p in members) if r]
+            with formatter.section(section):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        if not self.examples:
+            return
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(" " * formatter.current_indent + example + "\n")
+
+
+def _spelling(ctx: click.Context, flag: str) -> str:
+    """A flag in the spelling that click compares (`--input_text` -> `--input-text`)."""
+    normalize = ctx.token_normalize_func
+    prefix = flag[: len(flag) - len(flag.lstrip("-"))]
+    return prefix + (normalize(flag.lstrip("-")) if normalize else flag.lstrip("-"))
+
+
+def _repeat_flags(
+    ctx: click.Context, args: Sequence[str], several: dict[str, str]
+) -> Iterator[str]:
+    """`--flag A B` -> `--flag A --flag B`; B must not start with `-`, but may be `-` (stdin)."""
+    current: str | None = None  # the flag that further values belong to
+    first = False  # whether the next value is the one click takes anyway, whatever it looks like
+    for position, arg in enumerate(args):
+        if first:
+            first = False
+            yield arg
+        elif arg == "--":
+            yield from args[position:]
+            return
+        elif arg.startswith("-") and arg != "-":
+            name, equals, _ = arg.partition("=")
+            current = several.get(_spelling(ctx, name))
+            first = current is not None and not equals
+            yield arg
+        elif current is not None:
+            yield f"{current}={arg}"
+        else:
+            yield arg
+
+
+def _section(param: click.Parameter) -> str:
+    return getattr(param, "section", "Options")
+
+
+def _section_key(params: Sequence[click.Parameter]) -> Any:
+    """Sections in order of first appearance, `Options` (the common ones) last."""
+    order = list(dict.fromkeys(_section(p) for p in params))
+    order = [name for name in order if name != "Options"] + ["Options"]
+    return lambda param: order.index(_section(param))
+
+
+def _common(config: bool) -> list[click.Parameter]:
+    flags: list[click.Parameter] = []
+    if config:
+        flags.append(
+            Setting(
+                ["--config"],
+                type=click.Path(dir_okay=False),
+                is_eager=True,
+                expose_value=False,
+                callback=load_config,
+                metavar="PRESET.yaml",
+                help="Settings from a YAML file, keys as the long flags with underscores. "
+                "A flag wins over the environment, the environment over this file.",
+            )
+        )
+    return flags + switches()
+
+
+def switches() -> list[click.Parameter]:
+    """--verbose and --quiet, which the group and every command take."""
+    return [
+        _switch("-v", "--verbose", "Show tracebacks and details on stderr."),
+        _switch("-q", "--quiet", "Print results and errors only."),
+    ]
+
+
+def _switch(short: str, long: str, help_text: str) -> Setting:
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        console = ctx.find_object(Console)
+        if value and console is not None and param.name:
+            setattr(console, param.name, True)
+
+    return Setting(
+        [short, long],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember,
+        show_default=False,
+        show_envvar=False,
+        help=help_text,
+    )

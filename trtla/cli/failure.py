@@ -1,0 +1,124 @@
+"""Runs the command line and turns every way it can end into an exit code and at most three lines.
+
+0 done; 1 failed; 2 usage or configuration; 3 a check failed; 130 interrupted. With --json an error
+is a JSON document on stdout, but for a failed check, whose document has been printed already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+
+import click
+from click.core import ParameterSource
+
+from trtla.cli import INTERRUPTED, Interrupt
+from trtla.cli.app import cli
+from trtla.console import Console
+from trtla.errors import CheckFailed, TrtlaError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How an error is shown."""
+
+    message: str
+    hint: str | None
+    kind: str
+    exit_code: int
+
+
+def execute(args: list[str], interrupt: Interrupt) -> int:
+    """Run the command line; never raises but for SystemExit. Returns the exit code."""
+    console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
+        sys.stdout.flush()
+    except Exception as error:
+        if interrupt.seen or isinstance(error, click.Abort):
+            return _interrupted()
+        if isinstance(error, BrokenPipeError):
+            return _broken_pipe()
+        return _report(error, console)
+    except KeyboardInterrupt:
+        return _interrupted()
+    return code if isinstance(code, int) else 0
+
+
+def _early(args: list[str], *names: str) -> bool:
+    """Whether a flag is there, for errors that come before click has parsed it."""
+    end = args.index("--") if "--" in args else len(args)
+    return any(name in args[:end] for name in names)
+
+
+def _interrupted() -> int:
+    print("\nerror: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _broken_pipe() -> int:
+    """The reader of stdout has gone (`| head`): say nothing, nor let Python say it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _report(error: Exception, console: Console) -> int:
+    if console.verbose and not isinstance(error, click.ClickException):
+        traceback.print_exception(error)
+    failure = classify(error)
+    if console.json and not isinstance(error, CheckFailed):
+        body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
+        console.document({"error": body})
+        return failure.exit_code
+    print(f"error: {failure.message}", file=sys.stderr)
+    if failure.hint:
+        print(f"hint: {failure.hint}", file=sys.stderr)
+    return failure.exit_code
+
+
+def classify(error: Exception) -> Failure:
+    """The sentence, hint, name and exit code of an error."""
+    if isinstance(error, TrtlaError):
+        return Failure(error.message, error.hint, type(error).__name__, error.exit_code)
+    if isinstance(error, click.ClickException):
+        return _usage(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        hint = "check the path, its permissions and the free space"
+        return Failure(f"{place}{error.strerror}", hint, "OSError", 1)
+    first = str(error).strip().partition("\n")[0]
+    return Failure(
+        f"{type(error).__name__}: {first} (this is a bug in trtla)",
+        "run the same command with --verbose to see the traceback, and report it",
+        type(error).__name__,
+        1,
+    )
+
+
+def _usage(error: click.ClickException) -> Failure:
+    message = error.format_message().rstrip(".").replace("\n", " ")
+    context = getattr(error, "ctx", None)
+    hint = f"see {context.command_path} --help" if context else "see trtla --help"
+    before, found, guess = message.partition(" Did you mean ")
+    if found:
+        message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
+    if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
+        message += _origin(context, error.param.name)
+    return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
+
+
+def _origin(context: click.Context, name: str) -> str:
+    """Where a bad value came from, when it was no flag."""
+    from trtla.cli.settings import source
+
+    if context.get_parameter_source(name) in (
+        ParameterSource.ENVIRONMENT,
+        ParameterSource.DEFAULT_MAP,
+    ):
+        return f" (from {source(context, name)})"
+    return ""

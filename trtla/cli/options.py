@@ -1,0 +1,124 @@
+"""The flags that several commands share, declared once: one name, type, default and help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from trtla.cli.command import Setting, Several
+from trtla.cli.values import DEVICE, TRIPLE
+from trtla.console import Console
+
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+PATH = click.Path()
+DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
+
+
+def setting(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
+    """`click.option` for one value."""
+    return click.option(*names, cls=Setting, section=section, **kwargs)
+
+
+def several(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
+    """`click.option` for several values after one flag."""
+    return click.option(*names, cls=Several, section=section, **kwargs)
+
+
+def switch(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:
+    """`click.option` for a flag without a value."""
+    return click.option(*names, cls=Setting, section=section, is_flag=True, **kwargs)
+
+
+def _remember_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """From here on errors are JSON as well."""
+    console = ctx.find_object(Console)
+    if console is not None:
+        console.json = value
+
+
+def json_flag(help_text: str, section: str = "Options") -> Decorator:
+    """--json; the command reads it from the console."""
+    return switch(
+        "--json",
+        section=section,
+        is_eager=True,
+        expose_value=False,
+        callback=_remember_json,
+        help=help_text,
+    )
+
+
+def stack(*decorators: Decorator) -> Decorator:
+    """Several options as one decorator, in this order in the help."""
+
+    def decorate(command: Function) -> Function:
+        for one in reversed(decorators):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+model_flags = stack(
+    setting(
+        "--engine-dir",
+        section="Model",
+        type=PATH,
+        required=True,
+        help="Engine made by trtla build; a Hugging Face Llama folder works too, it is converted "
+        "in memory.",
+    ),
+    setting(
+        "--tokenizer-dir",
+        section="Model",
+        type=PATH,
+        help="Folder with the tokenizer files, when they are not in the engine.",
+    ),
+    setting(
+        "--device",
+        section="Model",
+        type=DEVICE,
+        metavar="auto|cpu|cuda",
+        default="auto",
+        help="Where to run; auto takes CUDA where it is.",
+    ),
+    setting(
+        "--dtype",
+        section="Model",
+        type=DTYPES,
+        default="auto",
+        help="Type to compute in; auto is the engine's.",
+    ),
+    setting(
+        "--lookahead",
+        section="Model",
+        type=TRIPLE,
+        show_default="the engine's",
+        help="window,ngram,verification of the server; must need the engine's max_draft_len.",
+    ),
+)
+"""What opens a model."""
+
+sampling_flags = stack(
+    setting(
+        "--temperature",
+        section="Sampling",
+        type=float,
+        default=0.0,
+        help="0 takes the most probable token.",
+    ),
+    setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens."),
+    setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens."),
+    setting(
+        "--seed",
+        section="Sampling",
+        type=int,
+        default=0,
+        help="Fixes the sampled text; lookahead never changes it.",
+    ),
+)
+"""How tokens are chosen."""

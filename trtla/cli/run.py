@@ -1,0 +1,193 @@
+"""`trtla run`: prompts in, lookahead-decoded text out.
+
+Prompts are read in trtla.prompts, decoded in trtla.run, printed in trtla.cli.transcript.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.command import Command
+from trtla.cli.engine_check import check_triples
+from trtla.cli.options import (
+    json_flag,
+    model_flags,
+    sampling_flags,
+    setting,
+    several,
+    switch,
+)
+from trtla.cli.values import COUNT, TEXT, TRIPLE
+from trtla.console import Console
+from trtla.errors import CheckFailed, UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+
+if TYPE_CHECKING:
+    from trtla.prompts import PromptRequest
+    from trtla.run import Decoded
+    from trtla.runtime.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """The command's flags as click parsed them."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    device: str
+    dtype: str
+    lookahead: LookaheadConfig | None
+    request_lookahead: tuple[LookaheadConfig, ...]
+    no_lookahead: bool
+    max_batch_size: int | None
+    input_text: tuple[str, ...]
+    input_file: str | None
+    max_output_len: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: tuple[str, ...]
+    stream: bool
+    check_lossless: bool
+    color: str
+
+
+@click.command(
+    cls=Command,
+    short_help="Prompts -> text, with lookahead decoding.",
+    examples=[
+        "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
+        "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
+        "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
+        "cat prompt.txt | trtla run --engine-dir engine --input-text - --check-lossless",
+    ],
+)
+@several(
+    "--input-text",
+    section="Prompts",
+    type=TEXT,
+    help="Prompts, several after one flag; - reads one prompt from stdin.",
+)
+@setting(
+    "--input-file",
+    section="Prompts",
+    type=click.Path(allow_dash=True),
+    help="A .txt file with one prompt a line, a .jsonl file with text or input_ids and settings of "
+    "their own, or - for either on stdin.",
+)
+@model_flags
+@several(
+    "--request-lookahead",
+    section="Model",
+    type=TRIPLE,
+    show_default="the server's",
+    help="The requests' own triples, at most the server's: one for all prompts, or one a prompt.",
+)
+@switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
+@setting(
+    "--max-batch-size",
+    section="Model",
+    type=COUNT,
+    show_default="the engine's",
+    help="Requests in flight at a time, at most the engine's.",
+)
+@setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
+@sampling_flags
+@several("--stop", section="Sampling", type=TEXT, help="Texts that end an output.")
+@switch("--stream", section="Output", help="Print text as it comes.")
+@switch(
+    "--check-lossless",
+    section="Output",
+    help="Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
+)
+@json_flag("Print one JSON document; with --stream a line a chunk, then the document.", "Output")
+@setting(
+    "--color",
+    section="Output",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colour the tokens that were accepted in parallel; streamed text has no colours.",
+)
+@click.pass_obj
+def run(console: Console, /, **flags: Any) -> None:
+    """Decode prompts, all in one in-flight batch.
+
+    Prints each text as TensorRT-LLM's run.py does, then a table. Tokens per step (1 + accepted /
+    steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
+    tells that the text loops, which flatters it.
+    """
+    given = RunFlags(**flags)
+    console.color = given.color
+    requests = _requests(given)
+    check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
+    from trtla.runtime.llm import LLM
+
+    with LLM(
+        given.engine_dir,
+        lookahead=given.lookahead,
+        tokenizer_dir=given.tokenizer_dir,
+        device=given.device,
+        dtype=given.dtype,
+        max_batch_size=given.max_batch_size,
+    ) as llm:
+        _decode_and_report(console, llm, requests, given)
+
+
+def _requests(given: RunFlags) -> list[PromptRequest]:
+    """The prompts with their settings, checked before torch is imported."""
+    from trtla.prompts import gather
+    from trtla.runtime.executor import SamplingParams
+
+    if given.no_lookahead and given.request_lookahead:
+        raise UsageError(
+            "--no-lookahead and --request-lookahead exclude each other", "leave one of them away"
+        )
+    sampling = SamplingParams(
+        max_output_len=given.max_output_len,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+        stop=given.stop,
+    )
+    requests = gather(given.input_text, given.input_file, sampling, given.request_lookahead)
+    if given.no_lookahead:
+        requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
+    return requests
+
+
+def _decode_and_report(
+    console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
+) -> None:
+    from trtla.cli.transcript import Transcript
+    from trtla.run import decode, document, warm_up
+
+    if given.check_lossless:
+        warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
+    transcript = Transcript(console, llm, requests, stream=given.stream)
+    decoded = decode(llm, requests, on_chunk=transcript.chunk if given.stream else None)
+    plain = decode(llm, requests, plain=True) if given.check_lossless else None
+    if console.json:
+        console.document(document(decoded, plain), line=given.stream)
+    else:
+        transcript.finish(decoded, plain)
+    if plain is not None:
+        _require_lossless(decoded, plain)
+
+
+def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
+    from trtla.run import divergence
+
+    pairs = zip(decoded.completions, plain.completions, strict=True)
+    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
+    if different:
+        raise CheckFailed(
+            f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "
+            f"{', '.join(different[:8])}",
+            "a margin near zero is rounding of a low-precision type, try --dtype float32; "
+            "a large one is a bug",
+        )

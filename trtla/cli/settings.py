@@ -1,0 +1,76 @@
+"""Where a setting came from, and the YAML presets of --config.
+
+Precedence: flag > environment TRTLA_<COMMAND>_<OPTION> > --config > the engine's own > default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from trtla.cli.values import TRIPLE
+from trtla.errors import UsageError
+
+_CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
+_NOT_IN_PRESETS = {"config", "help", "verbose", "quiet", "version"}
+
+
+def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Callback of --config: make the preset's values the command's defaults.
+
+    Raises:
+        UsageError: the file is not readable YAML, or has a key that the command does not know.
+    """
+    if value is None:
+        return
+    from trtla.config import read_yaml
+
+    params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
+    settings = read_yaml(Path(value))
+    for key in settings:
+        if key not in params:
+            raise UsageError(
+                f'{value} has the unknown key "{key}"',
+                f"the keys of {ctx.command_path} are {', '.join(sorted(params))}",
+            )
+    given = {key: item for key, item in settings.items() if item is not None}
+    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in given.items()}
+    ctx.meta[_CONFIG] = value
+
+
+def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
+    """A YAML value as the command line would have it: both are checked by the same types."""
+    if isinstance(value, bool) and getattr(param, "is_flag", False):
+        return value
+    if isinstance(value, list):
+        numbers = all(isinstance(item, int) for item in value)
+        if param.type is TRIPLE and numbers and value:
+            triple = ",".join(map(str, value))
+            return [triple] if param.multiple else triple
+        if param.multiple:
+            return [",".join(map(str, i)) if isinstance(i, list) else str(i) for i in value]
+    if isinstance(value, list | dict):
+        raise UsageError(
+            f'{where}: "{param.name}" is {value!r}, not a single value', "see configs/"
+        )
+    return [str(value)] if param.multiple else str(value)
+
+
+def source(ctx: click.Context, name: str) -> str:
+    """Where a parameter's value came from: flag, environment NAME, config FILE or default."""
+    kind = ctx.get_parameter_source(name)
+    if kind is ParameterSource.COMMANDLINE:
+        return "flag"
+    if kind is ParameterSource.ENVIRONMENT:
+        return f"environment {ctx.auto_envvar_prefix}_{name.upper()}"
+    if kind is ParameterSource.DEFAULT_MAP:
+        return f"config {ctx.meta.get(_CONFIG, '')}".rstrip()
+    return "default"
+
+
+def sources(ctx: click.Context, *names: str) -> dict[str, str]:
+    """`source` of several parameters."""
+    return {name: source(ctx, name) for name in names}

@@ -1,0 +1,273 @@
+"""`trtla summarize`: latency, tokens per step and ROUGE, as TensorRT-LLM's summarize.py.
+
+The work is in trtla.summarize; here are flags, checks and printing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.command import Command
+from trtla.cli.engine_check import check_triples
+from trtla.cli.options import PATH, json_flag, model_flags, sampling_flags, setting, switch
+from trtla.cli.values import COUNT
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from trtla.runtime.executor import ExecutorLimits, SamplingParams
+    from trtla.runtime.llm import LLM
+    from trtla.summarize import Article, Side
+
+COLUMNS = {
+    "name": "side",
+    "latency_s": "latency s",
+    "output_tokens": "output tokens",
+    "tokens_per_s": "tokens/s",
+    "steps": "steps",
+    "tokens_per_step": "tokens/step",
+    "distinct_4grams": "distinct 4-grams",
+    "rouge1": "rouge1",
+    "rouge2": "rouge2",
+    "rougeL": "rougeL",
+    "rougeLsum": "rougeLsum",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizeFlags:
+    """The command's flags as click parsed them."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    hf_model_dir: str | None
+    device: str
+    dtype: str
+    lookahead: LookaheadConfig | None
+    dataset: str
+    test_hf: bool
+    test_trtla: bool
+    max_ite: int
+    batch_size: int
+    max_input_length: int
+    output_len: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rouge1_threshold: float | None
+    output: str | None
+
+    @property
+    def run_engine(self) -> bool:
+        """Whether the engine is measured: on request, and when nothing is."""
+        return self.test_trtla or not self.test_hf
+
+
+@click.command(
+    cls=Command,
+    short_help="Articles -> latency, tokens per step, ROUGE.",
+    examples=[
+        "trtla summarize --engine-dir engine --hf-model-dir llama-3-8b --test-trtla --test-hf",
+        "trtla summarize --engine-dir engine --dataset articles.jsonl --max-ite 10 --json",
+    ],
+)
+@model_flags
+@setting(
+    "--hf-model-dir",
+    section="Model",
+    type=PATH,
+    help="The Hugging Face folder: tokenizer for all sides, model for --test-hf.",
+)
+@setting(
+    "--dataset",
+    section="Data",
+    default="cnn_dailymail",
+    metavar="cnn_dailymail|PATH.jsonl",
+    help="CNN/DailyMail from the Hugging Face hub, or a file of {article, highlights} lines.",
+)
+@setting("--max-ite", section="Data", type=COUNT, default=20, help="Most batches to decode.")
+@setting("--batch-size", section="Data", type=COUNT, default=1, help="Articles in a batch.")
+@setting(
+    "--max-input-length",
+    section="Data",
+    type=COUNT,
+    default=923,
+    help="Longest prompt in tokens; longer articles lose their beginning.",
+)
+@setting("--output-len", section="Data", type=COUNT, default=100, help="Longest summary in tokens.")
+@sampling_flags
+@switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
+@switch("--test-hf", section="Sides", help="Measure transformers' greedy generate.")
+@setting(
+    "--rouge1-threshold",
+    section="Output",
+    type=float,
+    help="Exit with code 3 when the first side's ROUGE-1 (0 to 100) is below.",
+)
+@setting(
+    "--output", section="Output", type=PATH, help="Write every summary to this file, JSON lines."
+)
+@json_flag("Print one JSON document.", "Output")
+@click.pass_obj
+def summarize(console: Console, /, **flags: Any) -> None:
+    """Summarize articles and measure: latency, tokens/s, tokens per step, ROUGE.
+
+    Behaves as TensorRT-LLM's summarize.py: the same prompts, truncation, warm-up and figures.
+    Without --test-trtla and --test-hf the engine is measured.
+    """
+    from trtla import summarize as work
+
+    given = SummarizeFlags(**flags)
+    sampling = _check(given)
+    check_triples(given.engine_dir, given.lookahead)
+    work.require_extras(given.dataset)
+    articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
+    sides, prompts = _measure(console, given, sampling, articles)
+    _print(console, sides, _settings(given, prompts))
+    if given.output:
+        _write(Path(given.output), work.items(sides, prompts))
+    if given.rouge1_threshold is not None:
+        work.check_rouge1(sides[0], given.rouge1_threshold)
+
+
+def _check(given: SummarizeFlags) -> SamplingParams:
+    """What can be refused before torch is imported."""
+    from trtla.runtime.executor import SamplingParams
+
+    if given.test_hf and not given.hf_model_dir:
+        raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
+    if given.test_hf and given.temperature > 0:
+        raise UsageError(
+            f"--test-hf is greedy, and temperature is {given.temperature}",
+            "leave --temperature or --test-hf away",
+        )
+    if given.output and not Path(given.output).absolute().parent.is_dir():
+        raise UsageError(f"the folder of --output {given.output} does not exist", "make it first")
+    return SamplingParams(
+        max_output_len=given.output_len,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+    )
+
+
+def _measure(
+    console: Console, given: SummarizeFlags, sampling: SamplingParams, articles: list[Article]
+) -> tuple[list[Side], list[list[int]]]:
+    """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
+    from trtla.runtime.llm import LLM
+    from trtla.summarize import encode, hf_side, measure, score
+
+    tokenizer = _tokenizer(given)
+    with LLM(
+        given.engine_dir,
+        lookahead=given.lookahead,
+        tokenizer_dir=given.tokenizer_dir or given.hf_model_dir,
+        device=given.device,
+        dtype=given.dtype,
+        max_batch_size=given.batch_size,
+    ) as llm:
+        longest = _cap(console, given, llm.limits)
+        prompts = encode(tokenizer, articles, longest)
+        sides = list(_engine_sides(llm, sampling, prompts, given)) if given.run_engine else []
+        dtype = given.dtype if given.dtype != "auto" else llm.engine.config.pretrained_config.dtype
+    if given.test_hf and given.hf_model_dir:
+        generate = hf_side(given.hf_model_dir, dtype, given.device, given.output_len)
+        sides.append(measure("hugging_face", generate, prompts, given.batch_size))
+    for side in sides:
+        score(side, tokenizer, articles)
+    return sides, prompts
+
+
+def _engine_sides(
+    llm: LLM, sampling: SamplingParams, prompts: list[list[int]], given: SummarizeFlags
+) -> Iterator[Side]:
+    from trtla.summarize import engine_side, measure
+
+    yield measure("trtla", engine_side(llm, sampling, None), prompts, given.batch_size)
+    if not llm.limits.lookahead.is_autoregressive:
+        plain = engine_side(llm, sampling, AUTOREGRESSIVE)
+        yield measure("trtla_without_lookahead", plain, prompts, given.batch_size)
+
+
+def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:
+    """--max-input-length, or what the engine allows when that is less."""
+    room = min(limits.max_input_len, limits.max_text_len - given.output_len)
+    if room < 1:
+        raise UsageError(
+            f"output_len {given.output_len} leaves no room for a prompt: the engine takes "
+            f"{limits.max_text_len} tokens in all",
+            "lower --output-len, or rebuild with a larger --max-seq-len",
+        )
+    if given.max_input_length > room:
+        console.note(
+            f"note: max_input_length {given.max_input_length} is cut to the engine's {room}"
+        )
+    return min(given.max_input_length, room)
+
+
+def _tokenizer(given: SummarizeFlags) -> PreTrainedTokenizerBase:
+    from trtla.runtime.text import Tokenizer
+
+    folder = given.tokenizer_dir or given.hf_model_dir or given.engine_dir
+    tokenizer: PreTrainedTokenizerBase = Tokenizer(Path(folder)).inner
+    return tokenizer
+
+
+def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]:
+    return {
+        "dataset": given.dataset,
+        "items": len(prompts),
+        "batch_size": given.batch_size,
+        "max_input_length": given.max_input_length,
+        "output_len": given.output_len,
+        "temperature": given.temperature,
+        "seed": given.seed,
+    }
+
+
+def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
+    """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
+    from trtla.summarize import ROUGE, document
+
+    if console.json:
+        console.document(document(sides, settings))
+        return
+    rows = [side.figures() for side in sides]
+    for row in rows:
+        name = row["name"]
+        console.out(f"{name} (total latency: {row['latency_s']} sec)")
+        console.out(f"{name} (total output tokens: {row['output_tokens']})")
+        console.out(f"{name} (tokens per second: {row['tokens_per_s']})")
+        console.out(f"{name} beam 0 result")
+        for key in ROUGE:
+            console.out(f"  {key}: {row[key]}")
+    console.table(list(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
+    _print_speed_up(console, rows)
+
+
+def _print_speed_up(console: Console, rows: list[dict[str, Any]]) -> None:
+    speed = {row["name"]: row["tokens_per_s"] for row in rows}
+    for other, label in (
+        ("trtla_without_lookahead", "plain decoding"),
+        ("hugging_face", "Hugging Face"),
+    ):
+        if speed.get(other) and "trtla" in speed:
+            console.out(f"speed-up over {label}: {speed['trtla'] / speed[other]:.2f}x")
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

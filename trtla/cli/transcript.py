@@ -1,0 +1,150 @@
+"""What `trtla run` prints for people: the texts as TensorRT-LLM's run.py does, then one table.
+
+Several streamed texts are shown one after another: the first live, the later ones as far as they
+are when their turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtla.console import Console
+from trtla.run import Decoded, Totals, distinct_4grams, divergence
+
+if TYPE_CHECKING:
+    from trtla.prompts import PromptRequest
+    from trtla.runtime.llm import LLM, Chunk, Completion
+
+COLUMNS = (
+    "text",
+    "tokens",
+    "steps",
+    "tokens/step",
+    "drafted",
+    "accepted",
+    "distinct 4-grams",
+    "tokens/s",
+)
+
+
+class Transcript:
+    """Prints chunks while they come, and everything else at the end."""
+
+    def __init__(
+        self, console: Console, llm: LLM, requests: Sequence[PromptRequest], *, stream: bool
+    ) -> None:
+        self.console, self.llm, self.stream = console, llm, stream
+        self.requests = requests
+        self.shown = 0  # index of the text that is being printed
+        self.waiting: list[list[Chunk]] = [[] for _ in requests]
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Print a chunk, or keep it until its text's turn."""
+        if self.console.json:
+            self._json_line(chunk)
+            return
+        self.waiting[chunk.index].append(chunk)
+        while self.shown < len(self.waiting) and self.waiting[self.shown]:
+            self._print(self.waiting[self.shown].pop(0))
+
+    def _json_line(self, chunk: Chunk) -> None:
+        line = {
+            "index": chunk.index,
+            "text": chunk.text,
+            "token_ids": list(chunk.token_ids),
+            "accepted": chunk.accepted,
+            "finish_reason": chunk.completion.finish_reason if chunk.completion else None,
+        }
+        self.console.document(line, line=True)
+
+    def _print(self, chunk: Chunk) -> None:
+        if not getattr(self, "_open", False):
+            self._open = True
+            self.console.out(self._input(chunk.index))
+            self.console.out(f'Output [Text {chunk.index}]: "', end="")
+        text = "".join(f"{i} " for i in chunk.token_ids) if chunk.text is None else chunk.text
+        self.console.out(text, end="")
+        if chunk.completion is not None:
+            self.console.out('"')
+            self._open, self.shown = False, self.shown + 1
+
+    def _input(self, index: int) -> str:
+        prompt = self.requests[index].prompt
+        shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        return f'Input [Text {index}]: "{shown}"'
+
+    def finish(self, decoded: Decoded, plain: Decoded | None) -> None:
+        """Print what has not been streamed: texts, the table, the comparison."""
+        if not self.stream:
+            for completion in decoded.completions:
+                self.console.out(self._input(completion.index))
+                self.console.out(f'Output [Text {completion.index}]: "{self._output(completion)}"')
+        if plain is not None:
+            self._compare(decoded, plain)
+        if not self.console.quiet:
+            self._table(decoded, plain)
+
+    def _output(self, completion: Completion) -> str:
+        if completion.text is None:
+            return " ".join(map(str, completion.output_ids))
+        if not self.console.colored:
+            return completion.text
+        return "".join(
+            self.console.styled(piece, fg="green") if accepted else piece
+            for piece, accepted in self.llm.pieces(completion)
+        )
+
+    def _compare(self, decoded: Decoded, plain: Decoded) -> None:
+        for ours, theirs in zip(decoded.completions, plain.completions, strict=True):
+            found = divergence(ours, theirs)
+            if found is None:
+                self.console.out(f"Lossless [Text {ours.index}]: equal to plain decoding")
+            else:
+                margin = "unknown" if found.margin is None else f"{found.margin:.3g}"
+                self.console.out(
+                    f"Lossless [Text {ours.index}]: differs at output token {found.position}: "
+                    f"{found.id} here, {found.plain_id} there; top-2 margin {margin}"
+                )
+
+    def _table(self, decoded: Decoded, plain: Decoded | None) -> None:
+        rows = [_row(completion) for completion in decoded.completions]
+        if len(rows) > 1 or plain is not None:
+            rows.append(total_row("all", decoded.totals))
+        else:
+            rows[0][-1] = decoded.totals.tokens_per_s
+        if plain is not None:
+            rows.append(total_row("all, plain", plain.totals))
+        self.console.out()
+        self.console.table(COLUMNS, rows)
+        if plain is not None and plain.totals.tokens_per_s:
+            gain = decoded.totals.tokens_per_s / plain.totals.tokens_per_s
+            self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
+
+
+def _row(completion: Completion) -> list[object]:
+    stats = completion.stats
+    return [
+        completion.index,
+        len(completion.output_ids),
+        stats.steps,
+        stats.tokens_per_step,
+        stats.drafted,
+        stats.accepted,
+        distinct_4grams([completion.output_ids]),
+        None,
+    ]
+
+
+def total_row(name: str, totals: Totals) -> list[object]:
+    """A table row for figures over several texts."""
+    return [
+        name,
+        totals.output_tokens,
+        totals.steps,
+        totals.tokens_per_step,
+        totals.drafted,
+        totals.accepted,
+        totals.distinct_4grams,
+        totals.tokens_per_s,
+    ]

@@ -1,0 +1,196 @@
+"""Prompts from the command line, from .txt and .jsonl files and from stdin, each with its settings.
+
+Everything is checked here before a model is loaded. A line's own values win over the flags.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from trtla.config import validate
+from trtla.errors import UsageError
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.executor import SamplingParams
+
+LineT = TypeVar("LineT", bound=BaseModel)
+
+STDIN = "-"
+
+
+class PromptLine(BaseModel):
+    """One line of a .jsonl prompt file: `text` or `input_ids`, and what differs from the flags."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    lookahead: str | list[int] | None = None
+    max_output_len: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """One prompt with the settings it is decoded with; `name` is what errors call it."""
+
+    name: str
+    prompt: str | tuple[int, ...]
+    sampling: SamplingParams
+    lookahead: LookaheadConfig | None = None
+    """None: the server's triple."""
+
+
+def gather(
+    texts: Sequence[str],
+    file: str | None,
+    sampling: SamplingParams,
+    lookaheads: Sequence[LookaheadConfig] = (),
+) -> list[PromptRequest]:
+    """The prompts of --input-text, then those of --input-file.
+
+    Args:
+        texts: prompts; `-` stands for all of stdin.
+        file: a .txt or .jsonl file, or `-` for stdin.
+        sampling: the settings of prompts that bring no others.
+        lookaheads: none, one for all prompts, or one a prompt.
+
+    Raises:
+        UsageError: no prompts, an unusable file or line, or more triples than prompts.
+    """
+    if file == STDIN and STDIN in texts:
+        raise UsageError("stdin is asked for twice", "use - for --input-text or for --input-file")
+    requests = [
+        PromptRequest(f"text {i}", _stdin_text() if text == STDIN else text, sampling)
+        for i, text in enumerate(texts)
+    ]
+    if file is not None:
+        requests += _from_file(file, sampling)
+    if not requests:
+        raise UsageError("there is no prompt", "give --input-text 'Once upon' or --input-file FILE")
+    for request in requests:
+        if not request.prompt:
+            raise UsageError(f"{request.name} has an empty prompt", "give at least one token")
+    return _with_lookaheads(requests, lookaheads)
+
+
+def _with_lookaheads(
+    requests: list[PromptRequest], lookaheads: Sequence[LookaheadConfig]
+) -> list[PromptRequest]:
+    if not lookaheads:
+        return requests
+    if len(lookaheads) not in (1, len(requests)):
+        raise UsageError(
+            f"--request-lookahead has {len(lookaheads)} triples for {len(requests)} prompts",
+            "give one for all prompts, or one for each",
+        )
+    wide = list(lookaheads) * len(requests) if len(lookaheads) == 1 else lookaheads
+    return [
+        r if r.lookahead else replace(r, lookahead=triple)
+        for r, triple in zip(requests, wide, strict=True)
+    ]
+
+
+def _stdin_text() -> str:
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _from_file(file: str, sampling: SamplingParams) -> list[PromptRequest]:
+    name = "stdin" if file == STDIN else file
+    text = sys.stdin.read() if file == STDIN else read_text(Path(file))
+    suffix = Path(file).suffix.lower()
+    if file == STDIN:
+        suffix = ".jsonl" if text.lstrip().startswith("{") else ".txt"
+    if suffix == ".jsonl":
+        lines = parse_jsonl(PromptLine, text, name)
+        requests = [_from_line(where, line, sampling) for where, line in lines]
+    elif suffix == ".txt":
+        requests = [
+            PromptRequest(f"line {number} of {name}", line.rstrip("\r"), sampling)
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        ]
+    else:
+        raise UsageError(
+            f"{file} is neither a .txt nor a .jsonl file", "rename it, or use - (stdin)"
+        )
+    if not requests:
+        raise UsageError(f"{name} holds no prompts", "write one prompt a line")
+    return requests
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file.
+
+    Raises:
+        UsageError: it is missing or not readable.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})", "convert it") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+
+
+def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, LineT]]:
+    """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped.
+
+    Raises:
+        UsageError: a line is not a JSON object or does not fit the model; its number is named.
+    """
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"line {number} of {name}"
+            found.append((where, validate(model, _parse_line(line, where), where)))
+    return found
+
+
+def _parse_line(line: str, where: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as error:
+        message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UsageError(
+            f"{where} is not JSON: {message}", "write one JSON object a line"
+        ) from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} is not a JSON object", 'write {"text": "..."} lines')
+    return data
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _from_line(where: str, line: PromptLine, flags: SamplingParams) -> PromptRequest:
+    if (line.text is None) == (line.input_ids is None):
+        raise UsageError(f'{where} needs either "text" or "input_ids"', "give exactly one of them")
+    try:
+        sampling = _sampling(line, flags)
+        triple = None if line.lookahead is None else LookaheadConfig.parse(line.lookahead)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from None
+    prompt = tuple(line.input_ids or ()) if line.text is None else line.text
+    return PromptRequest(where, prompt, sampling, triple)
+
+
+def _sampling(line: PromptLine, flags: SamplingParams) -> SamplingParams:
+    own = {f.name: getattr(line, f.name) for f in fields(SamplingParams)}
+    own = {key: value for key, value in own.items() if value is not None}
+    if "stop" in own:
+        own["stop"] = (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ())
+    return replace(flags, **own)

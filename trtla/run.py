@@ -1,0 +1,173 @@
+"""What `trtla run` does: decode prompts, measure, compare with plain decoding; no printing.
+
+The names of the figures are those of docs/algorithm.md; `summarize` reports with the same ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.prompts import PromptRequest
+
+if TYPE_CHECKING:
+    from trtla.runtime.llm import LLM, Chunk, Completion
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Figures over several completions; `tokens_per_s` counts output tokens over the whole time."""
+
+    prompts: int
+    output_tokens: int
+    steps: int
+    tokens_per_step: float
+    drafted: int
+    accepted: int
+    distinct_4grams: float | None
+    time_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Finished completions in the order of their prompts, and their figures."""
+
+    completions: list[Completion]
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a text first differs from plain decoding's; None where a text has ended already."""
+
+    position: int
+    id: int | None
+    plain_id: int | None
+    margin: float | None
+    """The target's top-2 logit margin there: near zero is rounding, a large one is a bug."""
+
+
+def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
+    """Share of 4-grams that differ from all others of their text; None for texts below 4 tokens.
+
+    Text that loops has few of them, and makes any lookahead look good.
+    """
+    grams = [[tuple(ids[i : i + 4]) for i in range(len(ids) - 3)] for ids in outputs]
+    count = sum(map(len, grams))
+    return sum(len(set(text)) for text in grams) / count if count else None
+
+
+def totals(completions: Sequence[Completion], time_s: float) -> Totals:
+    """Add the counters of completions up."""
+    output_tokens = sum(len(c.output_ids) for c in completions)
+    steps = sum(c.stats.steps for c in completions)
+    accepted = sum(c.stats.accepted for c in completions)
+    return Totals(
+        prompts=len(completions),
+        output_tokens=output_tokens,
+        steps=steps,
+        tokens_per_step=1.0 + accepted / steps if steps else 1.0,
+        drafted=sum(c.stats.drafted for c in completions),
+        accepted=accepted,
+        distinct_4grams=distinct_4grams(c.output_ids for c in completions),
+        time_s=time_s,
+        tokens_per_s=output_tokens / time_s if time_s else 0.0,
+    )
+
+
+def decode(
+    llm: LLM,
+    requests: Sequence[PromptRequest],
+    *,
+    plain: bool = False,
+    on_chunk: Callable[[Chunk], None] | None = None,
+) -> Decoded:
+    """Decode all prompts in one in-flight batch.
+
+    Args:
+        plain: decode every request with (1,1,0) and record the target's margins.
+        on_chunk: called with every chunk as it comes.
+    """
+    triples: list[LookaheadConfig | None] = [
+        AUTOREGRESSIVE if plain else request.lookahead for request in requests
+    ]
+    done: dict[int, Completion] = {}
+    start = time.perf_counter()
+    for chunk in llm.stream(
+        [request.prompt for request in requests],
+        [request.sampling for request in requests],
+        triples,
+        margins=plain,
+        names=[request.name for request in requests],
+    ):
+        if chunk.completion is not None:
+            done[chunk.index] = chunk.completion
+        if on_chunk is not None:
+            on_chunk(chunk)
+    time_s = time.perf_counter() - start
+    completions = [done[i] for i in range(len(requests))]
+    return Decoded(completions, totals(completions, time_s))
+
+
+def warm_up(llm: LLM, request: PromptRequest) -> None:
+    """Decode a few tokens untimed: the first forwards of a process are slower than the rest."""
+    few = replace(request.sampling, max_output_len=min(4, request.sampling.max_output_len))
+    llm.generate([request.prompt], [few], [request.lookahead], names=[request.name])
+
+
+def divergence(completion: Completion, plain: Completion) -> Divergence | None:
+    """Where two completions of one prompt first differ; None when they are equal."""
+    ours, theirs = completion.output_ids, plain.output_ids
+    if ours == theirs:
+        return None
+    shorter = min(len(ours), len(theirs))
+    position = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+    return Divergence(
+        position,
+        ours[position] if position < len(ours) else None,
+        theirs[position] if position < len(theirs) else None,
+        plain.margins[position] if position < len(plain.margins) else None,
+    )
+
+
+def result(completion: Completion) -> dict[str, Any]:
+    """One entry of `results` in the JSON document."""
+    return {
+        "index": completion.index,
+        "input_text": completion.input_text,
+        "input_ids": list(completion.input_ids),
+        "output_ids": list(completion.output_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "lookahead": list(completion.lookahead.as_tuple()),
+        "steps": completion.stats.steps,
+        "tokens_per_step": completion.stats.tokens_per_step,
+        "drafted": completion.stats.drafted,
+        "accepted": completion.stats.accepted,
+        "distinct_4grams": distinct_4grams([completion.output_ids]),
+    }
+
+
+def document(decoded: Decoded, plain: Decoded | None = None) -> dict[str, Any]:
+    """The JSON document of a run; with `plain`, what the comparison with plain decoding found."""
+    results = [result(completion) for completion in decoded.completions]
+    body: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "results": results,
+        "stats": asdict(decoded.totals),
+    }
+    if plain is not None:
+        for entry, ours, theirs in zip(
+            results, decoded.completions, plain.completions, strict=True
+        ):
+            found = divergence(ours, theirs)
+            entry["lossless"] = found is None
+            entry["divergence"] = asdict(found) if found else None
+        body["plain_stats"] = asdict(plain.totals)
+    return body
