@@ -211,23 +211,27 @@ def engine_side(llm: LLM, sampling: SamplingParams, lookahead: LookaheadConfig |
     return generate
 
 
-def hf_side(model_dir: str, dtype: str, device: str, output_len: int) -> Generate:
-    """Decode with transformers' greedy generate, batches padded on the left."""
+def hf_side(
+    model_dir: str, device: str, dtype: str, engine_dtype: str, output_len: int
+) -> Generate:
+    """Decode with transformers' greedy generate, in the engine's arithmetic, padded on the left."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))
-    model = model.to(device).eval()
+    from trtla.runtime.device import resolve_device, resolve_dtype
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    on = resolve_device(device)
+    arithmetic = resolve_dtype(dtype, engine_dtype, on)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=arithmetic)
+    model = model.to(on).eval()
     end_ids = _as_ids(model.generation_config.eos_token_id)
 
     def generate(batch: Sequence[list[int]]) -> list[Answer]:
         longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in batch], device=device)
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch], device=device)
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in batch], device=on)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch], device=on)
         pad = min(end_ids, default=0)
         with torch.inference_mode():
             out = model.generate(

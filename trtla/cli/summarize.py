@@ -169,7 +169,6 @@ def _measure(
     from trtla.runtime.llm import LLM
     from trtla.summarize import encode, hf_side, measure, score
 
-    tokenizer = _tokenizer(given)
     with LLM(
         given.engine_dir,
         lookahead=given.lookahead,
@@ -178,12 +177,13 @@ def _measure(
         dtype=given.dtype,
         max_batch_size=given.batch_size,
     ) as llm:
-        longest = _cap(console, given, llm.limits)
+        tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
         prompts = encode(tokenizer, articles, longest)
         sides = list(_engine_sides(llm, sampling, prompts, given)) if given.run_engine else []
-        dtype = given.dtype if given.dtype != "auto" else llm.engine.config.pretrained_config.dtype
+        engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
-        generate = hf_side(given.hf_model_dir, dtype, given.device, given.output_len)
+        arithmetic = (given.device, given.dtype, engine_dtype)
+        generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
         sides.append(measure("hugging_face", generate, prompts, given.batch_size))
     for side in sides:
         score(side, tokenizer, articles)
@@ -217,11 +217,12 @@ def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int
     return min(given.max_input_length, room)
 
 
-def _tokenizer(given: SummarizeFlags) -> PreTrainedTokenizerBase:
-    from trtla.runtime.text import Tokenizer
-
-    folder = given.tokenizer_dir or given.hf_model_dir or given.engine_dir
-    tokenizer: PreTrainedTokenizerBase = Tokenizer(Path(folder)).inner
+def _tokenizer(llm: LLM) -> PreTrainedTokenizerBase:
+    if llm.tokenizer is None:
+        raise UsageError(
+            f"{llm.engine.name} has no tokenizer files", "give --hf-model-dir or --tokenizer-dir"
+        )
+    tokenizer: PreTrainedTokenizerBase = llm.tokenizer.inner
     return tokenizer
 
 

@@ -1,0 +1,100 @@
+"""How trtla ends: Ctrl-C, a closed pipe, a check that failed; and the comparison itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, refused, trtla
+from trtla.lookahead import LookaheadConfig
+from trtla.run import Divergence, distinct_4grams, divergence
+from trtla.runtime.executor import RequestStats
+from trtla.runtime.llm import Completion
+
+
+def start(*args: str | Path) -> subprocess.Popen[str]:
+    """Start trtla with SIGINT as on a terminal, also when the tests run in background."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trtla", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def interrupted(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted" in err
+
+
+def test_ctrl_c_while_decoding(engine: Path) -> None:
+    child = start(
+        "run", "--engine-dir", engine, "--input-text", "ab", "--max-output-len", "250",
+        "--stream", "--no-lookahead",
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    interrupted(child)
+
+
+def test_ctrl_c_while_torch_is_imported(engine: Path) -> None:
+    child = start("-v", "run", "--engine-dir", engine, "--input-text", "ab")
+    deadline = time.monotonic() + 30
+    maps = Path(f"/proc/{child.pid}/maps")
+    if not maps.exists():
+        child.kill()
+        pytest.skip("needs /proc to see the import begin")
+    while "libtorch" not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    interrupted(child)
+
+
+def test_a_closed_pipe_is_silent(engine: Path) -> None:
+    child = start("inspect", engine)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    err = child.stderr.read()
+    assert child.wait(timeout=60) == 1
+    assert err == ""
+
+
+def completion(ids: tuple[int, ...], margins: tuple[float, ...] = ()) -> Completion:
+    triple = LookaheadConfig(2, 2, 2)
+    return Completion(0, None, (1,), ids, None, "length", triple, RequestStats(), margins)
+
+
+def test_divergence() -> None:
+    plain = completion((5, 6, 7), (0.5, 0.25, 0.125))
+    assert divergence(completion((5, 6, 7)), plain) is None
+    assert divergence(completion((5, 9, 7)), plain) == Divergence(1, 9, 6, 0.25)
+    assert divergence(completion((5, 6)), plain) == Divergence(2, None, 7, 0.125)
+    assert divergence(completion((5, 6, 7, 8)), plain) == Divergence(3, 8, None, None)
+
+
+def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtla.run.divergence", lambda ours, plain: Divergence(1, 9, 6, 0.25))
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
+    refused(ran, 3, "1 of 1 texts differ")
+    assert ran.json["results"][0]["lossless"] is False
+    expected = {"position": 1, "id": 9, "plain_id": 6, "margin": 0.25}
+    assert ran.json["results"][0]["divergence"] == expected
+
+
+def test_distinct_4grams() -> None:
+    assert distinct_4grams([(1, 2, 3)]) is None
+    assert distinct_4grams([(1, 2, 3, 4)]) == 1.0
+    assert distinct_4grams([(1,) * 8]) == pytest.approx(1 / 5)
+    assert distinct_4grams([(1,) * 8, (1, 2, 3, 4)]) == pytest.approx(2 / 6)

@@ -1,0 +1,54 @@
+"""`trtla inspect`: what it tells of every kind of folder, and of broken ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.cli.conftest import refused, trtla
+
+
+def test_every_kind(model: Path, checkpoint: Path, engine: Path) -> None:
+    for folder, kind in (
+        (model, "Hugging Face model"),
+        (checkpoint, "checkpoint"),
+        (engine, "engine"),
+    ):
+        ran = trtla("inspect", folder, "--json")
+        assert ran.code == 0, ran.err
+        assert ran.json["schema_version"] == 1
+        assert ran.json["kind"] == kind
+        assert ran.json["problems"] == []
+        assert ran.json["dtype"] == "float32"
+        assert ran.json["shape"]["num_key_value_heads"] == 2
+
+
+def test_an_engines_limits(engine: Path) -> None:
+    found = trtla("inspect", engine, "--json").json
+    assert found["lookahead"] == [4, 3, 4]
+    assert found["max_draft_len"] == 15
+    assert found["limits"]["max_batch_size"] == 4
+    assert found["max_text_len"] == 256
+
+
+def test_for_people(engine: Path) -> None:
+    ran = trtla("inspect", engine)
+    assert ran.code == 0
+    assert "| lookahead " in ran.out
+    assert "| max_draft_len " in ran.out
+
+
+def test_problems_are_told(engine: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "engine"
+    shutil.copytree(engine, broken)
+    weights = broken / "rank0.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    ran = trtla("inspect", broken)
+    assert "problem: " in ran.out
+    refused(ran, 3, "problem")
+    assert trtla("inspect", broken, "--json").json["problems"]
+
+
+def test_no_folder_of_ours(tmp_path: Path) -> None:
+    refused(trtla("inspect", tmp_path), 2, "config.json")
+    refused(trtla("inspect", tmp_path / "absent"), 2, "absent")

@@ -1,0 +1,190 @@
+"""`trtla run` on a tiny random model: inputs, output forms, mixtures, streaming, lossless check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import refused, trtla
+
+RESULT_KEYS = {
+    "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "lookahead", "steps",
+    "tokens_per_step", "drafted", "accepted", "distinct_4grams",
+}  # fmt: skip
+
+
+def test_texts_are_printed_as_run_py_does(engine: Path) -> None:
+    ran = trtla(
+        "run", "--engine-dir", engine, "--input-text", "one", "two", "--max-output-len", "8"
+    )
+    assert ran.code == 0, ran.err
+    assert 'Input [Text 0]: "one"\nOutput [Text 0]: "' in ran.out
+    assert 'Input [Text 1]: "two"\nOutput [Text 1]: "' in ran.out
+    assert "| text | tokens | steps | tokens/step |" in ran.out
+    assert "\x1b[" not in ran.out
+
+
+def test_json_document(engine: Path) -> None:
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "ab", "--json")
+    assert ran.code == 0, ran.err
+    document = ran.json
+    assert document["schema_version"] == 1
+    (result,) = document["results"]
+    assert set(result) == RESULT_KEYS
+    assert result["input_text"] == "ab"
+    assert result["lookahead"] == [4, 3, 4]
+    assert len(result["output_ids"]) <= 32
+    assert result["tokens_per_step"] == pytest.approx(1 + result["accepted"] / result["steps"])
+    assert {"time_s", "tokens_per_s", "steps"} <= set(document["stats"])
+    assert document["stats"]["output_tokens"] == len(result["output_ids"])
+
+
+def test_one_flag_takes_several_texts_and_may_be_repeated(engine: Path) -> None:
+    ran = trtla(
+        "run", "--input-text", "a", "b", "--max_output_len", "2", "--input_text=c", "d",
+        "--engine-dir", engine, "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [r["input_text"] for r in ran.json["results"]] == ["a", "b", "c", "d"]
+
+
+def test_a_text_may_start_with_a_dash(engine: Path) -> None:
+    ran = trtla(
+        "run", "--engine-dir", engine, "--input-text", "-x", "b", "--max-output-len", "2", "--json"
+    )
+    assert [r["input_text"] for r in ran.json["results"]] == ["-x", "b"]
+
+
+def test_stdin_as_one_text(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--input-text", "-", "--max-output-len", "2", "--json")
+    ran = trtla(*args, stdin="two\nlines\n")
+    assert ran.json["results"][0]["input_text"] == "two\nlines"
+
+
+def test_stdin_as_jsonl_and_as_lines(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--input-file", "-", "--max-output-len", "2", "--json")
+    assert trtla(*args, stdin='{"input_ids": [1, 2]}\n').json["results"][0]["input_ids"] == [1, 2]
+    ran = trtla(*args, stdin="one\n\ntwo\n")
+    assert [r["input_text"] for r in ran.json["results"]] == ["one", "two"]
+
+
+def test_a_lines_own_settings_win_over_flags(engine: Path, tmp_path: Path) -> None:
+    lines = [
+        {"text": "ab", "lookahead": [2, 2, 2], "max_output_len": 3},
+        {
+            "text": "ab",
+            "lookahead": "1,1,0",
+            "temperature": 1.5,
+            "top_k": 7,
+            "top_p": 0.9,
+            "seed": 3,
+        },
+        {"text": "ab", "stop": ["zz", "yy"]},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = trtla(
+        "run", "--engine-dir", engine, "--input-file", path, "--request-lookahead", "3,3,3",
+        "--max-output-len", "9", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    results = ran.json["results"]
+    assert [r["lookahead"] for r in results] == [[2, 2, 2], [1, 1, 0], [3, 3, 3]]
+    assert [len(r["output_ids"]) for r in results] == [3, 9, 9]
+    assert results[0]["output_ids"] == results[2]["output_ids"][:3]
+    assert results[1]["output_ids"] != results[2]["output_ids"]
+
+
+def test_more_prompts_than_places_with_mixed_triples_equal_single_runs(engine: Path) -> None:
+    texts = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+    triples = ["4,3,4", "1,1,0", "2,3,2", "4,2,1", "3,3,4", "1,3,4"]
+    args = ("run", "--engine-dir", engine, "--max-output-len", "24", "--json")
+    together = trtla(*args, "--input-text", *texts, "--request-lookahead", *triples)
+    assert together.code == 0, together.err
+    for text, result in zip(texts, together.json["results"], strict=True):
+        alone = trtla(*args, "--input-text", text, "--no-lookahead")
+        assert alone.json["results"][0]["output_ids"] == result["output_ids"]
+        assert alone.json["results"][0]["lookahead"] == [1, 1, 0]
+
+
+def test_no_tokenizer(bare_engine: Path) -> None:
+    args = ("run", "--engine-dir", bare_engine, "--input-file", "-")
+    ran = trtla(*args, "--json", stdin='{"input_ids": [1, 2, 3]}')
+    assert ran.code == 0, ran.err
+    assert ran.json["results"][0]["text"] is None
+    assert ran.json["results"][0]["input_text"] is None
+    shown = trtla(*args, stdin='{"input_ids": [1, 2, 3]}')
+    assert 'Input [Text 0]: "1 2 3"' in shown.out
+    streamed = trtla(*args, "--stream", stdin='{"input_ids": [1, 2, 3]}')
+    assert streamed.code == 0, streamed.err
+    refused(trtla("run", "--engine-dir", bare_engine, "--input-text", "hi"), 2, "tokenizer")
+
+
+def test_a_hugging_face_folder_in_place_of_an_engine(model: Path) -> None:
+    ran = trtla(
+        "run", "--engine-dir", model, "--input-text", "ab", "--max-output-len", "4", "--json",
+        "--lookahead", "3,2,3",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["results"][0]["lookahead"] == [3, 2, 3]
+
+
+def test_streamed_json_chunks_make_the_document(engine: Path) -> None:
+    ran = trtla(
+        "run", "--engine-dir", engine, "--input-text", "ab", "cd", "--stream", "--json",
+        "--temperature", "1",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    *chunks, document = [json.loads(line) for line in ran.out.splitlines()]
+    for result in document["results"]:
+        own = [c for c in chunks if c["index"] == result["index"]]
+        assert "".join(c["text"] for c in own) == result["text"]
+        assert [i for c in own for i in c["token_ids"]] == result["output_ids"]
+        assert sum(c["accepted"] for c in own) == result["accepted"]
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == [result["finish_reason"]]
+
+
+def test_streamed_text_is_the_text(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--input-text", "ab", "cd", "--max-output-len", "12")
+    whole, streamed = trtla(*args), trtla(*args, "--stream")
+    end = "\n\n| text"
+    assert streamed.out.partition(end)[0] == whole.out.partition(end)[0]
+
+
+def test_colours_mark_accepted_tokens_and_change_no_letter(engine: Path) -> None:
+    import click
+
+    args = ("run", "--engine-dir", engine, "--input-text", "aaaa", "--max-output-len", "48", "-q")
+    plain, coloured = trtla(*args), trtla(*args, "--color", "always")
+    assert "\x1b[32m" in coloured.out
+    assert click.unstyle(coloured.out) == click.unstyle(plain.out)
+
+
+def test_check_lossless(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--input-text", "ab", "cd", "--check-lossless")
+    ran = trtla(*args, "--temperature", "1.2", "--seed", "5", "--json")
+    assert ran.code == 0, ran.err
+    assert [r["lossless"] for r in ran.json["results"]] == [True, True]
+    assert [r["divergence"] for r in ran.json["results"]] == [None, None]
+    assert ran.json["plain_stats"]["tokens_per_step"] == 1.0
+    shown = trtla(*args)
+    assert "Lossless [Text 1]: equal to plain decoding" in shown.out
+    assert "speed-up over plain decoding" in shown.out
+
+
+def test_a_stop_text_ends_the_output(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--input-text", "ab", "--json", "--max-output-len", "24")
+    whole = trtla(*args).json["results"][0]["text"]
+    stop = whole[5:7]
+    cut = trtla(*args, "--stop", stop, "not there").json["results"][0]
+    assert cut["finish_reason"] == "stop_words"
+    assert cut["text"] == whole[: whole.index(stop)]
+
+
+def test_quiet_leaves_the_texts(engine: Path) -> None:
+    ran = trtla("run", "-q", "--engine-dir", engine, "--input-text", "ab", "--max-output-len", "4")
+    assert ran.out.count("\n") >= 2
+    assert "tokens/step" not in ran.out
+    assert ran.err == ""

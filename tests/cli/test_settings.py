@@ -1,0 +1,155 @@
+"""Flag > environment > --config > default, told by --dry-run, kept in the engine; presets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, Ran, refused, trtla
+from trtla.lookahead import LookaheadConfig
+
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def dry(checkpoint: Path, *args: str | Path, env: dict[str, str] | None = None) -> Ran:
+    return trtla(
+        "build", "--checkpoint-dir", checkpoint, "--output-dir", "out", "--dry-run", *args, env=env
+    )
+
+
+def rows(ran: Ran) -> dict[str, tuple[str, str]]:
+    """The table of --dry-run: setting -> (value, source)."""
+    assert ran.code == 0, ran.err
+    cells = [line.split("|") for line in ran.out.splitlines() if line.startswith("|")]
+    return {c[1].strip(): (c[2].strip(), c[3].strip()) for c in cells[2:]}
+
+
+def preset(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "preset.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_precedence(checkpoint: Path, tmp_path: Path) -> None:
+    config = preset(tmp_path, "max_batch_size: 3\nmax_input_len: 30\nmax-seq-len: 90\n")
+    env = {"TRTLA_BUILD_MAX_BATCH_SIZE": "5", "TRTLA_BUILD_MAX_INPUT_LEN": "50"}
+    found = rows(dry(checkpoint, "--config", config, "--max_batch_size", "7", env=env))
+    assert found["max_batch_size"] == ("7", "flag")
+    assert found["max_input_len"] == ("50", "environment TRTLA_BUILD_MAX_INPUT_LEN")
+    assert found["max_seq_len"] == ("90", f"config {config}")
+    assert found["lookahead"] == ("1,1,0", "default")
+    assert found["max_draft_len"] == ("0", "computed")
+    assert not Path("out").exists()
+
+
+def test_sources_are_kept_in_the_engine(checkpoint: Path, tmp_path: Path) -> None:
+    config = preset(tmp_path, "lookahead: [3, 3, 3]\nmax_num_tokens: 1k\nforce: true\n")
+    ran = trtla(
+        "build", "--checkpoint-dir", checkpoint, "--output-dir", tmp_path / "out",
+        "--config", config, "--max-input-len", "40",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    manifest = json.loads((tmp_path / "out" / "trtla.json").read_text())
+    assert manifest["lookahead"] == [3, 3, 3]
+    assert manifest["settings"]["lookahead"] == f"config {config}"
+    assert manifest["settings"]["max_input_len"] == "flag"
+    assert manifest["settings"]["max_batch_size"] == "default"
+
+
+def test_counts_may_be_written_short(checkpoint: Path) -> None:
+    found = rows(dry(checkpoint, "--max-num-tokens", "8k", "--max-batch-size", "1"))
+    assert found["max_num_tokens"][0] == "8000"
+    assert rows(dry(checkpoint, "--max-num-tokens", "8K"))["max_num_tokens"][0] == "8192"
+
+
+@pytest.mark.parametrize("triple", ["[7, 7, 7]", "7,7,7", '"[7,7,7]"'])
+def test_triples_in_yaml(checkpoint: Path, tmp_path: Path, triple: str) -> None:
+    config = preset(tmp_path, f"lookahead: {triple}\n")
+    assert rows(dry(checkpoint, "--config", config))["lookahead"][0] == "7,7,7"
+
+
+def test_run_takes_presets_and_environment(engine: Path, tmp_path: Path) -> None:
+    config = preset(
+        tmp_path,
+        f"engine_dir: {engine}\ninput_text: [one, two]\nrequest_lookahead: [[2, 2, 2], '1,1,0']\n"
+        "max_output_len: 3\n",
+    )
+    ran = trtla("run", "--config", config, "--json")
+    assert ran.code == 0, ran.err
+    assert [r["lookahead"] for r in ran.json["results"]] == [[2, 2, 2], [1, 1, 0]]
+    env = {"TRTLA_RUN_INPUT_TEXT": "a b\nc", "TRTLA_RUN_ENGINE_DIR": str(engine)}
+    texts = trtla("run", "--json", env=env).json["results"]
+    assert [r["input_text"] for r in texts] == ["a b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("max_batchsize: 4\n", '"max_batchsize"'),
+        ("max_batch_size: four\n", "'four'"),
+        ("max_batch_size: 1.5\n", "'1.5'"),
+        ("max_batch_size: true\n", "'True'"),
+        ("max_batch_size: {a: 1}\n", "max_batch_size"),
+        ("lookahead: [7, 7]\n", "7,7"),
+        ("lookahead: 7,1,7\n", "ngram=1"),
+        ("backend: onnx\n", "onnx"),
+        ("config: other.yaml\n", '"config"'),
+        ("- a\n- b\n", "no settings"),
+        ("a: [\n", "not YAML"),
+    ],
+)
+def test_bad_presets_name_key_and_file(
+    checkpoint: Path, tmp_path: Path, text: str, part: str
+) -> None:
+    ran = dry(checkpoint, "--config", preset(tmp_path, text))
+    refused(ran, 2, part)
+    if "lookahead" not in text:
+        assert "preset.yaml" in ran.err
+
+
+def test_bad_environment_is_named(checkpoint: Path) -> None:
+    ran = dry(checkpoint, env={"TRTLA_BUILD_MAX_SEQ_LEN": "long"})
+    refused(ran, 2, "'long'", "environment TRTLA_BUILD_MAX_SEQ_LEN")
+
+
+def test_a_missing_preset() -> None:
+    refused(trtla("run", "--config", "absent.yaml"), 2, "absent.yaml")
+
+
+def test_the_default_batch_size_is_the_builders() -> None:
+    from trtla.build.settings import BuildSettings
+    from trtla.cli.build import build
+
+    flag = next(p for p in build.params if p.name == "max_batch_size")
+    assert flag.default == BuildSettings().max_batch_size
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """The tiny model's config with the positions of a real one; a dry run reads no weights."""
+    folder = tmp_path_factory.mktemp("long")
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = 8192
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_there_are_presets() -> None:
+    names = [path.stem for path in PRESETS]
+    assert names == ["llama-70b-tp", "llama-7b", "llama-8b", "tiny-cpu"]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_presets_dry_run(long_model: Path, path: Path) -> None:
+    found = rows(dry(long_model, "--config", path))
+    triple = LookaheadConfig.parse(found["lookahead"][0])
+    batch, tokens = int(found["max_batch_size"][0]), int(found["max_num_tokens"][0])
+    assert found["lookahead"][1] == f"config {path}"
+    assert int(found["max_draft_len"][0]) == triple.max_draft_len
+    assert f"{triple.max_draft_len} draft tokens" in path.read_text()
+    assert batch * (triple.max_draft_len + 1) <= tokens
+    assert f"{batch} * {triple.max_draft_len + 1} = {batch * (triple.max_draft_len + 1)}" in (
+        path.read_text()
+    )

@@ -1,0 +1,156 @@
+"""`trtla summarize` on a tiny random model: sides, truncation, ROUGE, threshold, files, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from trtla.summarize import Article, Side, check_rouge1, load_articles, prompt_text
+
+SIDE_KEYS = {
+    "name", "latency_s", "output_tokens", "tokens_per_s", "steps", "tokens_per_step",
+    "distinct_4grams", "rouge1", "rouge2", "rougeL", "rougeLsum",
+}  # fmt: skip
+
+
+def summarize(engine: Path, articles: Path, *args: str | Path) -> Ran:
+    return trtla(
+        "summarize", "--engine-dir", engine, "--dataset", articles, "--output-len", "12", *args
+    )
+
+
+def test_three_sides_write_the_same_text(
+    engine: Path, model: Path, articles: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "items.jsonl"
+    ran = summarize(
+        engine, articles, "--hf-model-dir", model, "--test-hf", "--test-trtla", "--json",
+        "--output", output, "--batch-size", "2",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    document = ran.json
+    assert document["schema_version"] == 1
+    assert document["items"] == 2
+    names = [side["name"] for side in document["sides"]]
+    assert names == ["trtla", "trtla_without_lookahead", "hugging_face"]
+    assert all(set(side) == SIDE_KEYS for side in document["sides"])
+    assert len({side["rouge1"] for side in document["sides"]}) == 1
+    assert len({side["output_tokens"] for side in document["sides"]}) == 1
+    assert document["sides"][1]["tokens_per_step"] == 1.0
+    items = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [item["index"] for item in items] == [0, 1]
+    for item in items:
+        assert len({side["text"] for side in item["sides"].values()}) == 1
+
+
+def test_lines_and_table(engine: Path, articles: Path) -> None:
+    ran = summarize(engine, articles, "--max-ite", "1")
+    assert ran.code == 0, ran.err
+    for part in ("total latency: ", "total output tokens: 12", "tokens per second: "):
+        assert f"trtla ({part}" in ran.out
+    assert "trtla beam 0 result\n  rouge1: " in ran.out
+    assert "speed-up over plain decoding" in ran.out
+    assert "hugging_face" not in ran.out
+
+
+def test_prompts_are_cut_to_the_engine(engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"article": "word " * 200, "highlights": "Words."}) + "\n")
+    output = tmp_path / "items.jsonl"
+    ran = summarize(engine, path, "--output", output)
+    assert ran.code == 0, ran.err
+    assert "note: max_input_length 923 is cut to the engine's 128" in ran.err
+    assert json.loads(output.read_text())["input_tokens"] == 128
+
+
+def test_the_end_of_a_long_article_stays(model: Path) -> None:
+    from trtla.runtime.text import Tokenizer
+    from trtla.summarize import encode
+
+    tokenizer = Tokenizer(model).inner
+    article = Article(article="start " + "word " * 50 + "end", highlights="")
+    (ids,) = encode(tokenizer, [article], 20)
+    assert tokenizer.decode(ids, skip_special_tokens=True).endswith("word end TL;DR:")
+
+
+def test_prompt_text() -> None:
+    assert prompt_text(" It did n't rain. ") == "It didn't rain.  TL;DR:"
+
+
+def test_rouge_is_that_of_rouge_score(model: Path) -> None:
+    from trtla.runtime.text import Tokenizer
+    from trtla.summarize import Answer, score
+
+    tokenizer = Tokenizer(model).inner
+    side = Side("s", answers=[Answer(tuple(tokenizer.encode("the cat sat")), 2, 0)])
+    score(side, tokenizer, [Article(article="", highlights="the cat\nsat down")])
+    figures = side.figures()
+    assert figures["rouge1"] == pytest.approx(100 * 2 * 3 / (3 + 4))
+    assert figures["rouge2"] == pytest.approx(100 * 2 * 2 / (2 + 3))
+    assert figures["rougeLsum"] == pytest.approx(100 * 2 * 3 / (3 + 4))
+
+
+def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
+    ran = summarize(engine, articles, "--rouge1-threshold", "99", "--json")
+    assert ran.json["items"] == 2
+    refused(ran, 3, "rouge1", "99")
+    assert summarize(engine, articles, "--rouge1-threshold", "0").code == 0
+
+
+def test_threshold_of_a_side() -> None:
+    side = Side("trtla", scores=[dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 5.0)])
+    check_rouge1(side, 5.0)
+
+
+def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
+    refused(summarize(engine, articles, "--test-hf"), 2, "--hf-model-dir")
+    ran = summarize(engine, articles, "--test-hf", "--hf-model-dir", engine, "--temperature", "0.5")
+    refused(ran, 2, "greedy", "0.5")
+    refused(summarize(engine, articles, "--lookahead", "7,7,7"), 2, "7,7,7")
+    refused(summarize(engine, articles, "--batch-size", "5"), 2, "5")
+    refused(summarize(engine, articles, "--output", tmp_path / "no" / "x.jsonl"), 2, "no")
+    refused(summarize(engine, articles, "--output-len", "256"), 2, "256")
+    refused(summarize(engine, tmp_path / "absent.jsonl"), 2, "absent.jsonl")
+    refused(summarize(engine, Path("xsum")), 2, "xsum", "--dataset PATH.jsonl")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"article": "a", "highlights": "b"}\n{"article": "a"}\n')
+    refused(summarize(engine, bad), 2, "line 2", '"highlights"')
+
+
+def test_a_missing_package_names_the_extra(
+    engine: Path, articles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtla.summarize.find_spec", lambda name: None)
+    refused(summarize(engine, articles), 1, "rouge-score", "pip install 'trtla[eval]'")
+
+
+def test_an_unreachable_hub_names_the_way_out(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("cannot reach the hub")
+
+    monkeypatch.setattr("trtla.summarize._hub_answers", lambda: True)
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
+
+
+def test_no_hub_means_no_waiting(engine: Path) -> None:
+    """Port 9 refuses at once; with the client's own retries this would take a minute."""
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(engine.parent / "no-cache")}
+    done = process("summarize", "--engine-dir", engine, env=env, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "error: cnn_dailymail cannot be loaded" in done.stderr
+    assert "Retrying" not in done.stderr
+
+
+def test_the_shipped_articles() -> None:
+    articles = load_articles(str(ROOT / "trtla" / "assets" / "articles.jsonl"), 100, 0)
+    assert len(articles) == 12
+    assert all(150 <= len(item.article.split()) <= 300 for item in articles)
+    assert all(item.highlights.count("\n") >= 2 for item in articles)
