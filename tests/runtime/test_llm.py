@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import zip_longest
 
 import pytest
 
@@ -98,6 +99,17 @@ def test_a_consumer_that_stops_early_leaves_nothing_behind(llm):
     stream.close()
     fresh = llm.generate(PROMPTS[0], SamplingParams(max_output_len=5))
     assert len(fresh) == 1
+
+
+def test_two_streams_in_turns_keep_their_own_text(llm):
+    params = SamplingParams(max_output_len=20)
+    alone = [c.text for c in llm.generate(PROMPTS[:2], params)]
+    streams = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
+    texts = ["", ""]
+    for pair in zip_longest(*streams):
+        for index, chunk in enumerate(pair):
+            texts[index] += chunk.text if chunk else ""
+    assert texts == alone
 
 
 def test_settings_one_each(llm):

@@ -129,6 +129,14 @@ def test_24_cold_or_top_k_1_equals_greedy():
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize("heat", [1e-3, 1e-30, 5e-324])
+def test_24_temperatures_near_zero_give_the_best_token(heat):
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, -1.0]])
+    probs = probabilities(logits, SamplingParams(temperature=heat))
+    assert probs[0].tolist() == [0.0, 1.0, 0.0]
+    assert probs[1].tolist() == [0.5, 0.5, 0.0]
+
+
 def test_noise_is_uniform_and_depends_on_seed_and_position():
     noise = [uniform(seed, position) for seed in range(60) for position in range(60)]
     assert len(set(noise)) == 3600

@@ -125,6 +125,13 @@ def test_a_closed_executor_says_so():
         executor.poll()
 
 
+def test_a_cache_that_holds_no_request_is_refused():
+    with pytest.raises(TrtlaError, match="cannot hold a request of 183 tokens"):
+        toy_executor(
+            greedy_scores(RULE, 5), 5, LookaheadConfig(4, 4, 4), num_blocks=5, max_text_len=160
+        )
+
+
 def test_token_ids_outside_the_vocabulary_are_refused():
     executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
     with pytest.raises(UsageError, match="token id 5, outside the vocabulary of 5"):

@@ -56,8 +56,7 @@ class Drafter(Protocol):
 
         Args:
             greedy: the target's argmax after each node of the draft's `read`, in that order; empty
-            for
-                the prompt pass.
+                for the prompt pass.
             committed: the tokens that became output, in order.
         """
 

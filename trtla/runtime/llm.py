@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -145,6 +146,7 @@ class LLM:
         )
         self._end_ids = self.engine.end_ids()
         self._ids = count()
+        self._inboxes: dict[int, deque[Output]] = {}
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -242,20 +244,29 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _run(self, answers: dict[int, _Answer]) -> Iterator[Chunk]:
+        inbox: deque[Output] = deque()
         try:
-            for answer in answers.values():
+            for request_id, answer in answers.items():
                 self._executor.submit(answer.request)
+                self._inboxes[request_id] = inbox
             while answers:
-                for output in self._executor.poll():
-                    answer = answers[output.request_id]
-                    if output.finish_reason is not None:
-                        del answers[output.request_id]
-                    yield answer.add(output, self.limits.lookahead)
+                while not inbox:
+                    self._advance()
+                output = inbox.popleft()
+                answer = answers[output.request_id]
+                if output.finish_reason is not None:
+                    del answers[output.request_id], self._inboxes[output.request_id]
+                yield answer.add(output, self.limits.lookahead)
         finally:  # the consumer may stop early
             for request_id in answers:
                 self._executor.cancel(request_id)
-            if answers:
-                self._executor.poll()
+                self._inboxes.pop(request_id, None)
+
+    def _advance(self) -> None:
+        """Step the executor; streams that are consumed in turns each get their own outputs."""
+        for output in self._executor.poll():
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append(output)
 
     def pieces(self, completion: Completion) -> list[tuple[str, bool]]:
         """The text cut into (piece, accepted); accepted pieces came from drafts."""

@@ -31,7 +31,9 @@ def _mix(value: int) -> int:
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
-    scaled = logits.double() / params.temperature
+    scaled = logits.double()
+    # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
+    scaled = (scaled - scaled.max(dim=-1, keepdim=True).values) / params.temperature
     if 0 < params.top_k < scaled.shape[-1]:
         kth = scaled.topk(params.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, float("-inf"))

@@ -19,7 +19,7 @@ from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, sy
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.executor import ExecutorLimits, ExecutorStats, Output, Request
-from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.model import LlamaModel, TargetModel
 from trtla.runtime.sampling import draw, top2_margin
 from trtla.runtime.scheduler import Plan, Scheduler
@@ -50,6 +50,9 @@ class TorchExecutor:
         cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
         limits: what requests must fit into.
         drafter: makes each request's drafter; lookahead decoding unless said otherwise.
+
+    Raises:
+        TrtlaError: the cache cannot hold a single request of the largest size.
     """
 
     def __init__(
@@ -59,6 +62,12 @@ class TorchExecutor:
         limits: ExecutorLimits,
         drafter: DrafterFactory = lookahead_drafter,
     ) -> None:
+        largest = limits.max_text_len + limits.lookahead.max_draft_len
+        if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
+            raise TrtlaError(
+                f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
+                "rebuild with a smaller --max-seq-len",
+            )
         self._model, self._cache, self._limits = model, cache, limits
         self._make_drafter = drafter
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
@@ -272,7 +281,7 @@ def open_torch_executor(
         batch_size,
         build.max_input_len,
         build.max_text_len,
-        max(build.max_num_tokens, batch_size * server.max_decoding_tokens),
+        build.max_num_tokens,
         checkpoint.vocab_size,
         server,
     )
