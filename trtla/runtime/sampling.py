@@ -31,13 +31,13 @@ def _mix(value: int) -> int:
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
-    scaled = logits.double()
+    kept = logits.double()
+    if 0 < params.top_k < kept.shape[-1]:
+        kth = kept.topk(params.top_k, dim=-1).values[:, -1:]
+        kept = kept.masked_fill(kept < kth, float("-inf"))
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
-    scaled = (scaled - scaled.max(dim=-1, keepdim=True).values) / params.temperature
-    if 0 < params.top_k < scaled.shape[-1]:
-        kth = scaled.topk(params.top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < kth, float("-inf"))
-    probs = scaled.softmax(dim=-1)
+    relative = kept - kept.max(dim=-1, keepdim=True).values
+    probs = (relative / params.temperature).softmax(dim=-1)
     if params.top_p < 1.0:
         probs = _nucleus(probs, params.top_p)
     return probs
