@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -185,3 +186,23 @@ def test_the_folders_mode_follows_the_umask(hf: Path, tmp_path: Path) -> None:
         os.umask(old)
     assert (tmp_path / "ckpt").stat().st_mode & 0o777 == 0o755
     assert json.loads((tmp_path / "ckpt" / "config.json").read_text())["architecture"]
+
+
+def test_leftovers_of_killed_runs_are_swept_and_live_ones_are_kept(tmp_path):
+    target = tmp_path / "ckpt"
+    dead, live, fresh = (tmp_path / f".ckpt.tmp-{name}" for name in ("dead", "live", "fresh"))
+    for folder in (dead, live, fresh):
+        folder.mkdir()
+        (folder / "rank0.safetensors").write_bytes(b"half")
+    for folder in (dead, live):
+        os.utime(folder, (1, 1))
+    descriptor = os.open(live, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with atomic_directory(target) as folder:
+            (folder / "config.json").write_text("{}")
+    finally:
+        os.close(descriptor)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [live.name, fresh.name, target.name]
+    )

@@ -1,17 +1,19 @@
 """Directories that appear complete or not at all.
 
 Everything is written into a hidden sibling of the target, flushed to disk and renamed. Errors and
-Ctrl-C remove the sibling; a killed process leaves it, but never a half target. An existing target
-is replaced only with force, only at the end, and only if it is a folder that trtla or TensorRT-LLM
-made.
+Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run sweeps
+it away. An existing target is replaced only with force, only at the end, and only if it is a folder
+that trtla or TensorRT-LLM made.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from pathlib import Path
 from trtla.config import read_json
 from trtla.errors import TrtlaError, UsageError
 
+_STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
     errno.ENOTEMPTY: ("another process has filled it meanwhile", "choose another --output-dir"),
@@ -34,9 +37,8 @@ def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> 
     """Refuse a target directory that must not be written, before any work.
 
     Raises:
-        UsageError: the target is a file, is or holds a source, is not empty (without force), or is
-        not
-            a checkpoint or engine folder (with force).
+        UsageError: the target is a file, is or holds a source, is not empty (without force), or
+            is not a checkpoint or engine folder (with force).
     """
     resolved = target.resolve()
     for source in sources:
@@ -97,11 +99,13 @@ def atomic_directory(
     folder: Path | None = None
     try:
         created = _make_parents(resolved.parent)
+        _sweep(resolved)
         folder = Path(tempfile.mkdtemp(prefix=f".{resolved.name}.tmp-", dir=resolved.parent))
         folder.chmod(0o777 & ~_umask())
-        yield folder
-        _flush(folder)
-        _move_into_place(folder, resolved, force)
+        with _locked(folder):
+            yield folder
+            _flush(folder)
+            _move_into_place(folder, resolved, force)
     except BaseException as error:
         _clean_up(folder, created)
         if isinstance(error, OSError):
@@ -121,6 +125,30 @@ def _make_parents(folder: Path) -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process: what is left without one belongs to nobody.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left beside the target."""
+    for left in target.parent.glob(f".{target.name}.tmp-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                with _locked(left):
+                    shutil.rmtree(left)
 
 
 def _umask() -> int:

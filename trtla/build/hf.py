@@ -46,8 +46,7 @@ class HFModel:
 
         Raises:
             UsageError: no such folder, not a supported model, or weights that do not fit the
-            config:
-                the first missing, unexpected or misshapen tensor is named.
+                config: the first missing, unexpected or misshapen tensor is named.
         """
         folder = Path(path)
         if not folder.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -280,7 +280,8 @@ class LLM:
             left = left[len(piece) :]
             pieces.append((piece, accepted))
         pieces.append((left, False))
-        return [(piece, accepted) for piece, accepted in pieces if piece]
+        runs = groupby((pair for pair in pieces if pair[0]), key=lambda pair: pair[1])
+        return [("".join(piece for piece, _ in run), accepted) for accepted, run in runs]
 
     def close(self) -> None:
         """Free the model."""
