@@ -33,7 +33,7 @@ run --engine-dir "$out/engine" --input-file trtla/assets/prompts.jsonl \
     --max-output-len 96 --temperature 0.5 --request-lookahead 3,5,4 --check-lossless
 
 step summarize --engine-dir "$out/engine" --dataset trtla/assets/articles.jsonl \
-    --max-ite 4 --output-len 48
+    --max-ite 3 --output-len 32
 
 printf '\ndone in %s s; try your own:\n' "$((SECONDS - started))"
 echo ".venv/bin/trtla run --engine-dir $out/engine --input-text 'def main(' --stream"

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 SEED = 20240131
-STEPS = 1700
+STEPS = 1150
 BATCH_TOKENS = 8192
 SHORT, LONG = 512, 2048
 LONG_SHARE = 0.20

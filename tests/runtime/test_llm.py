@@ -86,11 +86,12 @@ def test_13_end_ids_stay_in_the_ids_and_out_of_the_text(llm, long_text):
 def test_pieces_mark_accepted_tokens(llm):
     params = SamplingParams(max_output_len=40)
     (done,) = llm.generate(PROMPTS[1], params)
-    pieces = llm.pieces(done)
+    pieces = done.pieces
     assert "".join(piece for piece, _ in pieces) == done.text
+    assert any(accepted for _, accepted in pieces)
     assert any(accepted for _, accepted in pieces) == (done.stats.accepted > 0)
     (plain,) = llm.generate(PROMPTS[1], params, PLAIN)
-    assert not any(accepted for _, accepted in llm.pieces(plain))
+    assert not any(accepted for _, accepted in plain.pieces)
 
 
 def test_a_consumer_that_stops_early_leaves_nothing_behind(llm):
@@ -170,7 +171,7 @@ def test_without_tokenizer_files_ids_go_in_and_out(tiny_llama, tmp_path, llm):
         (done,) = bare.generate([ids], SamplingParams(max_output_len=12))
         assert (done.text, done.input_text) == (None, None)
         assert done.output_ids == llm.generate(ids, SamplingParams(max_output_len=12))[0].output_ids
-        assert bare.pieces(done) == []
+        assert done.pieces == ()
         with pytest.raises(UsageError, match="no tokenizer files"):
             bare.generate("text")
         with pytest.raises(UsageError, match="stop string"):

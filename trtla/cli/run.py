@@ -110,7 +110,7 @@ class RunFlags:
     section="Output",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
-    help="Colour the tokens that were accepted in parallel; streamed text has no colours.",
+    help="Colour the tokens that were accepted in parallel.",
 )
 @click.pass_obj
 def run(console: Console, /, **flags: Any) -> None:
@@ -168,7 +168,7 @@ def _decode_and_report(
 
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
-    transcript = Transcript(console, llm, requests, stream=given.stream)
+    transcript = Transcript(console, requests, stream=given.stream)
     decoded = decode(llm, requests, on_chunk=transcript.chunk if given.stream else None)
     plain = decode(llm, requests, plain=True) if given.check_lossless else None
     if console.json:

@@ -6,7 +6,7 @@ are when their turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
@@ -14,7 +14,7 @@ from trtla.run import Decoded, Totals, distinct_4grams, divergence
 
 if TYPE_CHECKING:
     from trtla.prompts import PromptRequest
-    from trtla.runtime.llm import LLM, Chunk, Completion
+    from trtla.runtime.llm import Chunk, Completion, Piece
 
 COLUMNS = (
     "text",
@@ -32,11 +32,11 @@ class Transcript:
     """Prints chunks while they come, and everything else at the end."""
 
     def __init__(
-        self, console: Console, llm: LLM, requests: Sequence[PromptRequest], *, stream: bool
+        self, console: Console, requests: Sequence[PromptRequest], *, stream: bool
     ) -> None:
-        self.console, self.llm, self.stream = console, llm, stream
-        self.requests = requests
+        self.console, self.requests, self.stream = console, requests, stream
         self.shown = 0  # index of the text that is being printed
+        self.begun = False
         self.waiting: list[list[Chunk]] = [[] for _ in requests]
 
     def chunk(self, chunk: Chunk) -> None:
@@ -59,15 +59,15 @@ class Transcript:
         self.console.document(line, line=True)
 
     def _print(self, chunk: Chunk) -> None:
-        if not getattr(self, "_open", False):
-            self._open = True
+        if not self.begun:
+            self.begun = True
             self.console.out(self._input(chunk.index))
             self.console.out(f'Output [Text {chunk.index}]: "', end="")
-        text = "".join(f"{i} " for i in chunk.token_ids) if chunk.text is None else chunk.text
-        self.console.out(text, end="")
+        ids = "".join(f"{i} " for i in chunk.token_ids)
+        self.console.out(ids if chunk.pieces is None else self._colour(chunk.pieces), end="")
         if chunk.completion is not None:
             self.console.out('"')
-            self._open, self.shown = False, self.shown + 1
+            self.begun, self.shown = False, self.shown + 1
 
     def _input(self, index: int) -> str:
         prompt = self.requests[index].prompt
@@ -88,11 +88,14 @@ class Transcript:
     def _output(self, completion: Completion) -> str:
         if completion.text is None:
             return " ".join(map(str, completion.output_ids))
+        return self._colour(completion.pieces)
+
+    def _colour(self, pieces: Iterable[Piece]) -> str:
         if not self.console.colored:
-            return completion.text
+            return "".join(piece for piece, _ in pieces)
         return "".join(
             self.console.styled(piece, fg="green") if accepted else piece
-            for piece, accepted in self.llm.pieces(completion)
+            for piece, accepted in pieces
         )
 
     def _compare(self, decoded: Decoded, plain: Decoded) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +28,9 @@ from trtla.runtime.text import StopStrings, TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or token ids for models without a tokenizer."""
+
+Piece = tuple[str, bool]
+"""A stretch of output text, and whether it came from accepted drafts."""
 
 T = TypeVar("T")
 DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
@@ -52,6 +55,8 @@ class Completion:
     stats: RequestStats
     margins: tuple[float, ...] = ()
     """The target's top-2 logit margin at each output token, when asked for."""
+    pieces: tuple[Piece, ...] = ()
+    """The text in pieces; empty without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,18 @@ class Chunk:
     """What one step added to an answer. Texts of an index concatenate to its whole text."""
 
     index: int
-    text: str | None
+    pieces: tuple[Piece, ...] | None
+    """None for a model without tokenizer files."""
     token_ids: tuple[int, ...]
     accepted: int
     """How many of token_ids, counted from the first, were accepted drafts."""
     completion: Completion | None
     """Set on the last chunk of an index."""
+
+    @property
+    def text(self) -> str | None:
+        """The text that this step made certain."""
+        return None if self.pieces is None else _join(self.pieces)
 
 
 class _Answer:
@@ -73,23 +84,27 @@ class _Answer:
     def __init__(self, index: int, request: Request, text: str | None, stream: TextStream | None):
         self.index, self.request, self._input_text, self._stream = index, request, text, stream
         self._ids: list[int] = []
-        self._pieces: list[str] = []
+        self._pieces: list[Piece] = []
         self._margins: list[float] = []
         self._accepted = 0
 
     def add(self, output: Output, server: LookaheadConfig) -> Chunk:
         """Take an output of the executor."""
-        tokens, reason = output.new_tokens, output.finish_reason
-        self._ids += tokens
-        self._margins += output.margins
-        piece = None
-        if self._stream is not None:
-            shown = tokens[:-1] if reason == "end_id" else tokens
-            piece = self._stream.push(shown, last=reason is not None)
-            self._pieces.append(piece)
         accepted, self._accepted = output.stats.accepted - self._accepted, output.stats.accepted
-        completion = self._complete(output, server) if reason is not None else None
-        return Chunk(self.index, piece, tokens, accepted, completion)
+        self._ids += output.new_tokens
+        self._margins += output.margins
+        pieces = None if self._stream is None else self._read(self._stream, output, accepted)
+        completion = self._complete(output, server) if output.finish_reason is not None else None
+        return Chunk(self.index, pieces, output.new_tokens, accepted, completion)
+
+    def _read(self, stream: TextStream, output: Output, accepted: int) -> tuple[Piece, ...]:
+        last = output.finish_reason is not None
+        end = len(output.new_tokens) - (output.finish_reason == "end_id")
+        drafted, drawn = output.new_tokens[:accepted][:end], output.new_tokens[accepted:end]
+        pieces = ((stream.push(drafted), True), (stream.push(drawn, last=last), False))
+        new = tuple(piece for piece in pieces if piece[0])
+        self._pieces += new
+        return new
 
     def _complete(self, output: Output, server: LookaheadConfig) -> Completion:
         if output.finish_reason is None:
@@ -99,11 +114,12 @@ class _Answer:
             self._input_text,
             self.request.input_ids,
             tuple(self._ids),
-            None if self._stream is None else "".join(self._pieces),
+            None if self._stream is None else _join(self._pieces),
             output.finish_reason,
             self.request.lookahead or server,
             output.stats,
             tuple(self._margins),
+            tuple(self._pieces),
         )
 
 
@@ -268,21 +284,6 @@ class LLM:
             if output.request_id in self._inboxes:
                 self._inboxes[output.request_id].append(output)
 
-    def pieces(self, completion: Completion) -> list[tuple[str, bool]]:
-        """The text cut into (piece, accepted); accepted pieces came from drafts."""
-        if self.tokenizer is None or completion.text is None:
-            return []
-        flags = _accepted_flags(completion.stats)
-        stream = TextStream(self.tokenizer.decode, completion.input_ids, ())
-        pieces, left = [], completion.text
-        for token, accepted in zip(completion.output_ids, flags, strict=True):
-            piece = stream.push([token])[: len(left)]
-            left = left[len(piece) :]
-            pieces.append((piece, accepted))
-        pieces.append((left, False))
-        runs = groupby((pair for pair in pieces if pair[0]), key=lambda pair: pair[1])
-        return [("".join(piece for piece, _ in run), accepted) for accepted, run in runs]
-
     def close(self) -> None:
         """Free the model."""
         self._executor.close()
@@ -325,14 +326,5 @@ def _one_each(value: T | Sequence[T], number: int, what: str) -> list[T]:
     return list(value)
 
 
-def _accepted_flags(stats: RequestStats) -> list[bool]:
-    """For every output token, whether it was an accepted draft: all but the last one of a step.
-
-    A step that was cut short by the end of the output holds accepted drafts only.
-    """
-    flags: list[bool] = []
-    for length in stats.step_lengths:
-        flags += [True] * (length - 1) + [False]
-    if sum(flags) < stats.accepted:
-        flags[-1] = True
-    return flags
+def _join(pieces: Sequence[Piece]) -> str:
+    return "".join(text for text, _ in pieces)
