@@ -211,11 +211,7 @@ def read_json(path: Path) -> Any:
         UsageError: the file is missing, unreadable or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
+        return json.loads(_read_text(path), parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{path} is not JSON: {error.msg} in line {error.lineno}", "copy the file again"
@@ -224,6 +220,15 @@ def read_json(path: Path) -> Any:
         raise UsageError(
             f"{path} holds the number {error}", "replace it by a real number"
         ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
 
 
 class _ConstantError(ValueError):
@@ -241,11 +246,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UsageError: the file is missing, not YAML, or not a mapping.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
+        data = yaml.safe_load(_read_text(path))
     except yaml.YAMLError as error:
         raise UsageError(
             f"{path} is not YAML: {str(error).splitlines()[0]}", "see configs/"

@@ -81,7 +81,9 @@ class Chunk:
 class _Answer:
     """One prompt's answer while it grows."""
 
-    def __init__(self, index: int, request: Request, text: str | None, stream: TextStream | None):
+    def __init__(
+        self, index: int, request: Request, text: str | None, stream: TextStream | None
+    ) -> None:
         self.index, self.request, self._input_text, self._stream = index, request, text, stream
         self._ids: list[int] = []
         self._pieces: list[Piece] = []
