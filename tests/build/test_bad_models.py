@@ -246,3 +246,11 @@ def test_a_truncated_bin_file_is_named(tmp_path: Path) -> None:
     cut("pytorch_model.bin", 5000)(folder)
     with pytest.raises(UsageError, match=r"pytorch_model\.bin is truncated"):
         convert(folder, tmp_path / "out")
+
+
+def test_a_checkpoint_is_not_converted_again(tmp_path: Path) -> None:
+    model = save_model(make_model(Variant("gqa")), Variant("gqa"), tmp_path / "hf")
+    convert(model, tmp_path / "ckpt")
+    with pytest.raises(UsageError, match="ckpt is not a Hugging Face model but a trtla checkpoint"):
+        convert(tmp_path / "ckpt", tmp_path / "again")
+    assert not (tmp_path / "again").exists()

@@ -25,7 +25,7 @@ def folder_kind(path: Path) -> FolderKind:
         raise UsageError(
             f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"
         )
-    kind = _kind(read_json(path / "config.json"))
+    kind = config_kind(read_json(path / "config.json"))
     if kind is None:
         raise UsageError(
             f"{path / 'config.json'} belongs to no kind of folder that trtla knows",
@@ -34,7 +34,8 @@ def folder_kind(path: Path) -> FolderKind:
     return kind
 
 
-def _kind(data: Any) -> FolderKind | None:
+def config_kind(data: Any) -> FolderKind | None:
+    """What folder a parsed config.json belongs to; None when to none of the three."""
     if not isinstance(data, dict):
         return None
     if "pretrained_config" in data or "build_config" in data:

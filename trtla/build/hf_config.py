@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trtla.build.folder_kind import config_kind
 from trtla.build.support import ARCHITECTURES, check_supported
 from trtla.config import CheckpointConfig, DType, read_json, validate
 from trtla.errors import UsageError
@@ -103,6 +104,11 @@ def _check_architecture(data: Any, path: Path) -> None:
     """Before the keys: another architecture's config has other keys, which is not what is wrong."""
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no JSON object", "copy the file again")
+    if (kind := config_kind(data)) in ("checkpoint", "engine"):
+        raise UsageError(
+            f"{path.parent} is not a Hugging Face model but a trtla {kind}",
+            "give the Hugging Face folder that it came from",
+        )
     names = data.get("architectures")
     named = names[0] if isinstance(names, list) and names else None
     name = named or _BY_MODEL_TYPE.get(str(data.get("model_type")), data.get("model_type"))

@@ -33,7 +33,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, with the special tokens that the model wants in front."""
-        return tuple(self.inner.encode(text))
+        return tuple(self.inner.encode(text, verbose=False))  # lengths are checked by limits
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
