@@ -5,7 +5,7 @@
 
 The checkpoint is the shipped model enlarged by scripts/scale_llama.py. Peak memory is the child's
 maximum resident set, less that of a child which only imports what convert imports. Rounds alternate
-the two commands; both end with their data on disk (cp is followed by sync).
+the two; both end with their data on disk (cp is followed by sync), neither time holds imports.
 """
 
 from __future__ import annotations
@@ -26,18 +26,40 @@ SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 SCALE = Path(__file__).with_name("scale_llama.py")
 SHAPE = "--hidden-size 2048 --num-hidden-layers 18 --num-attention-heads 32 "
 SHAPE += "--num-key-value-heads 8 --intermediate-size 7168 --dtype bfloat16"
-CONVERT = "import sys; from pathlib import Path; from trtla.build.convert import convert; "
-CONVERT += "len(sys.argv) > 1 and convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype='bfloat16')"
+CONVERT = """
+import sys, time
+from pathlib import Path
+from trtla.build.convert import convert
+started = time.perf_counter()
+if len(sys.argv) > 1:
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype="bfloat16")
+print(time.perf_counter() - started)
+"""
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """(seconds, peak resident megabytes) of a child process."""
+def converted(*arguments: str) -> tuple[float, float]:
+    """(seconds without the imports, peak resident megabytes) of a converting child process."""
+    command = [sys.executable, "-c", CONVERT, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        printed = child.stdout.read() if child.stdout else ""
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit("error: convert failed")
+    return float(printed), usage.ru_maxrss / 1024
+
+
+def copied(source: Path, target: Path) -> float:
+    """Seconds of a plain copy that ends on disk."""
     started = time.perf_counter()
-    child = subprocess.Popen(command)
-    _, status, usage = os.wait4(child.pid, 0)
-    if status:
-        raise SystemExit(f"error: {' '.join(command)} failed")
-    return time.perf_counter() - started, usage.ru_maxrss / 1024
+    subprocess.run(["sh", "-c", f"cp -r '{source}' '{target}' && sync"], check=True)
+    return time.perf_counter() - started
+
+
+def report(name: str, times: list[float]) -> None:
+    """Print the median and the single times."""
+    each = ", ".join(f"{seconds:.1f}" for seconds in times)
+    print(f"{name}: median {statistics.median(times):.1f} s of {each}")
 
 
 def main() -> None:
@@ -52,23 +74,22 @@ def main() -> None:
         paths = ["--model-dir", str(SHIPPED), "--output-dir", str(model)]
         subprocess.run([sys.executable, str(SCALE), *paths, *SHAPE.split()], check=True)
         size = sum(path.stat().st_size for path in model.iterdir()) / 1e6
-        imports = [sys.executable, "-c", CONVERT]
-        idle_s, idle_mb = timed(imports)
-        copies, converts, peaks = [], [], []
+        copies: list[float] = []
+        converts: list[float] = []
+        _, imports = converted()
+        peak = imports
         for _ in range(args.rounds):
-            copies.append(timed(["sh", "-c", f"cp -r '{model}' '{work}/copy' && sync"])[0])
-            seconds, peak = timed([*imports, str(model), str(work / "ckpt")])
-            converts.append(seconds - idle_s)
-            peaks.append(peak - idle_mb)
+            copies.append(copied(model, work / "copy"))
+            seconds, used = converted(str(model), str(work / "ckpt"))
+            converts.append(seconds)
+            peak = max(peak, used)
             shutil.rmtree(work / "copy")
             shutil.rmtree(work / "ckpt")
-        print(f"checkpoint {size:.0f} MB, imports {idle_mb:.0f} MB and {idle_s:.1f} s")
-        print(f"cp and sync  {statistics.median(copies):.1f} s  {[round(s, 1) for s in copies]}")
-        print(
-            f"convert      {statistics.median(converts):.1f} s  {[round(s, 1) for s in converts]}"
-        )
-        print(f"convert's throughput is {sum(copies) / sum(converts):.2f} of cp's")
-        print(f"peak memory beyond the imports {max(peaks):.0f} MB")
+    print(f"checkpoint {size:.0f} MB")
+    report("cp and sync", copies)
+    report("convert", converts)
+    print(f"throughput {statistics.median(copies) / statistics.median(converts):.2f} of cp's")
+    print(f"peak memory {peak - imports:.0f} MB beyond the {imports:.0f} MB of the imports")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ Held-out files:
 - command: `python scripts/train_tiny_llama.py`
 - steps: {step} of {steps} with 8,192 tokens each, {tokens:,} tokens in all
   ({epochs:.1f} passes over {epoch_tokens:,} tokens); rows of 512 tokens, in the last fifth 2,048
-- wall time: {minutes:.0f} minutes on 2 CPU cores ({threads} threads, float32)
-  that other work shared
+- wall time: {minutes:.0f} minutes on 2 CPU cores ({threads} processes, float32)
+  that other work shared; starts and steps lost to interruptions are not counted
 - held-out loss: {held_out_nats:.4f} nats/token, {held_out_bits_per_byte:.4f} bits/byte
   ({held_out_tokens:,} tokens in rows of 2,048)
 

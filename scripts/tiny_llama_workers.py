@@ -69,4 +69,4 @@ def run_workers(function: Callable[..., None], count: int, folder: Path, *args: 
     if count == 1:
         function(0, 1, *args)
         return
-    mp.spawn(function, args=(count, *args), nprocs=count)  # type: ignore[no-untyped-call]
+    mp.spawn(function, args=(count, *args), nprocs=count)  # type: ignore[attr-defined,no-untyped-call]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,6 +88,7 @@ class RankWriter:
         if self._digest is not None:
             self._digest.update(data)
         write_all(file, data)
+        _start_writeback(file, len(data))
         self._done += len(data)
         if self._progress is not None:
             self._progress(self._done, self._total)
@@ -96,6 +98,12 @@ def write_all(file: BinaryIO, data: memoryview) -> None:
     """Write every byte; an unbuffered file may take a part at a time."""
     while data:
         data = data[file.write(data) :]
+
+
+def _start_writeback(file: BinaryIO, size: int) -> None:
+    """Let the disk begin with what was written last, so that the flush at the end is short."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

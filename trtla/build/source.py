@@ -16,7 +16,7 @@ from trtla.build.plan import Block, Target, rank_plan, single_rank
 from trtla.config import CheckpointConfig
 from trtla.errors import UsageError
 
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
 """How much of a tensor is in memory at a time while streaming."""
 
 _FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
