@@ -80,10 +80,10 @@ def main() -> None:
         peak = imports
         for _ in range(args.rounds):
             copies.append(copied(model, work / "copy"))
+            shutil.rmtree(work / "copy")  # both start with as much free memory
             seconds, used = converted(str(model), str(work / "ckpt"))
             converts.append(seconds)
             peak = max(peak, used)
-            shutil.rmtree(work / "copy")
             shutil.rmtree(work / "ckpt")
     print(f"checkpoint {size:.0f} MB")
     report("cp and sync", copies)
