@@ -39,13 +39,24 @@ class TargetModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight [out, in] with an optional bias [out]."""
+    """A weight [in, out] with an optional bias [out].
+
+    Stored the other way round than in the checkpoint: on CPUs the products with the 4 to 32 tokens
+    of a step then take a third to two thirds of the time.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
 
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """From a checkpoint's weight [out, in]."""
+        return cls(weight.t().contiguous(), bias)
+
     def __call__(self, states: Tensor) -> Tensor:
-        return F.linear(states, self.weight, self.bias)
+        if self.bias is None:
+            return states @ self.weight
+        return torch.addmm(self.bias, states, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ class LlamaModel:
             self._layers = [_layer(tensors, i) for i in range(config.num_hidden_layers)]
             self._embedding = tensors.pop("vocab_embedding.weight")
             self._norm = tensors.pop("ln_f.weight")
-            self._lm_head = tensors.pop("lm_head.weight")
+            self._lm_head = Linear.of(tensors.pop("lm_head.weight"))
         except KeyError as error:
             raise TrtlaError(
                 f"the weights lack transformer.{error.args[0]}", "build the engine again"
@@ -109,7 +120,7 @@ class LlamaModel:
             gate, up = layer.gate_up(normed).chunk(2, dim=-1)
             states = states + layer.down(F.silu(gate) * up)
         states = self._normalise(states.index_select(0, batch.rows), self._norm)
-        return F.linear(states, self._lm_head).float()
+        return self._lm_head(states).float()
 
     def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(states, weight.shape, weight, self.config.norm_epsilon)
@@ -142,7 +153,7 @@ def _layer(tensors: dict[str, Tensor], index: int) -> Layer:
     }
 
     def linear(name: str) -> Linear:
-        return Linear(own.pop(f"{name}.weight"), own.pop(f"{name}.bias", None))
+        return Linear.of(own.pop(f"{name}.weight"), own.pop(f"{name}.bias", None))
 
     try:
         gate, up = linear("mlp.fc"), linear("mlp.gate")
@@ -160,7 +171,7 @@ def _layer(tensors: dict[str, Tensor], index: int) -> Layer:
 
 def _stack(first: Linear, second: Linear) -> Linear:
     """Two projections of the same input as one."""
-    weight = torch.cat((first.weight, second.weight))
+    weight = torch.cat((first.weight, second.weight), dim=1)
     if first.bias is None or second.bias is None:
         return Linear(weight)
     return Linear(weight, torch.cat((first.bias, second.bias)))
