@@ -15,8 +15,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-torch.set_num_threads(2)
-
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
