@@ -1,0 +1,151 @@
+"""TensorRT-LLM, if it is here: which release, whether it still has the TensorRT backend, its modules.
+
+The only file that imports it. Importing takes seconds, starts MPI and prints a banner on stdout, so
+nothing here happens before somebody asks, and the banner goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from trtla.errors import TrtlaError
+
+PACKAGE = "tensorrt_llm"
+SUPPORTED = ">=0.20,<1.3"
+"""Releases with the TensorRT backend and lookahead decoding, as the extra pins them."""
+
+REMOVED = (
+    "TensorRT-LLM removed its TensorRT backend, and lookahead decoding with it, after 1.2.x; "
+    f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
+)
+
+_BACKEND = (
+    "the module tensorrt_llm.builder",
+    "tensorrt_llm.bindings.executor.Executor",
+    "tensorrt_llm.bindings.executor.LookaheadDecodingConfig",
+    "the program trtllm-build",
+    "lookahead_config of tensorrt_llm.bindings.executor.Request",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is installed under the name of TensorRT-LLM."""
+
+    version: str | None
+    """None: not installed."""
+    missing: tuple[str, ...] = ()
+    """Parts of the TensorRT backend that this installation lacks."""
+    failure: str | None = None
+    """Why importing it failed."""
+
+    @property
+    def has_backend(self) -> bool:
+        """True when engines can be built and run with it."""
+        return self.version is not None and not self.missing and self.failure is None
+
+
+def installed() -> bool:
+    """True when the package can be found; nothing is imported."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def installed_version() -> str | None:
+    """The version its metadata names, without importing it; None when not installed."""
+    if not installed():
+        return None
+    for name in ("tensorrt-llm", PACKAGE):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
+
+
+def probe() -> Library:
+    """Look for the parts of the TensorRT backend, whatever the version number says.
+
+    Releases after 1.2.x lack some or all of them: the builder, the C++ `Executor`, the lookahead
+    configuration, `trtllm-build`, or the request's lookahead field.
+    """
+    version = installed_version()
+    if version is None:
+        return Library(None)
+    try:
+        found = dict(zip(_BACKEND, _parts(), strict=True))
+    except Exception as error:  # a broken CUDA, MPI or driver fails inside its import
+        return Library(version, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    return Library(version, tuple(name for name, there in found.items() if not there))
+
+
+def _parts() -> Iterator[bool]:
+    load()
+    yield _has_module("builder")
+    executor = load("bindings.executor")
+    yield hasattr(executor, "Executor")
+    yield hasattr(executor, "LookaheadDecodingConfig")
+    yield shutil.which("trtllm-build") is not None
+    yield "lookahead_config" in dir(getattr(executor, "Request", None))
+
+
+def _has_module(name: str) -> bool:
+    try:
+        load(name)
+    except ImportError:
+        return False
+    return True
+
+
+def load(name: str = "") -> ModuleType:
+    """Import the package, or one of its modules, e.g. `load("bindings.executor")`.
+
+    Raises:
+        ImportError: it is not there.
+    """
+    os.environ.setdefault("TLLM_LOG_LEVEL", "WARNING")  # its INFO lines would be on stdout
+    with contextlib.redirect_stdout(sys.stderr), quiet_deprecations():
+        return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
+
+
+@contextlib.contextmanager
+def quiet_deprecations() -> Iterator[None]:
+    """Let late releases say that their TensorRT backend is deprecated once, and never fail for it.
+
+    `emit_engine_arch_deprecation` (since February 2026) warns in every entry point; a caller that
+    turns warnings into errors must not break on it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", DeprecationWarning)
+        yield
+
+
+def require_backend() -> Library:
+    """The library, ready to build and to run.
+
+    Raises:
+        TrtlaError: it is absent, broken, or lacks the TensorRT backend.
+    """
+    library = probe()
+    if library.version is None:
+        raise TrtlaError(
+            "TensorRT-LLM is not installed",
+            "pip install 'trtla[tensorrt-llm]', or use --backend torch; trtla doctor tells more",
+        )
+    if library.failure is not None:
+        raise TrtlaError(
+            f"TensorRT-LLM {library.version} cannot be imported: {library.failure}",
+            "correct its installation, or use --backend torch; trtla doctor tells more",
+        )
+    if library.missing:
+        raise TrtlaError(
+            f"TensorRT-LLM {library.version} lacks {' and '.join(library.missing)}", REMOVED
+        )
+    return library
