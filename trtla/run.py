@@ -27,7 +27,8 @@ class Totals:
     output_tokens: int
     steps: int
     tokens_per_step: float
-    drafted: int
+    drafted: int | None
+    """None where the executor does not tell."""
     accepted: int
     distinct_4grams: float | None
     time_s: float
@@ -73,12 +74,22 @@ def totals(completions: Sequence[Completion], time_s: float) -> Totals:
         output_tokens=output_tokens,
         steps=steps,
         tokens_per_step=1.0 + accepted / steps if steps else 1.0,
-        drafted=sum(c.stats.drafted for c in completions),
+        drafted=_sum(c.stats.drafted for c in completions),
         accepted=accepted,
         distinct_4grams=distinct_4grams(c.output_ids for c in completions),
         time_s=time_s,
         tokens_per_s=output_tokens / time_s if time_s else 0.0,
     )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum, or None when a part is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def decode(
@@ -154,11 +165,12 @@ def result(completion: Completion) -> dict[str, Any]:
     }
 
 
-def document(decoded: Decoded, plain: Decoded | None = None) -> dict[str, Any]:
+def document(decoded: Decoded, plain: Decoded | None, executor: str) -> dict[str, Any]:
     """The JSON document of a run; with `plain`, what the comparison with plain decoding found."""
     results = [result(completion) for completion in decoded.completions]
     body: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
+        "executor": executor,
         "results": results,
         "stats": asdict(decoded.totals),
     }

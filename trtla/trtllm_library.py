@@ -1,4 +1,4 @@
-"""TensorRT-LLM, if it is here: which release, whether it still has the TensorRT backend, its modules.
+"""TensorRT-LLM, if it is here: its release, its modules, and whether the TensorRT backend is left.
 
 The only file that imports it. Importing takes seconds, starts MPI and prints a banner on stdout, so
 nothing here happens before somebody asks, and the banner goes to stderr.
@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from trtla.errors import TrtlaError
@@ -29,11 +30,12 @@ REMOVED = (
     f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
 )
 
+PROGRAM = "the program trtllm-build"
 _BACKEND = (
     "the module tensorrt_llm.builder",
     "tensorrt_llm.bindings.executor.Executor",
     "tensorrt_llm.bindings.executor.LookaheadDecodingConfig",
-    "the program trtllm-build",
+    PROGRAM,
     "lookahead_config of tensorrt_llm.bindings.executor.Request",
 )
 
@@ -50,9 +52,14 @@ class Library:
     """Why importing it failed."""
 
     @property
+    def lost(self) -> tuple[str, ...]:
+        """The missing parts that trtla itself cannot do without."""
+        return tuple(part for part in self.missing if part != PROGRAM)
+
+    @property
     def has_backend(self) -> bool:
         """True when engines can be built and run with it."""
-        return self.version is not None and not self.missing and self.failure is None
+        return self.version is not None and not self.lost and self.failure is None
 
 
 def installed() -> bool:
@@ -92,8 +99,13 @@ def _parts() -> Iterator[bool]:
     executor = load("bindings.executor")
     yield hasattr(executor, "Executor")
     yield hasattr(executor, "LookaheadDecodingConfig")
-    yield shutil.which("trtllm-build") is not None
+    yield _program("trtllm-build") is not None
     yield "lookahead_config" in dir(getattr(executor, "Request", None))
+
+
+def _program(name: str) -> str | None:
+    """A program on PATH, or beside the interpreter, for environments that are not activated."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def _has_module(name: str) -> bool:
@@ -144,8 +156,7 @@ def require_backend() -> Library:
             f"TensorRT-LLM {library.version} cannot be imported: {library.failure}",
             "correct its installation, or use --backend torch; trtla doctor tells more",
         )
-    if library.missing:
-        raise TrtlaError(
-            f"TensorRT-LLM {library.version} lacks {' and '.join(library.missing)}", REMOVED
-        )
+    if library.lost:
+        lost = " and ".join(library.lost)
+        raise TrtlaError(f"TensorRT-LLM {library.version} lacks {lost}", REMOVED)
     return library

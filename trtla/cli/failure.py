@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import click
 from click.core import ParameterSource
 
+from trtla import mpi
 from trtla.cli import INTERRUPTED, Interrupt
 from trtla.cli.app import cli
 from trtla.console import Console
@@ -75,9 +76,10 @@ def _report(error: Exception, console: Console) -> int:
         body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
         console.document({"error": body})
         return failure.exit_code
-    print(f"error: {failure.message}", file=sys.stderr)
+    where = f"rank {mpi.rank()}: " if mpi.rank() else ""
+    print(f"{where}error: {failure.message}", file=sys.stderr)
     if failure.hint:
-        print(f"hint: {failure.hint}", file=sys.stderr)
+        print(f"{where}hint: {failure.hint}", file=sys.stderr)
     return failure.exit_code
 
 

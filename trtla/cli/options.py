@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtla.cli.command import Setting, Several
 from trtla.cli.values import DEVICE, TRIPLE
 from trtla.console import Console
+
+if TYPE_CHECKING:
+    from trtla.runtime.executor import TrtllmSettings
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -102,6 +105,47 @@ model_flags = stack(
     ),
 )
 """What opens a model."""
+
+trtllm_flags = stack(
+    setting(
+        "--kv-cache-free-gpu-memory-fraction",
+        section="TensorRT-LLM engines",
+        type=float,
+        default=0.9,
+        help="Share of the free GPU memory that the K/V cache takes.",
+    ),
+    switch(
+        "--kv-cache-enable-block-reuse",
+        section="TensorRT-LLM engines",
+        help="Share K/V blocks between prompts with the same beginning.",
+    ),
+    switch(
+        "--enable-chunked-context",
+        section="TensorRT-LLM engines",
+        help="Let prompts be longer than max_num_tokens.",
+    ),
+    setting(
+        "--scheduler-policy",
+        section="TensorRT-LLM engines",
+        type=click.Choice(["guaranteed-no-evict", "max-utilization"]),
+        default="guaranteed-no-evict",
+        help="Whether a running request may be evicted to fill the batch.",
+    ),
+)
+"""How TensorRT-LLM's executor runs; names and defaults of its run.py."""
+
+
+def trtllm_settings(flags: Any) -> TrtllmSettings:
+    """The values of `trtllm_flags`, from an object that has them as attributes."""
+    from trtla.runtime.executor import TrtllmSettings
+
+    return TrtllmSettings(
+        flags.kv_cache_free_gpu_memory_fraction,
+        flags.kv_cache_enable_block_reuse,
+        flags.enable_chunked_context,
+        flags.scheduler_policy.replace("-", "_"),
+    )
+
 
 sampling_flags = stack(
     setting(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla import mpi
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_triples
 from trtla.cli.options import (
@@ -19,6 +20,8 @@ from trtla.cli.options import (
     setting,
     several,
     switch,
+    trtllm_flags,
+    trtllm_settings,
 )
 from trtla.cli.values import COUNT, TEXT, TRIPLE
 from trtla.console import Console
@@ -51,9 +54,14 @@ class RunFlags:
     top_p: float
     seed: int
     stop: tuple[str, ...]
+    allotted_time_ms: int | None
     stream: bool
     check_lossless: bool
     color: str
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
 
 
 @click.command(
@@ -98,6 +106,13 @@ class RunFlags:
 @setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
 @sampling_flags
 @several("--stop", section="Sampling", type=TEXT, help="Texts that end an output.")
+@setting(
+    "--allotted-time-ms",
+    section="Sampling",
+    type=COUNT,
+    help="Milliseconds after which a request ends as it is.",
+)
+@trtllm_flags
 @switch("--stream", section="Output", help="Print text as it comes.")
 @switch(
     "--check-lossless",
@@ -122,7 +137,8 @@ def run(console: Console, /, **flags: Any) -> None:
     """
     given = RunFlags(**flags)
     console.color = given.color
-    requests = _requests(given)
+    # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
+    requests = _requests(given) if mpi.rank() == 0 else []
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
     from trtla.runtime.llm import LLM
 
@@ -133,7 +149,11 @@ def run(console: Console, /, **flags: Any) -> None:
         device=given.device,
         dtype=given.dtype,
         max_batch_size=given.max_batch_size,
+        trtllm=trtllm_settings(given),
     ) as llm:
+        if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
+            return
+        console.note(f"note: running on {llm.description}")
         _decode_and_report(console, llm, requests, given)
 
 
@@ -153,6 +173,7 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
         top_p=given.top_p,
         seed=given.seed,
         stop=given.stop,
+        allotted_time_ms=given.allotted_time_ms,
     )
     requests = gather(given.input_text, given.input_file, sampling, given.request_lookahead)
     if given.no_lookahead:
@@ -172,7 +193,7 @@ def _decode_and_report(
     decoded = decode(llm, requests, on_chunk=transcript.chunk if given.stream else None)
     plain = decode(llm, requests, plain=True) if given.check_lossless else None
     if console.json:
-        console.document(document(decoded, plain), line=given.stream)
+        console.document(document(decoded, plain, llm.description), line=given.stream)
     else:
         transcript.finish(decoded, plain)
     if plain is not None:

@@ -15,7 +15,16 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_triples
-from trtla.cli.options import PATH, json_flag, model_flags, sampling_flags, setting, switch
+from trtla.cli.options import (
+    PATH,
+    json_flag,
+    model_flags,
+    sampling_flags,
+    setting,
+    switch,
+    trtllm_flags,
+    trtllm_settings,
+)
 from trtla.cli.values import COUNT
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -66,6 +75,10 @@ class SummarizeFlags:
     seed: int
     rouge1_threshold: float | None
     output: str | None
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
 
     @property
     def run_engine(self) -> bool:
@@ -106,6 +119,7 @@ class SummarizeFlags:
 )
 @setting("--output-len", section="Data", type=COUNT, default=100, help="Longest summary in tokens.")
 @sampling_flags
+@trtllm_flags
 @switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
 @switch("--test-hf", section="Sides", help="Measure transformers' greedy generate.")
 @setting(
@@ -133,6 +147,8 @@ def summarize(console: Console, /, **flags: Any) -> None:
     work.require_extras(given.dataset)
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
     sides, prompts = _measure(console, given, sampling, articles)
+    if not sides:  # a serving rank of mpirun has nothing to tell
+        return
     _print(console, sides, _settings(given, prompts))
     if given.output:
         _write(Path(given.output), work.items(sides, prompts))
@@ -176,7 +192,10 @@ def _measure(
         device=given.device,
         dtype=given.dtype,
         max_batch_size=given.batch_size,
+        trtllm=trtllm_settings(given),
     ) as llm:
+        if not llm.is_leader:
+            return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
         prompts = encode(tokenizer, articles, longest)
         sides = list(_engine_sides(llm, sampling, prompts, given)) if given.run_engine else []

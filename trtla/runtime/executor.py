@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig, check_request
+from trtla import mpi
+from trtla.errors import TrtlaError, UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
 
-FinishReason = Literal["end_id", "stop_words", "length", "cancelled"]
-"""Why a request ended, TensorRT-LLM's names in lower case."""
+FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
+"""Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
 
 StopCheck = Callable[[list[int]], bool]
 """Given all output ids so far, says whether the text up to the last one holds a stop string."""
@@ -41,6 +42,8 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    allotted_time_ms: int | None = None
+    """Milliseconds after which the request ends as it is, waiting included; None: no limit."""
 
     def __post_init__(self) -> None:
         for name, ok, rule in (
@@ -50,6 +53,7 @@ class SamplingParams:
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63"),
             ("stop", all(self.stop), "made of non-empty texts"),
+            ("allotted_time_ms", (self.allotted_time_ms or 1) >= 1, "at least 1"),
         ):
             if not ok:
                 flag = name.replace("_", "-")
@@ -88,12 +92,15 @@ class RequestStats:
     """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
 
     The token of the prompt pass counts in no step. `drafted` are candidate tokens that were fed for
-    verification (the window is not), `accepted` those of them that became output.
+    verification (the window is not), `accepted` those of them that became output. TensorRT-LLM does
+    not tell what it feeds: `fed` and `drafted` are None there.
     """
 
+    lookahead: LookaheadConfig = AUTOREGRESSIVE
+    """The triple that the request is decoded with."""
     steps: int = 0
-    fed: int = 0
-    drafted: int = 0
+    fed: int | None = 0
+    drafted: int | None = 0
     accepted: int = 0
     step_lengths: list[int] = field(default_factory=list)
     """Committed tokens per forward, the prompt pass first; they add up to the output."""
@@ -114,6 +121,11 @@ class Output:
     stats: RequestStats
     """The request's counters so far: the executor's own object, read it, do not change it."""
     margins: tuple[float, ...] = ()
+    error: TrtlaError | None = None
+    """Why it failed, for finish_reason `failed`; other requests go on."""
+
+
+REBUILD_LONGER = "rebuild with a larger --max-seq-len"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +139,18 @@ class ExecutorLimits:
     vocab_size: int
     lookahead: LookaheadConfig
     """The server's triple; (1,1,0) on a plain engine."""
+    greedy_only: bool = False
+    """True where sampling settings would be ignored in silence."""
+    text_len_hint: str = REBUILD_LONGER
+    """What to change when prompt + output do not fit, beside asking for less output."""
 
     def check(self, request: Request) -> None:
         """Refuse a request that does not fit, before anything is queued.
 
         Raises:
             UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, or the lookahead triple exceeds the server's.
+                outside the vocabulary, the lookahead triple exceeds the server's, or sampling is
+                asked of an executor that cannot sample.
         """
         length, name = len(request.input_ids), request.label
         if not length:
@@ -148,8 +165,9 @@ class ExecutorLimits:
             raise UsageError(
                 f"{name} needs {length} prompt + {request.sampling.max_output_len} output tokens = "
                 f"{wanted}, above max_seq_len {self.max_text_len}",
-                "lower --max-output-len, or rebuild with a larger --max-seq-len",
+                f"lower --max-output-len, or {self.text_len_hint}",
             )
+        self._check_sampling(request)
         bad = next((i for i in request.input_ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise UsageError(
@@ -158,6 +176,40 @@ class ExecutorLimits:
             )
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
+
+    def _check_sampling(self, request: Request) -> None:
+        """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
+        if self.greedy_only and not request.sampling.greedy:
+            raise UsageError(
+                f"{request.label} has temperature {request.sampling.temperature:g}, but lookahead "
+                "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
+                "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmSettings:
+    """How TensorRT-LLM's executor runs an engine; names and defaults of its run.py.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    kv_cache_free_gpu_memory_fraction: float = 0.9
+    """Share of the GPU memory left after loading that the K/V cache takes."""
+    kv_cache_enable_block_reuse: bool = False
+    """Share blocks between requests with the same beginning."""
+    enable_chunked_context: bool = False
+    """Let prompts be longer than max_num_tokens."""
+    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+
+    def __post_init__(self) -> None:
+        share = self.kv_cache_free_gpu_memory_fraction
+        if not 0.0 < share <= 1.0:
+            raise UsageError(
+                f"kv_cache_free_gpu_memory_fraction is {share}",
+                "--kv-cache-free-gpu-memory-fraction must be above 0 and at most 1",
+            )
 
 
 @dataclass(slots=True)
@@ -168,8 +220,9 @@ class ExecutorStats:
     """Forwards of the model, over all requests in flight."""
     prompt_tokens: int = 0
     new_tokens: int = 0
-    fed: int = 0
-    drafted: int = 0
+    fed: int | None = 0
+    """None, as in RequestStats, where it is not told; `drafted` likewise."""
+    drafted: int | None = 0
     accepted: int = 0
     forward_s: float = 0.0
     """Seconds inside the model's forwards, device synchronised."""
@@ -188,6 +241,14 @@ class Executor(Protocol):
     @property
     def limits(self) -> ExecutorLimits:
         """What requests must fit into."""
+
+    @property
+    def description(self) -> str:
+        """What runs the model, in a few words: library, device, arithmetic."""
+
+    @property
+    def is_leader(self) -> bool:
+        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
 
     def submit(self, request: Request) -> None:
         """Queue a request."""
@@ -221,6 +282,7 @@ def open_executor(
     device: str = "auto",
     dtype: str = "auto",
     max_batch_size: int | None = None,
+    trtllm: TrtllmSettings | None = None,
 ) -> Executor:
     """Open the executor that the engine was built for.
 
@@ -230,18 +292,49 @@ def open_executor(
         device: auto, cpu or cuda (cuda:1 ...), for the torch executor.
         dtype: auto (the engine's), float32, bfloat16 or float16, for the torch executor.
         max_batch_size: at most the engine's; None takes the engine's.
+        trtllm: settings of TensorRT-LLM's executor; None takes its defaults.
 
     Raises:
-        UsageError: triple, device, dtype or batch size do not fit the engine.
+        UsageError: triple, device, dtype, batch size or settings do not fit the engine.
         TrtlaError: the engine's backend cannot run here.
     """
     if engine.backend == "tensorrt-llm":
+        from trtla.runtime.trtllm_start import open_trtllm_executor
+
+        _refuse_torch_choices(engine, device, dtype)
+        return open_trtllm_executor(
+            engine,
+            lookahead=lookahead,
+            max_batch_size=max_batch_size,
+            settings=trtllm or TrtllmSettings(),
+        )
+    if trtllm not in (None, TrtllmSettings()):
         raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, which this version cannot run",
-            "build it with --backend torch",
+            f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
+            "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",
+        )
+    if mpi.world_size() > 1:
+        raise UsageError(
+            f"{engine.name} is a torch engine, which runs in one process, and "
+            f"{mpi.world_size()} run",
+            "start it without mpirun",
         )
     from trtla.runtime.torch_executor import open_torch_executor
 
     return open_torch_executor(
         engine, lookahead=lookahead, device=device, dtype=dtype, max_batch_size=max_batch_size
     )
+
+
+def _refuse_torch_choices(engine: Engine, device: str, dtype: str) -> None:
+    own = engine.config.pretrained_config.dtype
+    if device != "auto" and not device.startswith("cuda"):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
+            "leave --device away, or build with --backend torch",
+        )
+    if dtype not in ("auto", own):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
+            "leave --dtype away, or build with --backend torch",
+        )

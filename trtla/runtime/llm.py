@@ -22,6 +22,7 @@ from trtla.runtime.executor import (
     Request,
     RequestStats,
     SamplingParams,
+    TrtllmSettings,
     open_executor,
 )
 from trtla.runtime.text import StopStrings, TextStream, Tokenizer
@@ -90,13 +91,13 @@ class _Answer:
         self._margins: list[float] = []
         self._accepted = 0
 
-    def add(self, output: Output, server: LookaheadConfig) -> Chunk:
+    def add(self, output: Output) -> Chunk:
         """Take an output of the executor."""
         accepted, self._accepted = output.stats.accepted - self._accepted, output.stats.accepted
         self._ids += output.new_tokens
         self._margins += output.margins
         pieces = None if self._stream is None else self._read(self._stream, output, accepted)
-        completion = self._complete(output, server) if output.finish_reason is not None else None
+        completion = self._complete(output) if output.finish_reason is not None else None
         return Chunk(self.index, pieces, output.new_tokens, accepted, completion)
 
     def _read(self, stream: TextStream, output: Output, accepted: int) -> tuple[Piece, ...]:
@@ -108,7 +109,7 @@ class _Answer:
         self._pieces += new
         return new
 
-    def _complete(self, output: Output, server: LookaheadConfig) -> Completion:
+    def _complete(self, output: Output) -> Completion:
         if output.finish_reason is None:
             raise TrtlaError(f"{self.request.label} is not finished")
         return Completion(
@@ -118,7 +119,7 @@ class _Answer:
             tuple(self._ids),
             None if self._stream is None else _join(self._pieces),
             output.finish_reason,
-            self.request.lookahead or server,
+            output.stats.lookahead,
             output.stats,
             tuple(self._margins),
             tuple(self._pieces),
@@ -137,6 +138,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         max_batch_size: int | None = None,
+        trtllm: TrtllmSettings | None = None,
     ) -> None:
         """Open the model.
 
@@ -149,9 +151,11 @@ class LLM:
             device: auto, cpu, cuda or cuda:N.
             dtype: auto (the engine's), float32, bfloat16 or float16.
             max_batch_size: requests in flight at once; None takes the engine's limit.
+            trtllm: settings of TensorRT-LLM's executor, for engines built for it.
 
         Raises:
             UsageError: the folder or the settings are not usable.
+            TrtlaError: the engine's backend cannot run here.
         """
         self.engine = _open(Path(model), lookahead)
         self.tokenizer = _tokenizer(tokenizer_dir, self.engine)
@@ -161,6 +165,7 @@ class LLM:
             device=device,
             dtype=dtype,
             max_batch_size=max_batch_size,
+            trtllm=trtllm,
         )
         self._end_ids = self.engine.end_ids()
         self._ids = count()
@@ -170,6 +175,16 @@ class LLM:
     def limits(self) -> ExecutorLimits:
         """What prompts and settings must fit into."""
         return self._executor.limits
+
+    @property
+    def description(self) -> str:
+        """What runs the model: library, device, arithmetic."""
+        return self._executor.description
+
+    @property
+    def is_leader(self) -> bool:
+        """False in the serving ranks of an MPI run, which may only `close`: that serves on."""
+        return self._executor.is_leader
 
     def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""
@@ -195,6 +210,7 @@ class LLM:
 
         Raises:
             UsageError: a prompt or a setting does not fit; nothing has been generated then.
+            TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
         """
         chunks = self.stream(prompts, sampling, lookahead, margins=margins, names=names)
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
@@ -274,7 +290,9 @@ class LLM:
                 answer = answers[output.request_id]
                 if output.finish_reason is not None:
                     del answers[output.request_id], self._inboxes[output.request_id]
-                yield answer.add(output, self.limits.lookahead)
+                if output.error is not None:
+                    raise output.error
+                yield answer.add(output)
         finally:  # the consumer may stop early
             for request_id in answers:
                 self._executor.cancel(request_id)

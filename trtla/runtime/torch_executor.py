@@ -18,7 +18,14 @@ from trtla.runtime.commit import committed_prefix
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.executor import ExecutorLimits, ExecutorStats, Output, Request
+from trtla.runtime.executor import (
+    ExecutorLimits,
+    ExecutorStats,
+    FinishReason,
+    Output,
+    Request,
+    RequestStats,
+)
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.model import LlamaModel, TargetModel
 from trtla.runtime.sampling import draw, top2_margin
@@ -72,6 +79,7 @@ class TorchExecutor:
         self._make_drafter = drafter
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
         self._active: set[int] = set()
+        self._deadlines: dict[int, float] = {}
         self._ended: list[Output] = []
         self._stats = ExecutorStats()
         self._closed = False
@@ -80,6 +88,16 @@ class TorchExecutor:
     def limits(self) -> ExecutorLimits:
         """What requests must fit into."""
         return self._limits
+
+    @property
+    def description(self) -> str:
+        """`torch`, the device and the arithmetic."""
+        return f"torch on {self._cache.device}, {self._model.arithmetic}"
+
+    @property
+    def is_leader(self) -> bool:
+        """Always: one process runs the model."""
+        return True
 
     def stats(self) -> ExecutorStats:
         """Counters since the executor was opened."""
@@ -96,19 +114,36 @@ class TorchExecutor:
             )
         lookahead = request.lookahead or self._limits.lookahead
         drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
-        self._scheduler.add(Sequence(request, lookahead, drafter))
+        sequence = Sequence(request, lookahead, drafter, stats=RequestStats(lookahead))
+        self._scheduler.add(sequence)
         self._active.add(request.request_id)
+        if request.sampling.allotted_time_ms is not None:
+            end = time.monotonic() + request.sampling.allotted_time_ms / 1000
+            self._deadlines[request.request_id] = end
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
+        self._end(request_id, "cancelled")
+
+    def _end(self, request_id: int, reason: FinishReason) -> None:
         sequence = self._scheduler.remove(request_id)
         if sequence is not None:
-            self._active.discard(request_id)
-            self._ended.append(Output(request_id, (), "cancelled", sequence.stats))
+            self._forget(request_id)
+            self._ended.append(Output(request_id, (), reason, sequence.stats))
+
+    def _end_late_ones(self) -> None:
+        now = time.monotonic()
+        for request_id in [i for i, end in self._deadlines.items() if end <= now]:
+            self._end(request_id, "timed_out")
+
+    def _forget(self, request_id: int) -> None:
+        self._active.discard(request_id)
+        self._deadlines.pop(request_id, None)
 
     def poll(self, timeout: float | None = None) -> list[Output]:
         """Step until there is something to report; `timeout` is for executors that wait."""
         self._check_open()
+        self._end_late_ones()
         outputs, self._ended = self._ended, []
         while not outputs and (plan := self._scheduler.next()):
             outputs = self._step(plan)
@@ -166,25 +201,23 @@ class TorchExecutor:
         sequence.drafter.observe([prediction.greedy[node] for node in feed.tree.read], tokens)
         self._count(feed, len(accepted.nodes[:count]), count)
         if reason is not None:
-            self._active.discard(sequence.request.request_id)
+            self._forget(sequence.request.request_id)
         margins = [prediction.margins[node] for node in (feed.rows[0], *kept) if prediction.margins]
         return Output(sequence.request.request_id, tokens, reason, sequence.stats, tuple(margins))
 
     def _count(self, feed: Feed, accepted: int, committed: int) -> None:
-        stats, total = feed.sequence.stats, self._stats
-        stats.fed += feed.length
-        total.fed += feed.length
-        stats.step_lengths.append(committed)
-        total.new_tokens += committed
+        own, drafted = feed.sequence.stats, len(feed.tree.candidates)
+        own.step_lengths.append(committed)
+        self._stats.new_tokens += committed
         if feed.draft is None:
-            total.prompt_tokens += len(feed.sequence.prompt)
-            return
-        stats.steps += 1
-        drafted = len(feed.draft.candidates)
-        stats.drafted += drafted
-        total.drafted += drafted
-        stats.accepted += accepted
-        total.accepted += accepted
+            self._stats.prompt_tokens += len(feed.sequence.prompt)
+            accepted = 0
+        else:
+            own.steps += 1
+        for stats in (own, self._stats):
+            stats.fed = (stats.fed or 0) + feed.length
+            stats.drafted = (stats.drafted or 0) + drafted
+            stats.accepted += accepted
 
     def _move_accepted(self, moves: list[tuple[Feed, tuple[int, ...]]]) -> None:
         """Bring accepted drafts' keys and values right behind the input token's."""

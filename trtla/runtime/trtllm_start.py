@@ -1,0 +1,174 @@
+"""Starting TensorRT-LLM's executor on an engine: what must hold before, and its configuration.
+
+The executor itself is in trtla.runtime.trtllm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtla import trtllm_library
+from trtla.errors import TrtlaError, UsageError
+from trtla.lookahead import LookaheadConfig, check_server
+from trtla.runtime.executor import REBUILD_LONGER, ExecutorLimits, TrtllmSettings
+from trtla.runtime.trtllm import TrtllmExecutor, first_line, lookahead_config
+
+if TYPE_CHECKING:
+    from trtla.build.engine import Engine
+
+
+def open_trtllm_executor(
+    engine: Engine,
+    *,
+    lookahead: LookaheadConfig | None,
+    max_batch_size: int | None,
+    settings: TrtllmSettings,
+) -> TrtllmExecutor:
+    """Start the C++ executor on an engine directory; arguments as in `open_executor`.
+
+    Raises:
+        UsageError: triple, batch size or number of processes do not fit the engine.
+        TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
+    """
+    server = _server_triple(engine, lookahead)
+    batch_size = _batch_size(engine, max_batch_size)
+    library = trtllm_library.require_backend()
+    _check_release(engine, str(library.version))
+    _check_gpu(engine)
+    _check_ranks(engine)
+    bindings = trtllm_library.load("bindings.executor")
+    limits = _limits(engine, server, batch_size, settings)
+    description = _describe(engine, str(library.version))
+    config = executor_config(bindings, server, batch_size, settings)
+    try:
+        executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
+    except RuntimeError as error:
+        raise TrtlaError(
+            f"TensorRT-LLM cannot start {engine.name}: {first_line(error)}",
+            "run trtla doctor with this engine; it must be built on this kind of GPU with this "
+            "release",
+        ) from error
+    return TrtllmExecutor(bindings, executor, limits, description)
+
+
+def executor_config(
+    bindings: Any, server: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
+) -> Any:
+    """The library's ExecutorConfig; every default that changed between releases is given."""
+    policies = bindings.CapacitySchedulerPolicy
+    config = bindings.ExecutorConfig(
+        max_beam_width=1,
+        max_batch_size=max_batch_size,
+        scheduler_config=bindings.SchedulerConfig(
+            getattr(policies, settings.scheduler_policy.upper())
+        ),
+        kv_cache_config=bindings.KvCacheConfig(
+            enable_block_reuse=settings.kv_cache_enable_block_reuse,
+            free_gpu_memory_fraction=settings.kv_cache_free_gpu_memory_fraction,
+        ),
+        enable_chunked_context=settings.enable_chunked_context,
+    )
+    if not server.is_autoregressive:
+        decoding = bindings.DecodingConfig()
+        # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
+        decoding.lookahead_decoding_config = lookahead_config(bindings, server)
+        config.decoding_config = decoding
+    config.parallel_config = bindings.ParallelConfig(
+        bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
+    )
+    return config
+
+
+def _server_triple(engine: Engine, lookahead: LookaheadConfig | None) -> LookaheadConfig:
+    """The server's triple; without one C++ would take (4,3,4) and fail at start."""
+    server = lookahead or engine.lookahead
+    if server is None:
+        raise UsageError(
+            f"{engine.name} does not say its lookahead triple, only max_draft_len "
+            f"{engine.config.build_config.max_draft_len}",
+            "give it with --lookahead W,N,G",
+        )
+    check_server(server, engine.config.build_config.max_draft_len, engine.name)
+    return server
+
+
+def _batch_size(engine: Engine, asked: int | None) -> int:
+    largest = engine.config.build_config.max_batch_size
+    if asked is not None and asked > largest:
+        raise UsageError(
+            f"max_batch_size {asked} is above the engine's {largest}",
+            "use a smaller --max-batch-size, or rebuild the engine",
+        )
+    return asked or largest
+
+
+def _check_release(engine: Engine, installed: str) -> None:
+    """Engines run on the TensorRT that built them, which changes with every minor release."""
+    built = engine.config.version
+    if built.split(".")[:2] != installed.split(".")[:2]:
+        raise TrtlaError(
+            f"{engine.name} was built with TensorRT-LLM {built}, and {installed} is installed",
+            "build the engine again here, or install the release that built it",
+        )
+
+
+def _check_gpu(engine: Engine) -> None:
+    """They also run on the GPU architecture that built them only."""
+    built = engine.manifest.compute_capability if engine.manifest else None
+    if built is None or not torch.cuda.is_available():
+        return
+    major, minor = torch.cuda.get_device_capability()
+    if built != f"{major}.{minor}":
+        raise TrtlaError(
+            f"{engine.name} was built for compute capability {built}, and this GPU has "
+            f"{major}.{minor}",
+            "build the engine again on this machine",
+        )
+
+
+def _check_ranks(engine: Engine) -> None:
+    ranks = engine.config.pretrained_config.mapping.world_size
+    processes = int(trtllm_library.load().mpi_world_size())
+    if processes != ranks:
+        raise UsageError(
+            f"{engine.name} has {ranks} rank{'s' if ranks > 1 else ''}, and {processes} "
+            f"process{'es run' if processes > 1 else ' runs'}",
+            f"start it with mpirun -n {ranks} trtla ..."
+            if ranks > 1
+            else "start it without mpirun",
+        )
+
+
+def _limits(
+    engine: Engine, server: LookaheadConfig, batch_size: int, settings: TrtllmSettings
+) -> ExecutorLimits:
+    """The engine's limits, and those of streaming under MAX_UTILIZATION.
+
+    That policy may evict and restart a request, whose prompt then is all its text: without chunked
+    context it must fit into max_input_len (executorImpl.cpp, fetchNewRequests).
+    """
+    build = engine.config.build_config
+    text_len, hint = build.max_text_len, REBUILD_LONGER
+    if settings.scheduler_policy == "max_utilization" and not settings.enable_chunked_context:
+        if build.max_input_len + 1 < text_len:
+            hint = "use --scheduler-policy guaranteed_no_evict or --enable-chunked-context"
+        text_len = min(text_len, build.max_input_len + 1)
+    return ExecutorLimits(
+        batch_size,
+        build.max_input_len,
+        text_len,
+        build.max_num_tokens,
+        engine.config.pretrained_config.vocab_size,
+        server,
+        greedy_only=not server.is_autoregressive,
+        text_len_hint=hint,
+    )
+
+
+def _describe(engine: Engine, version: str) -> str:
+    config = engine.config.pretrained_config
+    ranks = config.mapping.world_size
+    shown = f", {ranks} ranks" if ranks > 1 else ""
+    return f"TensorRT-LLM {version}, {config.dtype}{shown}"
