@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 import trtla
+from trtla.trtllm_library import installed
 
 torch.set_num_threads(1)
 settings.register_profile("trtla", deadline=None, print_blob=True)
@@ -20,12 +21,13 @@ settings.load_profile("trtla")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no CUDA device."""
-    if torch.cuda.is_available():
-        return
+    """Skip what needs a CUDA device or TensorRT-LLM where they are not."""
+    cuda = torch.cuda.is_available()
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") and not cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("trtllm") and not (cuda and installed()):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and TensorRT-LLM"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig, check_request, check_server, max_draft_len
+from trtla.lookahead import (
+    LookaheadConfig,
+    check_request,
+    check_server,
+    max_draft_len,
+    triples_for,
+)
 
 PUBLISHED = {
     (1, 1, 0): 0,
@@ -93,3 +99,41 @@ def test_the_server_needs_exactly_the_engines_draft_len():
     for triple in ((8, 7, 7), (4, 4, 4), (1, 1, 0)):
         with pytest.raises(UsageError, match="built with max_draft_len 83"):
             check_server(LookaheadConfig(*triple), 83, "engine")
+
+
+@given(st.integers(0, 3000))
+def test_triples_for_a_draft_len_need_exactly_it(draft_len):
+    triples = triples_for(draft_len)
+    assert triples
+    assert len(set(triples)) == len(triples)
+    assert {triple.max_draft_len for triple in triples} == {draft_len}
+    even = [triple.window_size == triple.verification_set_size for triple in triples]
+    assert even == sorted(even, reverse=True)
+
+
+@given(legal)
+def test_every_n_gram_has_a_triple(triple):
+    w, n, g = triple
+    if w + g >= 2:
+        assert n in {t.ngram_size for t in triples_for(max_draft_len(w, n, g))}
+
+
+@pytest.mark.parametrize(
+    ("draft_len", "first"),
+    [
+        (83, (7, 7, 7)),
+        (39, (5, 5, 5)),
+        (15, (4, 3, 4)),
+        (23, (4, 4, 4)),
+        (111, (8, 8, 8)),
+        (2, (2, 2, 1)),
+        (0, (1, 1, 0)),
+    ],
+)
+def test_the_most_useful_triple_comes_first(draft_len, first):
+    assert triples_for(draft_len)[0].as_tuple() == first
+
+
+def test_no_triple_has_fewer_drafts_than_none():
+    with pytest.raises(UsageError, match="max_draft_len -1 is below 0"):
+        triples_for(-1)

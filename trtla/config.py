@@ -13,7 +13,14 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from trtla.errors import UsageError
 from trtla.lookahead import LookaheadConfig
@@ -55,6 +62,29 @@ class Mapping(BaseModel):
         return self
 
 
+class Quantization(BaseModel):
+    """A checkpoint's `quantization` block: QuantConfig of TensorRT-LLM's models/modeling_utils.py.
+
+    It is given to QuantConfig's constructor as it is, so only keys that all releases know are
+    written; keys of theirs that trtla does not use are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    exclude_modules: list[str] | None = None
+    """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
+    lm_head and the embedding."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        if data["exclude_modules"] is None:
+            del data["exclude_modules"]
+        return data
+
+
 class CheckpointConfig(BaseModel):
     """A TensorRT-LLM checkpoint's config.json for dense Llama (LLaMAConfig).
 
@@ -85,7 +115,7 @@ class CheckpointConfig(BaseModel):
     use_parallel_embedding: bool = False
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
-    quantization: dict[str, Any] | None = None
+    quantization: Quantization = Quantization()
     sliding_window: int | None = Field(default=None, ge=1)
     """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
 
@@ -96,6 +126,7 @@ class CheckpointConfig(BaseModel):
         if not isinstance(data, dict):
             return data
         data = dict(data)
+        data["quantization"] = data.get("quantization") or Quantization()
         hidden, heads = data.get("hidden_size"), data.get("num_attention_heads")
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             for key, value in (
@@ -119,6 +150,16 @@ class CheckpointConfig(BaseModel):
         return self
 
     @property
+    def fp8(self) -> bool:
+        """Whether the layers' linear weights are FP8."""
+        return self.quantization.quant_algo == "FP8"
+
+    @property
+    def fp8_kv_cache(self) -> bool:
+        """Whether keys and values are cached in FP8."""
+        return self.quantization.kv_cache_quant_algo == "FP8"
+
+    @property
     def rope_type(self) -> str:
         """The rotary scaling's name in either spelling; `default` without one."""
         scaling = self.rotary_scaling or {}
@@ -137,7 +178,8 @@ class BuildConfig(BaseModel):
     """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.
 
     `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt
-    and output together may use `max_seq_len - max_draft_len` tokens.
+    and output together may use `max_seq_len - max_draft_len` tokens. Engines of TensorRT-LLM 0.20
+    to 1.2 read as they are: keys trtla does not use are kept.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -149,9 +191,21 @@ class BuildConfig(BaseModel):
     max_num_tokens: int = Field(ge=1)
     max_draft_len: int = Field(default=0, ge=0)
     speculative_decoding_mode: int = NO_SPECULATION
-    kv_cache_type: str | None = "PAGED"
+    kv_cache_type: str | None = None
+    """PAGED, CONTINUOUS or DISABLED in any case; absent means CONTINUOUS (gptJsonConfig.cpp)."""
     gather_context_logits: bool = False
     plugin_config: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_token_limit(cls, data: Any) -> Any:
+        """A full batch of full sequences, where an engine names no max_num_tokens."""
+        if not isinstance(data, dict) or data.get("max_num_tokens") is not None:
+            return data
+        sizes = data.get("max_batch_size"), data.get("max_seq_len")
+        if not all(isinstance(size, int) for size in sizes):
+            return data
+        return {**data, "max_num_tokens": data["max_batch_size"] * data["max_seq_len"]}
 
     @model_validator(mode="after")
     def _mode(self) -> BuildConfig:
@@ -193,8 +247,15 @@ class EngineManifest(BaseModel):
     dtype: DType
     trtla_version: str
     torch_version: str
+    tensorrt_llm_version: str | None = None
+    """The release that compiled a tensorrt-llm engine; it runs on that one only."""
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
+    """The GPU that a tensorrt-llm engine was compiled on, such as 9.0; it runs on that kind only.
+    None where it is not known, for engines that trtllm-build made."""
     source: str
     source_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """Of the weights and config.json that the engine was built from; of its own files for an engine
+    that trtllm-build made."""
     settings: dict[str, str] = {}
     """Where each build setting came from (flag, environment, config, default)."""
 

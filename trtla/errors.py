@@ -1,6 +1,7 @@
 """What trtla raises: one sentence that names the value, one hint with the next step, an exit code.
 
-The command line prints these without a traceback; library users catch `TrtlaError`.
+The command line prints these without a traceback; library users catch `TrtlaError`. Other people's
+errors are brought to one line here.
 """
 
 from __future__ import annotations
@@ -27,3 +28,14 @@ class CheckFailed(TrtlaError):
     """The work was done and a check on it failed, e.g. ROUGE below its threshold (exit code 3)."""
 
     exit_code = 3
+
+
+def first_line(text: object) -> str:
+    """The first line of somebody else's message, without files, lines and stacks below it."""
+    return str(text).strip().partition("\n")[0]
+
+
+def sentence(error: BaseException) -> str:
+    """An error of somebody else's code in one line: its type, and what it says."""
+    said = first_line(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trtla.build.checkpoint import rank_problems
+from trtla.build.compiled import compiled_problems
 from trtla.build.engine_folder import check_manifest, read_engine
 from trtla.build.folder_kind import FolderKind, folder_kind
 from trtla.build.hf import model_problems
@@ -91,6 +92,8 @@ def _describe_engine(folder: Path, problems: list[UsageError]) -> dict[str, Any]
         problems.append(error)
     if engine.backend == "torch":
         problems += _config_problems(folder, config) or rank_problems(folder, config)
+    else:
+        problems += compiled_problems(folder, engine.config)
     triple = engine.lookahead
     return {
         **_describe_model(config),

@@ -120,6 +120,32 @@ def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int)
     return LookaheadConfig(window_size, ngram_size, verification_set_size).max_draft_len
 
 
+def triples_for(max_draft_len: int) -> list[LookaheadConfig]:
+    """Triples that need exactly max_draft_len, the most useful ones first; (1,1,0) for 0.
+
+    max_draft_len + 1 is (N - 1) x (W + G): there is one triple for every N that divides it, with
+    W and G as equal as can be. First come those with W == G, then those with N nearest to W.
+
+    Raises:
+        UsageError: max_draft_len is below 0.
+    """
+    if max_draft_len < 0:
+        raise UsageError(f"max_draft_len {max_draft_len} is below 0", "it is 0 or more")
+    if max_draft_len == 0:
+        return [AUTOREGRESSIVE]
+    tokens, found = max_draft_len + 1, []
+    for steps in range(1, min(tokens // 2, _MAX_COMPONENT - 1) + 1):
+        both, rest = divmod(tokens, steps)
+        if not rest and (both + 1) // 2 <= _MAX_COMPONENT:
+            found.append(LookaheadConfig((both + 1) // 2, steps + 1, both // 2))
+    return sorted(found, key=_usefulness)
+
+
+def _usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
+    w, n, g = triple.as_tuple()
+    return (w != g, abs(n - w), n)
+
+
 def check_server(server: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
     """Check an executor's triple against the engine (design: equality, the README's stricter rule).
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-Capability = tuple[int, int]
-"""A GPU's compute capability, such as (9, 0)."""
+from trtla.errors import first_line, sentence
+from trtla.kernels import Capability
 
 _SETS = (
     *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),
@@ -154,14 +154,14 @@ def _torch() -> tuple[Torch, tuple[Gpu, ...]]:
     try:
         import torch
     except Exception as error:  # a broken installation fails in many ways
-        return Torch(None, problem=_sentence(error)), ()
+        return Torch(None, problem=sentence(error)), ()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             gpus, problem = _torch_gpus(torch), None
         except Exception as error:  # e.g. a driver that does not answer
-            gpus, problem = (), _sentence(error)
-    heard = next((_first_line(str(warning.message)) for warning in said), None)
+            gpus, problem = (), sentence(error)
+    heard = next((first_line(warning.message) for warning in said), None)
     return Torch(torch.__version__, torch.version.cuda, problem or heard), gpus
 
 
@@ -213,11 +213,3 @@ def _driver_cuda() -> str | None:
     if failed or not version.value:
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {_first_line(str(error))}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]

@@ -38,6 +38,7 @@ class PromptLine(BaseModel):
     top_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    allotted_time_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

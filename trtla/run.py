@@ -132,9 +132,9 @@ def warm_up(llm: LLM, request: PromptRequest) -> None:
     llm.generate([request.prompt], [few], [request.lookahead], names=[request.name])
 
 
-def divergence(completion: Completion, plain: Completion) -> Divergence | None:
-    """Where two completions of one prompt first differ; None when they are equal."""
-    ours, theirs = completion.output_ids, plain.output_ids
+def divergence(output_ids: Sequence[int], plain: Completion) -> Divergence | None:
+    """Where an output first differs from plain decoding's of the prompt; None when equal."""
+    ours, theirs = tuple(output_ids), plain.output_ids
     if ours == theirs:
         return None
     shorter = min(len(ours), len(theirs))
@@ -178,7 +178,7 @@ def document(decoded: Decoded, plain: Decoded | None, executor: str) -> dict[str
         for entry, ours, theirs in zip(
             results, decoded.completions, plain.completions, strict=True
         ):
-            found = divergence(ours, theirs)
+            found = divergence(ours.output_ids, theirs)
             entry["lossless"] = found is None
             entry["divergence"] = asdict(found) if found else None
         body["plain_stats"] = asdict(plain.totals)

@@ -6,10 +6,7 @@ from a batch of prompts to answers, so that all sides are measured by the same l
 
 from __future__ import annotations
 
-import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trtla.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig
 from trtla.prompts import parse_jsonl, read_text
@@ -29,13 +27,8 @@ if TYPE_CHECKING:
     from trtla.runtime.executor import SamplingParams
     from trtla.runtime.llm import LLM
 
-CNN_DAILYMAIL = "cnn_dailymail"
-"""The data set's name on the command line."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-
-_HUB_NAMES = ("abisee/cnn_dailymail", "ccdv/cnn_dailymail")
-_HUB_VERSION = "3.0.0"
-_HUB_TIMEOUT_S = 10.0
+_HINT = 'give --dataset PATH.jsonl with {"article", "highlights"} lines'
 
 
 class Article(BaseModel):
@@ -116,55 +109,14 @@ def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
         UsageError: the file or one of its lines is not usable, or the hub cannot be reached.
     """
     if dataset == CNN_DAILYMAIL:
-        return _from_hub(count, seed)
+        rows = load_rows("test", count, f"use a local file: {_HINT}", seed)
+        return [Article(article=row["article"], highlights=row["highlights"]) for row in rows]
     if Path(dataset).suffix.lower() != ".jsonl":
-        raise UsageError(
-            f"dataset {dataset} is neither {CNN_DAILYMAIL} nor a .jsonl file",
-            'give --dataset PATH.jsonl with {"article", "highlights"} lines',
-        )
+        raise UsageError(f"dataset {dataset} is neither {CNN_DAILYMAIL} nor a .jsonl file", _HINT)
     articles = [line for _, line in parse_jsonl(Article, read_text(Path(dataset)), dataset)]
     if not articles:
         raise UsageError(f"{dataset} holds no articles", 'write {"article", "highlights"} lines')
     return articles[:count]
-
-
-def _hub_answers() -> bool:
-    """One quick question: the hub's client itself gives up only after a minute of retries."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        with urllib.request.urlopen(endpoint, timeout=_HUB_TIMEOUT_S):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
-
-
-def _from_hub(count: int, seed: int) -> list[Article]:
-    if not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # then the cache is looked at, without retries
-    import datasets
-
-    problem: Exception | None = None
-    for name in _HUB_NAMES:
-        try:
-            rows = datasets.load_dataset(
-                name,
-                _HUB_VERSION,
-                split="test",
-                download_config=datasets.DownloadConfig(max_retries=1),
-            )
-        except Exception as error:  # the hub's client raises dozens of kinds, none of them ours
-            problem = error
-            continue
-        rows = rows.shuffle(seed=seed)
-        picked = rows.select(range(min(count, len(rows))))
-        return [Article(article=r["article"], highlights=r["highlights"]) for r in picked]
-    reason = str(problem).strip().partition("\n")[0]
-    raise UsageError(
-        f"{CNN_DAILYMAIL} cannot be loaded from the Hugging Face hub: {reason}",
-        'use a local file: --dataset PATH.jsonl with {"article", "highlights"} lines',
-    )
 
 
 def prompt_text(article: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, sentence
 
 PACKAGE = "tensorrt_llm"
 SUPPORTED = ">=0.20,<1.3"
@@ -89,7 +89,7 @@ def probe() -> Library:
     try:
         found = dict(zip(_BACKEND, _parts(), strict=True))
     except Exception as error:  # a broken CUDA, MPI or driver fails inside its import
-        return Library(version, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Library(version, failure=sentence(error))
     return Library(version, tuple(name for name, there in found.items() if not there))
 
 
@@ -137,6 +137,11 @@ def quiet_deprecations() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("once", DeprecationWarning)
         yield
+
+
+def same_release(built: str, installed: str) -> bool:
+    """Engines run on the TensorRT that built them, which changes with every minor release."""
+    return built.split(".")[:2] == installed.split(".")[:2]
 
 
 def require_backend() -> Library:

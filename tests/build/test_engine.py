@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.build.models import Variant, make_model, save_model
-from trtla import LookaheadConfig
+from trtla import LookaheadConfig, trtllm_library
 from trtla.build.convert import convert
 from trtla.build.engine import (
     BuildSettings,
@@ -29,6 +29,7 @@ from trtla.config import CheckpointConfig
 from trtla.errors import TrtlaError, UsageError
 from trtla.inspect_folder import inspect
 from trtla.lookahead import AUTOREGRESSIVE
+from trtla.trtllm_library import Library
 
 LOOKAHEAD = LookaheadConfig(7, 7, 7)
 GQA = Variant("gqa", {"max_position_embeddings": 4096, "eos_token_id": [2, 5]})
@@ -154,17 +155,6 @@ def test_a_plain_engine_has_the_autoregressive_triple(hf: Path, tmp_path: Path) 
     assert open_engine(tmp_path / "engine").lookahead == AUTOREGRESSIVE
 
 
-def test_an_engine_of_tensorrt_llm_is_recognised(copy: Path) -> None:
-    for name in ("trtla.json", "rank0.safetensors"):
-        (copy / name).unlink()
-    (copy / "rank0.engine").write_bytes(b"compiled")
-    engine = open_engine(copy)
-    assert engine.backend == "tensorrt-llm"
-    assert engine.lookahead is None
-    with pytest.raises(UsageError, match="no readable weights"):
-        engine.weights()
-
-
 def test_other_folders_are_told_what_they_are(hf: Path, tmp_path: Path) -> None:
     convert(hf, tmp_path / "ckpt")
     for folder, kind in ((hf, "Hugging Face model"), (tmp_path / "ckpt", "checkpoint")):
@@ -230,30 +220,61 @@ def test_weights_cut_after_opening_are_named(copy: Path) -> None:
         list(weights)
 
 
-def test_the_tensorrt_llm_builder_says_what_to_do(hf: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrtlaError, match="torch engines only") as caught:
+def test_without_tensorrt_llm_its_builder_says_what_to_do(hf: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrtlaError, match="TensorRT-LLM is not installed") as caught:
         build_engine(hf, tmp_path / "out", BuildSettings(), backend="tensorrt-llm")
     assert "--backend torch" in str(caught.value.hint)
     assert not any(tmp_path.iterdir())
 
 
 def test_auto_takes_tensorrt_llm_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = "trtla.build.backend.importlib.util.find_spec"
-    monkeypatch.setattr(find, lambda name: None)
+    found, probed = Library("1.2.1"), []
+    monkeypatch.setattr(trtllm_library, "installed", lambda: False)
+    monkeypatch.setattr(trtllm_library, "probe", lambda: probed.append(True) or found)
     assert choose_backend("auto") == ("torch", "TensorRT-LLM is not installed")
-    monkeypatch.setattr(find, lambda name: object())
+    monkeypatch.setattr(trtllm_library, "installed", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_backend("auto")[0] == "torch"
+    assert choose_backend("auto") == (
+        "torch",
+        "TensorRT-LLM is installed, but there is no CUDA GPU",
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert choose_backend("auto") == (
         "torch",
-        "TensorRT-LLM is installed, but the GPU has compute capability 7.5, below 8.0",
+        "TensorRT-LLM has no lookahead on this GPU: compute capability 7.5 is below 8.0",
     )
+    assert not probed  # nothing was imported for these
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert choose_backend("auto")[0] == "tensorrt-llm"
+    assert choose_backend("auto") == (
+        "tensorrt-llm",
+        "TensorRT-LLM is installed and the GPU has compute capability 9.0",
+    )
     with pytest.raises(UsageError, match="'cuda'"):
         choose_backend("cuda")
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (
+            Library("1.4.0", missing=("the module tensorrt_llm.builder",)),
+            "TensorRT-LLM 1.4.0 lacks the module tensorrt_llm.builder",
+        ),
+        (
+            Library("1.2.1", failure="ImportError: libnvinfer.so.10"),
+            "TensorRT-LLM 1.2.1 cannot be imported: ImportError: libnvinfer.so.10",
+        ),
+    ],
+)
+def test_auto_takes_torch_where_tensorrt_llm_cannot_build(
+    library: Library, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trtllm_library, "installed", lambda: True)
+    monkeypatch.setattr(trtllm_library, "probe", lambda: library)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert choose_backend("auto") == ("torch", reason)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -264,9 +285,9 @@ def test_a_dry_run_tells_what_a_build_writes(split: bool, hf: Path, tmp_path: Pa
     assert plan.build_config == engine.config.build_config
     assert plan.dtype == engine.config.pretrained_config.dtype
     assert set(plan.files) == {path.name for path in engine.path.iterdir()}
-    assert plan.weight_bytes == sum(t.numel() * 2 for _, t in engine.weights())
+    assert plan.memory.weight_bytes == sum(t.numel() * 2 for _, t in engine.weights())
     # keys and values, 2 layers, 2 heads of 16, 2 bytes
-    assert plan.kv_cache_bytes == 2 * 2 * 2 * 16 * 2 * 3 * 2131
+    assert plan.memory.kv_cache_bytes == 2 * 2 * 2 * 16 * 2 * 3 * 2131
     assert plan.max_draft_len == 83
 
 

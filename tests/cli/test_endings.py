@@ -79,10 +79,10 @@ def completion(ids: tuple[int, ...], margins: tuple[float, ...] = ()) -> Complet
 
 def test_divergence() -> None:
     plain = completion((5, 6, 7), (0.5, 0.25, 0.125))
-    assert divergence(completion((5, 6, 7)), plain) is None
-    assert divergence(completion((5, 9, 7)), plain) == Divergence(1, 9, 6, 0.25)
-    assert divergence(completion((5, 6)), plain) == Divergence(2, None, 7, 0.125)
-    assert divergence(completion((5, 6, 7, 8)), plain) == Divergence(3, 8, None, None)
+    assert divergence((5, 6, 7), plain) is None
+    assert divergence((5, 9, 7), plain) == Divergence(1, 9, 6, 0.25)
+    assert divergence((5, 6), plain) == Divergence(2, None, 7, 0.125)
+    assert divergence((5, 6, 7, 8), plain) == Divergence(3, 8, None, None)
 
 
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import ROOT, process, refused, trtla
 from trtla.cli.app import cli
 
-COMMANDS = ("convert", "build", "run", "summarize", "inspect", "completion")
+COMMANDS = ("convert", "build", "run", "summarize", "inspect", "doctor", "completion")
 DOCS = ROOT / "docs" / "cli.md"
 _HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors")
 

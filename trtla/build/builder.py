@@ -1,6 +1,7 @@
 """Building: from a checkpoint or a Hugging Face folder to an engine, on disk or in memory.
 
-A Hugging Face folder is converted on the way, tensor by tensor, without a second copy on disk.
+A Hugging Face folder is converted on the way, tensor by tensor. TensorRT-LLM reads checkpoints
+only, so its builder has one on disk for as long as it works.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtla import __version__
-from trtla.build import trtllm
 from trtla.build.atomic import atomic_directory, check_target
-from trtla.build.backend import choose_backend
-from trtla.build.checkpoint import Checkpoint, torch_dtype
-from trtla.build.convert import checkpoint_config, resolve_dtype
+from trtla.build.backend import choose_backend, gpu_capability
+from trtla.build.build_source import open_source, read_source
+from trtla.build.convert import checkpoint_config
 from trtla.build.engine_folder import MANIFEST, Engine, open_engine
-from trtla.build.folder_kind import folder_kind
 from trtla.build.hf import HFModel
-from trtla.build.hf_config import read_hf_config
+from trtla.build.memory import MemoryEstimate, estimate_memory
 from trtla.build.plan import single_rank
-from trtla.build.rank_writer import Progress, weight_bytes
-from trtla.build.settings import BuildSettings, plan_build_config
+from trtla.build.rank_writer import Progress
+from trtla.build.settings import BuildSettings, plan_build_config, plan_limits
 from trtla.build.side_files import side_files
-from trtla.build.source import TensorSource
 from trtla.build.torch import TorchBuild
-from trtla.config import BuildConfig, CheckpointConfig, EngineConfig, read_json, validate
-from trtla.errors import UsageError
+from trtla.build.trtllm import TrtllmBuild
+from trtla.build.trtllm_check import check_trtllm
+from trtla.build.trtllm_command import TrtllmCommand
+from trtla.config import BuildConfig, EngineConfig
+
+_NO_COMMAND = (
+    "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,12 @@ class BuildDescription:
     dtype: str
     lookahead: tuple[int, int, int]
     build_config: BuildConfig
-    weight_bytes: int
-    kv_cache_bytes: int
-    """Keys and values of max_batch_size sequences of max_seq_len tokens."""
+    memory: MemoryEstimate
     files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What is corrected, switched off or not verified, a sentence each."""
+    commands: tuple[str, ...] = ()
+    """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
 
     @property
     def max_draft_len(self) -> int:
@@ -56,6 +62,7 @@ def build_engine(
     *,
     backend: str = "auto",
     dtype: str | None = None,
+    workers: int = 1,
     force: bool = False,
     sources: dict[str, str] | None = None,
     progress: Progress | None = None,
@@ -69,6 +76,7 @@ def build_engine(
         backend: auto, torch or tensorrt-llm.
         dtype: float16, bfloat16 or float32; None or auto keeps the checkpoint's. For a Hugging Face
             folder as in `convert`.
+        workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
         sources: where each setting came from (flag, environment, ...), kept in trtla.json.
         progress: called with (bytes done, bytes in total).
 
@@ -79,13 +87,16 @@ def build_engine(
     source_dir, target = Path(checkpoint_dir), Path(output_dir)
     check_target(target, force=force, sources=(source_dir,))
     chosen, _ = choose_backend(backend)
-    source, config = _open_source(source_dir, dtype)
-    build_config = plan_build_config(settings, config)
+    source, tensors = open_source(source_dir, dtype)
+    limits = plan_build_config(settings, source.config, chosen)
+    origin = dict(sources or {})
+    build: TorchBuild | TrtllmBuild
     if chosen == "tensorrt-llm":
-        trtllm.refuse()
-    build = TorchBuild(
-        source, source_dir, config, build_config, settings.lookahead, dict(sources or {})
-    )
+        check_trtllm(source.config, limits, gpu_capability())
+        build = TrtllmBuild(source, tensors, limits, settings.lookahead, origin, workers)
+        build.check_machine()
+    else:
+        build = TorchBuild(tensors, source_dir, source.config, limits, settings.lookahead, origin)
     with atomic_directory(target, force=force, sources=(source_dir,)) as folder:
         build.write(folder, progress)
     return open_engine(target)
@@ -115,66 +126,41 @@ def describe_build(
     checkpoint_dir: str | Path,
     settings: BuildSettings,
     *,
+    output_dir: str | Path = "ENGINE",
     backend: str = "auto",
     dtype: str | None = None,
+    workers: int = 1,
 ) -> BuildDescription:
     """What `build_engine` would do with the same arguments; reads config.json only.
+
+    TensorRT-LLM need not be installed.
 
     Raises:
         UsageError: input or settings are not usable.
     """
-    folder = Path(checkpoint_dir)
-    kind, (chosen, reason) = folder_kind(folder), choose_backend(backend)
-    config = _read_config(folder, dtype)
-    build_config = plan_build_config(settings, config)
-    weights = "rank0.safetensors" if chosen == "torch" else "rank0.engine"
+    folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
+    source = read_source(folder, dtype)
+    limits = plan_limits(settings, source.config, chosen)
+    notes: list[str] = list(limits.notes)
+    commands: tuple[str, ...] = ()
+    if chosen == "tensorrt-llm":
+        config, suffix = source.config, "engine"
+        notes += check_trtllm(config, limits.build_config, gpu_capability())
+        commands = TrtllmCommand(source, Path(output_dir), limits.build_config, workers).lines()
+        notes += [] if commands else [_NO_COMMAND]
+    else:
+        config, suffix = single_rank(source.config), "safetensors"
+        notes += ["workers are not used, a torch engine has one rank"] if workers > 1 else []
+    ranks = [f"rank{rank}.{suffix}" for rank in range(config.mapping.world_size)]
     return BuildDescription(
-        source_kind=kind,
+        source_kind=source.kind,
         backend=chosen,
         reason=reason,
         dtype=config.dtype,
         lookahead=settings.lookahead.as_tuple(),
-        build_config=build_config,
-        weight_bytes=weight_bytes(single_rank(config)),
-        kv_cache_bytes=kv_cache_bytes(config, build_config),
-        files=("config.json", weights, MANIFEST, *side_files(folder)),
+        build_config=limits.build_config,
+        memory=estimate_memory(config, limits.build_config),
+        files=("config.json", *ranks, MANIFEST, *side_files(folder)),
+        notes=tuple(notes),
+        commands=commands,
     )
-
-
-def kv_cache_bytes(config: CheckpointConfig, build_config: BuildConfig) -> int:
-    """Bytes of keys and values when every sequence of a full batch has its full length."""
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
-    tokens = build_config.max_batch_size * build_config.max_seq_len
-    return tokens * per_token * torch_dtype(config.dtype).itemsize
-
-
-def _open_source(folder: Path, dtype: str | None) -> tuple[TensorSource, CheckpointConfig]:
-    if _kind_to_build(folder) == "checkpoint":
-        checkpoint = Checkpoint.open(folder)
-        return checkpoint, _with_dtype(checkpoint.config, dtype)
-    model = HFModel.open(folder)
-    return model, checkpoint_config(model.config, dtype or "auto")
-
-
-def _read_config(folder: Path, dtype: str | None) -> CheckpointConfig:
-    path = folder / "config.json"
-    if _kind_to_build(folder) == "checkpoint":
-        return _with_dtype(validate(CheckpointConfig, read_json(path), str(path)), dtype)
-    config, named = read_hf_config(path)
-    return checkpoint_config(config, dtype or ("auto" if named else "float16"))
-
-
-def _kind_to_build(folder: Path) -> str:
-    kind = folder_kind(folder)
-    if kind == "engine":
-        raise UsageError(
-            f"{folder} is an engine already",
-            "give its checkpoint or Hugging Face folder as --checkpoint-dir",
-        )
-    return kind
-
-
-def _with_dtype(config: CheckpointConfig, dtype: str | None) -> CheckpointConfig:
-    if dtype is None or dtype == "auto":
-        return config
-    return config.model_copy(update={"dtype": resolve_dtype(dtype, config.dtype)})

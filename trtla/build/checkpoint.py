@@ -6,7 +6,8 @@ copies of K/V heads and vocabulary padding vanish, layers have their global numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import torch
 
 from trtla.build.plan import (
     EMBEDDING,
+    FP8,
     LM_HEAD,
     Block,
     Target,
     check_mapping,
-    hf_shapes,
     rank_plan,
     single_rank,
+    source_shapes,
 )
 from trtla.build.safetensors_file import SafetensorsFile
 from trtla.build.source import full_tensors, materialize
@@ -42,6 +44,10 @@ class _Placement:
     block: Block
 
 
+_Rank = tuple[SafetensorsFile, Sequence[Target]]
+"""A rank's file and what it holds."""
+
+
 class RankFiles:
     """The rank files of a checkpoint or torch engine, as a source of Hugging Face named tensors.
 
@@ -51,13 +57,16 @@ class RankFiles:
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self._shapes = hf_shapes(config)
+        self._shapes = source_shapes(config)
         self._where: dict[str, list[_Placement]] = {}
+        ranks: list[_Rank] = []
         for rank in range(config.mapping.world_size):
             file = SafetensorsFile(folder / f"rank{rank}.safetensors")
             plan = _expected(file, config, rank)
             raise_first(_problems(file, plan))
             self._add(file, plan)
+            ranks.append((file, plan))
+        raise_first(_scale_problems(ranks))
         self._where.setdefault(LM_HEAD, self._where[EMBEDDING])
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -66,13 +75,12 @@ class RankFiles:
         places = [at for at in self._where[name] if _overlaps(at.block.rows, (start, stop))]
         if len(places) == 1 and places[0].block.cols in (None, (0, *width)):
             return _rows(places[0], start, stop)
-        out = torch.empty((stop - start, *width), dtype=_dtype(places[0]))
-        for at in places:
-            first, last = max(start, at.block.rows[0]), min(stop, at.block.rows[1])
+        spans = [(max(start, at.block.rows[0]), min(stop, at.block.rows[1])) for at in places]
+        parts = [_rows(at, *span) for at, span in zip(places, spans, strict=True)]
+        out = torch.empty((stop - start, *width), dtype=parts[0].dtype)
+        for at, (first, last), part in zip(places, spans, parts, strict=True):
             view = out[first - start : last - start]
-            (view[:, slice(*at.block.cols)] if at.block.cols else view).copy_(
-                _rows(at, first, last)
-            )
+            (view[:, slice(*at.block.cols)] if at.block.cols else view).copy_(part)
         return out
 
     def _add(self, file: SafetensorsFile, plan: Iterable[Target]) -> None:
@@ -88,11 +96,8 @@ class RankFiles:
 
 def _rows(at: _Placement, start: int, stop: int) -> torch.Tensor:
     offset = at.row - at.block.rows[0]
-    return at.file.read(at.name, start + offset, stop + offset)
-
-
-def _dtype(at: _Placement) -> torch.dtype:
-    return at.file.entries[at.name].dtype
+    rows = at.file.read(at.name, start + offset, stop + offset)
+    return rows.view(torch.float8_e4m3fn) if rows.dtype == torch.int8 else rows
 
 
 def _overlaps(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -109,14 +114,17 @@ def _may_lack(name: str, file: SafetensorsFile, config: CheckpointConfig) -> boo
 def rank_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
     """Everything wrong with the rank files of a folder whose config.json is sound."""
     problems: list[UsageError] = []
+    ranks: list[_Rank] = []
     for rank in range(config.mapping.world_size):
         try:
             file = SafetensorsFile(folder / f"rank{rank}.safetensors")
         except UsageError as error:
             problems.append(error)
             continue
-        problems += _problems(file, _expected(file, config, rank))
-    return problems
+        plan = _expected(file, config, rank)
+        problems += _problems(file, plan)
+        ranks.append((file, plan))
+    return problems or _scale_problems(ranks)
 
 
 def _expected(file: SafetensorsFile, config: CheckpointConfig, rank: int) -> list[Target]:
@@ -124,9 +132,29 @@ def _expected(file: SafetensorsFile, config: CheckpointConfig, rank: int) -> lis
     return [target for target in plan if not _may_lack(target.name, file, config)]
 
 
-def _problems(file: SafetensorsFile, plan: Iterable[Target]) -> list[UsageError]:
+def _problems(file: SafetensorsFile, plan: Sequence[Target]) -> list[UsageError]:
     shapes = {target.name: target.shape for target in plan}
-    return tensor_problems(str(file.path), file.entries, shapes, _REMAKE)
+    fp8 = {target.name for target in plan if target.dtype == FP8}
+    return tensor_problems(str(file.path), file.entries, shapes, _REMAKE, fp8)
+
+
+def _scale_problems(ranks: Iterable[_Rank]) -> list[UsageError]:
+    """FP8 scales that are no positive number, or that differ where ranks share a tensor."""
+    problems: list[UsageError] = []
+    known: dict[str | None, float] = {}
+    for file, plan in ranks:
+        for target in plan:
+            if not target.name.endswith("_scaling_factor"):
+                continue
+            value = file.read(target.name, 0, 1).item()
+            first = known.setdefault(target.blocks[0].source, value)
+            if not 0.0 < value < math.inf:
+                problem = f"{file.path}: tensor {target.name} is {value}, a scale is above 0"
+                problems.append(UsageError(problem, _REMAKE))
+            elif value != first:
+                problem = f"{file.path}: tensor {target.name} is {value}, on other ranks {first}"
+                problems.append(UsageError(problem, _REMAKE))
+    return problems
 
 
 @dataclass(frozen=True)
@@ -155,11 +183,6 @@ class Checkpoint:
         return cls(folder, config, RankFiles(folder, config))
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype config.json names."""
-        return torch_dtype(self.config.dtype)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The tensors of the one-rank checkpoint of this model."""
         return tuple(target.name for target in rank_plan(single_rank(self.config), 0))
@@ -175,17 +198,8 @@ class Checkpoint:
             KeyError: no such tensor.
         """
         plan = {target.name: target for target in rank_plan(single_rank(self.config), 0)}
-        return materialize(plan[name], self.files, self.dtype)
+        return materialize(plan[name], self.files)
 
     def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors of the one-rank checkpoint, one by one."""
-        return full_tensors(self.files, self.config, self.dtype)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """float16, bfloat16 or float32 as torch's dtype."""
-    return {
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "float32": torch.float32,
-    }[name]
+        return full_tensors(self.files, self.config)

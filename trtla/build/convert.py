@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trtla.build.atomic import atomic_directory, check_target
+from trtla.build.calibration import Calibration, calibrate
+from trtla.build.fp8 import Fp8Source
 from trtla.build.hf import HFModel
 from trtla.build.plan import check_mapping
 from trtla.build.rank_writer import Progress, RankWriter, write_json
 from trtla.build.side_files import copy_side_files
-from trtla.config import CheckpointConfig, DType, Mapping, validate
+from trtla.build.source import TensorSource
+from trtla.config import CheckpointConfig, DType, Mapping, Quantization, validate
 from trtla.errors import UsageError
 
 
@@ -36,6 +39,8 @@ def convert(
     dtype: str = "auto",
     tp_size: int = 1,
     pp_size: int = 1,
+    calibration: Calibration | None = None,
+    fp8_kv_cache: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
@@ -46,22 +51,40 @@ def convert(
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
         dtype: float16, bfloat16, float32, or auto: the model's, but float16 for float32.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
+        calibration: makes an FP8 checkpoint, with activation scales found by running the model on
+            it; `dtype` is then the type of activations and of what is not quantised.
+        fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration.
         force: replace an existing checkpoint or engine, at the very end.
         progress: called with (bytes done, bytes in total).
 
     Raises:
         UsageError: the model, the split or the output folder is not usable; nothing was written.
-        TrtlaError: the disk is full, or permission is missing; nothing is left behind.
+        TrtlaError: the disk is full, or permission is missing; nothing is left behind. Or a layer's
+            activations give no FP8 scale.
     """
     source, target = Path(model_dir), Path(output_dir)
     check_target(target, force=force, sources=(source,))
     model = HFModel.open(source)
     config = checkpoint_config(model.config, dtype, tp_size, pp_size)
+    weights: TensorSource = model
+    if calibration is not None:
+        config = config.model_copy(update={"quantization": _fp8_quantization(fp8_kv_cache)})
+        weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
+    elif fp8_kv_cache:
+        raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     with atomic_directory(target, force=force, sources=(source,)) as folder:
-        written = RankWriter(folder, config, progress).write(model)
+        written = RankWriter(folder, config, progress).write(weights)
         side_files = copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return Converted(target, config, written, tuple(side_files))
+
+
+def _fp8_quantization(kv_cache: bool) -> Quantization:
+    return Quantization(
+        quant_algo="FP8",
+        kv_cache_quant_algo="FP8" if kv_cache else None,
+        exclude_modules=["lm_head"],
+    )
 
 
 def checkpoint_config(
@@ -107,7 +130,6 @@ def config_json(config: CheckpointConfig) -> dict[str, Any]:
     data = config.model_dump(mode="json")
     if data["sliding_window"] is None:
         del data["sliding_window"]
-    data["quantization"] = data["quantization"] or {"quant_algo": None, "kv_cache_quant_algo": None}
     constants = {
         "rotary_pct": 1.0,
         "rotary_embedding_dim": config.head_size,

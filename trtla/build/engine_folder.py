@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from trtla.build.checkpoint import RankFiles, torch_dtype
+from trtla.build.checkpoint import RankFiles
+from trtla.build.compiled import check_compiled, is_compiled
 from trtla.build.folder_kind import folder_kind
 from trtla.build.plan import check_mapping
 from trtla.build.side_files import end_ids, tokenizer_dir
@@ -48,7 +49,7 @@ class Engine:
         """`torch` or `tensorrt-llm`."""
         if self.manifest is not None:
             return self.manifest.backend
-        compiled = self.source is None and (self.path / "rank0.engine").is_file()
+        compiled = self.source is None and is_compiled(self.path)
         return "tensorrt-llm" if compiled else "torch"
 
     @property
@@ -86,11 +87,13 @@ class Engine:
             )
         config = self.config.pretrained_config
         source = self.source or RankFiles(self.path, config)
-        return full_tensors(source, config, torch_dtype(config.dtype))
+        return full_tensors(source, config)
 
 
 def open_engine(path: str | Path) -> Engine:
     """Open an engine folder and check it whole: config, manifest, and the header of the weights.
+
+    An engine that trtllm-build made is opened too, without a manifest.
 
     Raises:
         UsageError: no engine (the message tells what it is and what to run), another version's, or
@@ -108,14 +111,15 @@ def open_engine(path: str | Path) -> Engine:
     return engine
 
 
-def read_engine(folder: Path) -> Engine:
+def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
     """Read config.json and trtla.json of an engine folder, without comparing them or the weights.
 
     Raises:
         UsageError: a file is missing or broken, or of another version.
     """
     path = folder / "config.json"
-    return Engine(folder, validate(EngineConfig, read_json(path), str(path)), _manifest(folder))
+    config = validate(EngineConfig, read_json(path), str(path))
+    return Engine(folder, config, _manifest(folder) if manifest else None)
 
 
 def _manifest(folder: Path) -> EngineManifest | None:
@@ -135,6 +139,7 @@ def _manifest(folder: Path) -> EngineManifest | None:
 def _check(engine: Engine) -> None:
     check_manifest(engine)
     if engine.backend == "tensorrt-llm":
+        check_compiled(engine.path, engine.config)
         return
     config = engine.config.pretrained_config
     check_supported(config, str(engine.path / "config.json"))

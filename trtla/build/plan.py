@@ -17,6 +17,11 @@ from trtla.errors import UsageError
 Span = tuple[int, int]
 """Half-open range [start, stop)."""
 
+FP8 = "float8_e4m3fn"
+"""The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
+"""Bytes of one element of every type in a checkpoint."""
+
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
@@ -43,11 +48,18 @@ class Target:
     name: str
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
+    dtype: str
+    """The checkpoint's dtype; with FP8 also float8_e4m3fn, and float32 for scales."""
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.numel * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,9 @@ def single_rank(config: CheckpointConfig) -> CheckpointConfig:
 def rank_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
     """Every tensor of a rank's file, in file order; rank = pp_rank * tp_size + tp_rank."""
     pp_rank, tp_rank = divmod(rank, config.mapping.tp_size)
-    return tuple(_RankPlanner(config, tp_rank, pp_rank).targets())
+    targets = _RankPlanner(config, tp_rank, pp_rank).targets()
+    # Wider elements first, as safetensors writes them: readers map the file and need alignment.
+    return tuple(sorted(targets, key=lambda target: -DTYPE_BYTES[target.dtype]))
 
 
 def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
@@ -115,6 +129,44 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
+
+
+def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a source of this checkpoint reads: Hugging Face's, and the FP8 scales."""
+    scales: list[str] = []
+    if config.fp8:
+        for name in fp8_groups(config):
+            scales += [f"{name}.weight_scale", f"{name}.input_scale"]
+    if config.fp8_kv_cache:
+        scales += [kv_scale(layer) for layer in range(config.num_hidden_layers)]
+    return {**hf_shapes(config), **dict.fromkeys(scales, (1,))}
+
+
+def fp8_groups(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
+    """Every quantised linear and the Hugging Face weights that share its scale.
+
+    The fused q, k and v have no name in Hugging Face; theirs is `qkv_proj`. The scales of NAME are
+    `NAME.weight_scale` and `NAME.input_scale`.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for layer in range(config.num_hidden_layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        groups[f"{attention}.qkv_proj"] = tuple(f"{attention}.{x}_proj.weight" for x in "qkv")
+        for linear in (f"{attention}.o_proj", *(f"{mlp}.{x}_proj" for x in ("gate", "up", "down"))):
+            groups[linear] = (f"{linear}.weight",)
+    return groups
+
+
+def kv_scale(layer: int) -> str:
+    """The name of the scale of a layer's keys and values in a source."""
+    return f"model.layers.{layer}.self_attn.kv_scale"
+
+
+def fp8_linears(config: CheckpointConfig) -> tuple[str, ...]:
+    """TensorRT-LLM's names of the quantised linears."""
+    suffix = ".weights_scaling_factor"
+    names = (target.name for target in rank_plan(single_rank(config), 0))
+    return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
 def _linears(config: CheckpointConfig, prefix: str) -> Iterator[Linear]:
@@ -139,33 +191,33 @@ class _RankPlanner:
     pp_rank: int
 
     def targets(self) -> Iterator[Target]:
-        mapping, hidden = self.config.mapping, (0, self.config.hidden_size)
+        mapping = self.config.mapping
         if self.pp_rank == 0:
             yield self._embedding()
         layers = self.config.num_hidden_layers // mapping.pp_size
         for local in range(layers):
             yield from self._layer(local, self.pp_rank * layers + local)
         if self.pp_rank == mapping.pp_size - 1:
-            yield _target("transformer.ln_f.weight", Block(FINAL_NORM, hidden, None))
-            yield _target("lm_head.weight", *self._vocab_rows(LM_HEAD))
+            yield self._norm("transformer.ln_f", FINAL_NORM.removesuffix(".weight"))
+            yield self._target("lm_head.weight", *self._vocab_rows(LM_HEAD))
 
     def _layer(self, local: int, layer: int) -> Iterator[Target]:
-        config, hidden = self.config, (0, self.config.hidden_size)
+        config = self.config
         to, source = f"transformer.layers.{local}", f"model.layers.{layer}"
         queries = config.num_attention_heads * config.head_size
         inner, mlp = config.intermediate_size, config.mlp_bias
-        yield _target(f"{to}.input_layernorm.weight", _vector(source, "input_layernorm", hidden))
+        yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
         yield from self._row_split(
             f"{to}.attention.dense", f"{source}.self_attn.o_proj", queries, config.attn_bias
         )
-        yield _target(
-            f"{to}.post_layernorm.weight", _vector(source, "post_attention_layernorm", hidden)
-        )
+        yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
         yield from self._column_split(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, mlp)
         yield from self._column_split(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, mlp)
         yield from self._row_split(f"{to}.mlp.proj", f"{source}.mlp.down_proj", inner, mlp)
+        if config.fp8_kv_cache:
+            yield self._scale(f"{to}.attention.kv_cache_scaling_factor", kv_scale(layer))
 
     def _qkv(self, to: str, source: str) -> Iterator[Target]:
         """This rank's rows of q, k, v, stacked; several ranks share a K/V head when tp > kv."""
@@ -176,37 +228,35 @@ class _RankPlanner:
         k = (first_key * size, (first_key + keys) * size)
         rows = (("q_proj", q), ("k_proj", k), ("v_proj", k))
         cols = (0, config.hidden_size)
-        yield _target(
-            f"{to}.weight", *(Block(f"{source}.{name}.weight", span, cols) for name, span in rows)
-        )
+        weights = [Block(f"{source}.{name}.weight", span, cols) for name, span in rows]
+        yield from self._weight(to, f"{source}.qkv_proj", *weights)
         if config.attn_bias:
-            yield _target(
-                f"{to}.bias", *(Block(f"{source}.{name}.bias", span, None) for name, span in rows)
-            )
+            biases = [Block(f"{source}.{name}.bias", span, None) for name, span in rows]
+            yield self._target(f"{to}.bias", *biases)
 
     def _column_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
         """A linear whose output is split: rows of the weight and of the bias."""
         rows, cols = self._chunk(size), (0, self.config.hidden_size)
-        yield _target(f"{to}.weight", Block(f"{source}.weight", rows, cols))
+        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
         if bias:
-            yield _target(f"{to}.bias", Block(f"{source}.bias", rows, None))
+            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
 
     def _row_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
         """A linear whose input is split: columns of the weight; the bias is whole on every rank."""
         rows, cols = (0, self.config.hidden_size), self._chunk(size)
-        yield _target(f"{to}.weight", Block(f"{source}.weight", rows, cols))
+        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
         if bias:
-            yield _target(f"{to}.bias", Block(f"{source}.bias", rows, None))
+            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
 
     def _embedding(self) -> Target:
         name, config = "transformer.vocab_embedding.weight", self.config
         if not config.use_parallel_embedding:
             rows, cols = (0, config.vocab_size), (0, config.hidden_size)
-            return _target(name, Block(EMBEDDING, rows, cols))
+            return self._target(name, Block(EMBEDDING, rows, cols))
         if config.embedding_sharding_dim == 0:
-            return _target(name, *self._vocab_rows(EMBEDDING))
+            return self._target(name, *self._vocab_rows(EMBEDDING))
         cols = self._chunk(config.hidden_size)
-        return _target(name, Block(EMBEDDING, (0, config.vocab_size), cols))
+        return self._target(name, Block(EMBEDDING, (0, config.vocab_size), cols))
 
     def _vocab_rows(self, source: str) -> list[Block]:
         """ceil(V / tp) rows; what lies above the vocabulary is zero (pad_vocab_size)."""
@@ -221,11 +271,23 @@ class _RankPlanner:
         each = size // self.config.mapping.tp_size
         return (self.tp_rank * each, (self.tp_rank + 1) * each)
 
+    def _norm(self, to: str, source: str) -> Target:
+        block = Block(f"{source}.weight", (0, self.config.hidden_size), None)
+        return self._target(f"{to}.weight", block)
 
-def _vector(source: str, name: str, rows: Span) -> Block:
-    return Block(f"{source}.{name}.weight", rows, None)
+    def _weight(self, to: str, source: str, *blocks: Block) -> Iterator[Target]:
+        """The weight of a linear, and with FP8 its scales, which are the same on every rank."""
+        if not self.config.fp8:
+            yield self._target(f"{to}.weight", *blocks)
+            return
+        yield self._target(f"{to}.weight", *blocks, dtype=FP8)
+        yield self._scale(f"{to}.weights_scaling_factor", f"{source}.weight_scale")
+        yield self._scale(f"{to}.activation_scaling_factor", f"{source}.input_scale")
 
+    def _scale(self, name: str, source: str) -> Target:
+        return self._target(name, Block(source, (0, 1), None), dtype="float32")
 
-def _target(name: str, *blocks: Block) -> Target:
-    height, cols = sum(block.height for block in blocks), blocks[0].cols
-    return Target(name, (height,) if cols is None else (height, cols[1] - cols[0]), blocks)
+    def _target(self, name: str, *blocks: Block, dtype: str | None = None) -> Target:
+        height, cols = sum(block.height for block in blocks), blocks[0].cols
+        shape = (height,) if cols is None else (height, cols[1] - cols[0])
+        return Target(name, shape, blocks, dtype or self.config.dtype)

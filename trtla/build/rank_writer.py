@@ -17,10 +17,9 @@ from typing import Any, BinaryIO
 import torch
 
 from trtla.build.background_hash import BackgroundHash
-from trtla.build.checkpoint import torch_dtype
 from trtla.build.plan import Target, rank_plan
 from trtla.build.safetensors_file import header_bytes, tensor_bytes
-from trtla.build.source import TensorSource, stream
+from trtla.build.source import TensorSource, stream, torch_dtype
 from trtla.config import CheckpointConfig
 
 Progress = Callable[[int, int], None]
@@ -29,9 +28,8 @@ Progress = Callable[[int, int], None]
 
 def weight_bytes(config: CheckpointConfig) -> int:
     """Bytes of all tensors of all ranks."""
-    size = torch_dtype(config.dtype).itemsize
     return sum(
-        target.numel * size
+        target.nbytes
         for rank in range(config.mapping.world_size)
         for target in rank_plan(config, rank)
     )
@@ -55,7 +53,6 @@ class RankWriter:
         digest: BackgroundHash | None = None,
     ) -> None:
         self._folder, self._config = folder, config
-        self._dtype = torch_dtype(config.dtype)
         self._progress, self._digest = progress, digest
         self._done, self._total = 0, weight_bytes(config)
 
@@ -76,11 +73,12 @@ class RankWriter:
         return self._total
 
     def _write_rank(self, file: BinaryIO, plan: Sequence[Target], source: TensorSource) -> None:
-        write_all(file, memoryview(header_bytes(((t.name, t.shape) for t in plan), self._dtype)))
+        tensors = ((target.name, target.shape, torch_dtype(target.dtype)) for target in plan)
+        write_all(file, memoryview(header_bytes(tensors)))
         for target in plan:
             if self._digest is not None:
                 self._digest.update(target.name.encode())
-            for piece in stream(target, source, self._dtype):
+            for piece in stream(target, source):
                 self._write_piece(file, piece)
 
     def _write_piece(self, file: BinaryIO, piece: torch.Tensor) -> None:

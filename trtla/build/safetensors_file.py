@@ -81,11 +81,11 @@ class SafetensorsFile:
             self._file = None
 
 
-def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> bytes:
+def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """The header of a file that will hold these tensors, in this order, without gaps."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in tensors:
+    for name, shape, dtype in tensors:
         start, end = end, end + prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from trtla.build.plan import Block, Target, rank_plan, single_rank
+from trtla.build.plan import FP8, Block, Span, Target, rank_plan, single_rank
 from trtla.config import CheckpointConfig
 from trtla.errors import UsageError
 
@@ -23,46 +23,59 @@ _FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
 
 
 class TensorSource(Protocol):
-    """Reads rows of the tensors that `plan.hf_shapes` lists."""
+    """Reads rows of the tensors that `plan.source_shapes` lists."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop), or elements of a vector, as stored, in memory of their own."""
+        """Rows [start, stop), or elements of a vector, as stored, in memory of their own.
+
+        What the checkpoint holds in FP8 comes in FP8: only a source knows how to quantise.
+        """
 
 
-def stream(target: Target, source: TensorSource, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def torch_dtype(name: str) -> torch.dtype:
+    """A checkpoint's float16, bfloat16, float32 or float8_e4m3fn as torch's dtype."""
+    return {
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "float32": torch.float32,
+        FP8: torch.float8_e4m3fn,
+    }[name]
+
+
+def stream(target: Target, source: TensorSource) -> Iterator[torch.Tensor]:
     """The target's rows from top to bottom, in contiguous pieces of about CHUNK_BYTES.
 
     Raises:
         UsageError: a value is too large for float16.
     """
     for block in target.blocks:
-        for start, stop in _spans(block):
-            yield _read(block, start, stop, source, dtype)
+        for start, stop in row_spans(block.rows, block.cols[1] if block.cols else 1):
+            yield _read(block, start, stop, source, torch_dtype(target.dtype))
 
 
-def materialize(target: Target, source: TensorSource, dtype: torch.dtype) -> torch.Tensor:
+def materialize(target: Target, source: TensorSource) -> torch.Tensor:
     """The whole target as one tensor."""
-    out, row = torch.empty(target.shape, dtype=dtype), 0
-    for piece in stream(target, source, dtype):
+    out, row = torch.empty(target.shape, dtype=torch_dtype(target.dtype)), 0
+    for piece in stream(target, source):
         out[row : row + len(piece)] = piece
         row += len(piece)
     return out
 
 
 def full_tensors(
-    source: TensorSource, config: CheckpointConfig, dtype: torch.dtype
+    source: TensorSource, config: CheckpointConfig
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the one-rank checkpoint of this model, one by one."""
     for target in rank_plan(single_rank(config), 0):
-        yield target.name, materialize(target, source, dtype)
+        yield target.name, materialize(target, source)
 
 
-def _spans(block: Block) -> Iterator[tuple[int, int]]:
-    first, last = block.rows
-    width = block.cols[1] if block.cols else 1
-    rows = max(1, CHUNK_BYTES // (4 * width))
-    for start in range(first, last, rows):
-        yield start, min(start + rows, last)
+def row_spans(rows: Span, width: int) -> Iterator[Span]:
+    """Stretches of rows whose whole width takes about CHUNK_BYTES in float32."""
+    first, last = rows
+    step = max(1, CHUNK_BYTES // (4 * width))
+    for start in range(first, last, step):
+        yield start, min(start + step, last)
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""What trtla can convert and run: architectures, activation, rotary scalings, no quantisation.
+"""What trtla can convert and run: architectures, activation, rotary scalings, quantisations.
 
 One check for Hugging Face models, checkpoints and engines, so that all three refuse the same
 things.
@@ -6,6 +6,10 @@ things.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from trtla.build.plan import fp8_linears
 from trtla.config import ROPE_TYPES, CheckpointConfig
 from trtla.errors import UsageError
 
@@ -43,12 +47,35 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
             f"{where}: position_embedding_type {config.position_embedding_type} is not supported",
             "trtla runs rope_gpt_neox models",
         )
-    quantised = (config.quantization or {}).get("quant_algo")
-    if quantised:
-        raise UsageError(
-            f"{where}: quant_algo {quantised} is not supported", "convert the unquantised model"
-        )
+    _check_quantization(config, where)
     _check_rope(config, where)
+
+
+def _check_quantization(config: CheckpointConfig, where: str) -> None:
+    quantization = config.quantization
+    for key in ("quant_algo", "kv_cache_quant_algo"):
+        value = getattr(quantization, key)
+        if value not in (None, "FP8"):
+            raise UsageError(
+                f"{where}: {key} {value} is not supported",
+                "trtla runs FP8 and unquantised models; convert the unquantised one",
+            )
+    if config.fp8 and quantization.exclude_modules is not None:
+        _check_excluded(quantization.exclude_modules, config, where)
+
+
+def _check_excluded(patterns: Sequence[str], config: CheckpointConfig, where: str) -> None:
+    """trtla knows layers that are FP8 as a whole.
+
+    Patterns are matched as in its quantization/quantize.py.
+    """
+    linears = fp8_linears(config)
+    left_out = next((n for p in patterns for n in linears if fnmatchcase(n, p)), None)
+    if left_out is not None:
+        raise UsageError(
+            f"{where}: exclude_modules leaves {left_out} unquantised, which is not supported",
+            "quantise all linears of the layers, see trtla convert --dtype fp8",
+        )
 
 
 def _check_rope(config: CheckpointConfig, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from trtla.build.safetensors_file import Entry
 from trtla.errors import UsageError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FP8 = (torch.float8_e4m3fn, torch.int8)  # TensorRT-LLM re-views int8 tensors as FP8
 
 
 def tensor_problems(
@@ -17,6 +18,7 @@ def tensor_problems(
     found: Mapping[str, Entry],
     expected: Mapping[str, tuple[int, ...]],
     hint: str,
+    fp8: Container[str] = (),
 ) -> list[UsageError]:
     """One error for every missing, unexpected or misshapen tensor, or one of an unknown dtype.
 
@@ -25,6 +27,7 @@ def tensor_problems(
         found: what is there.
         expected: name and shape of what config.json asks for.
         hint: what to do about it.
+        fp8: names of the tensors that are FP8; all others are float16, bfloat16 or float32.
     """
     problems = [f"{where} lacks tensor {name}" for name in expected if name not in found]
     problems += [
@@ -39,11 +42,10 @@ def tensor_problems(
                 f"{where}: tensor {name} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(shape)}"
             )
-        if entry is not None and entry.dtype not in _FLOATS:
+        if entry is not None and entry.dtype not in (_FP8 if name in fp8 else _FLOATS):
             dtype = str(entry.dtype).removeprefix("torch.")
-            problems.append(
-                f"{where}: tensor {name} is {dtype}, trtla reads float16, bfloat16 and float32"
-            )
+            wanted = "FP8" if name in fp8 else "float16, bfloat16 and float32"
+            problems.append(f"{where}: tensor {name} is {dtype}, trtla reads {wanted}")
     return [UsageError(problem, hint) for problem in problems]
 
 

@@ -13,6 +13,7 @@ from trtla.cli.build import build
 from trtla.cli.command import switches
 from trtla.cli.completion import completion
 from trtla.cli.convert import convert
+from trtla.cli.doctor import doctor
 from trtla.cli.inspect_path import inspect_path
 from trtla.cli.run import run
 from trtla.cli.summarize import summarize
@@ -47,5 +48,5 @@ def cli() -> None:
     """
 
 
-for _command in (convert, build, run, summarize, inspect_path, completion):
+for _command in (convert, build, run, summarize, inspect_path, doctor, completion):
     cli.add_command(_command)

@@ -1,23 +1,30 @@
-"""`trtla build`: a checkpoint, or a Hugging Face folder, becomes an engine."""
+"""`trtla build`: a checkpoint, or a Hugging Face folder, becomes an engine.
+
+With --from-existing an engine that trtllm-build made becomes one that trtla knows.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from trtla.cli.build_report import show_plan, show_start, show_written
 from trtla.cli.command import Command
-from trtla.cli.options import DTYPES, PATH, setting, switch
-from trtla.cli.settings import sources
+from trtla.cli.options import DTYPES, PATH, json_flag, setting, switch
+from trtla.cli.settings import source, sources
 from trtla.cli.values import COUNT, TRIPLE
 from trtla.console import Console
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-
-if TYPE_CHECKING:
-    from trtla.build.engine import BuildDescription
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE
 
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
+_BUILD_ONLY = (
+    *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
+    *("backend", "dtype", "workers", "dry_run"),
+)
+_SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 
 
 @click.command(
@@ -27,15 +34,27 @@ _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "
         "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 7,7,7",
         "trtla build --checkpoint-dir ckpt --output-dir engine --config configs/llama-8b.yaml",
         "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 5,5,5 --dry-run",
+        "trtla build --from-existing trtllm-engine --lookahead 7,7,7 --tokenizer-dir llama-3-8b",
     ],
 )
 @setting(
     "--checkpoint-dir",
     type=PATH,
-    required=True,
     help="Checkpoint made by trtla convert; a Hugging Face Llama folder is converted on the way.",
 )
-@setting("--output-dir", type=PATH, required=True, help="Engine folder to write.")
+@setting("--output-dir", type=PATH, help="Engine folder to write.")
+@setting(
+    "--from-existing",
+    type=PATH,
+    metavar="ENGINE",
+    help="Instead of building: write trtla.json into an engine that trtllm-build made, so that run "
+    "knows its triple, which --lookahead names.",
+)
+@setting(
+    "--tokenizer-dir",
+    type=PATH,
+    help="With --from-existing: folder with the tokenizer files to copy into the engine.",
+)
 @setting(
     "--lookahead",
     type=TRIPLE,
@@ -80,8 +99,23 @@ _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "
     default="auto",
     help="auto takes tensorrt-llm where it and a GPU of compute capability 8.0 are, else torch.",
 )
-@switch("--dry-run", help="Show settings, their sources, files and memory; write nothing.")
+@setting(
+    "--workers",
+    type=COUNT,
+    default=1,
+    help="Ranks that tensorrt-llm builds at a time, each on a GPU of its own.",
+)
+@switch(
+    "--gather-context-logits",
+    help="Keep the logits of prompts; plain engines only, TensorRT-LLM refuses it with lookahead.",
+)
+@switch(
+    "--dry-run",
+    help="Show settings, their sources, memory, files and, for tensorrt-llm, the same build with "
+    "trtllm-build; write nothing.",
+)
 @switch("--force", help="Replace what is in the output folder.")
+@json_flag("Print one JSON document: the plan of a dry run, or what was written.")
 @click.pass_context
 def build(ctx: click.Context, /, **flags: Any) -> None:
     """Build an engine folder: weights, limits and the lookahead triple that it is built for.
@@ -89,22 +123,34 @@ def build(ctx: click.Context, /, **flags: Any) -> None:
     The draft tokens of a step, max_draft_len = (ngram - 2) + (window - 1 + verification) x
     (ngram - 1), are computed from the triple.
     """
+    console = ctx.ensure_object(Console)
+    if flags["from_existing"] is None:
+        _build(ctx, console, flags)
+    else:
+        _adopt(ctx, console, flags)
+
+
+def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
+    _check_required(ctx, flags)
     from trtla.build.engine import BuildSettings, build_engine, describe_build
 
-    console = ctx.ensure_object(Console)
-    triple: LookaheadConfig = flags["lookahead"] or AUTOREGRESSIVE
-    settings = BuildSettings(lookahead=triple, **{name: flags[name] for name in _LIMITS})
-    checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
-    choice = {"backend": flags["backend"], "dtype": flags["dtype"]}
-    origin = sources(ctx, "lookahead", *_LIMITS, *choice)
-    origin["max_draft_len"] = (
-        "computed" if flags["max_draft_len"] is None else origin["max_draft_len"]
+    settings = BuildSettings(
+        lookahead=flags["lookahead"] or AUTOREGRESSIVE,
+        gather_context_logits=flags["gather_context_logits"],
+        **{name: flags[name] for name in _LIMITS},
     )
-    plan = describe_build(checkpoint, settings, **choice)
-    _describe(console, triple, plan)
+    checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
+    choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
+    origin = sources(ctx, *_SETTINGS)
+    if flags["max_draft_len"] is None:
+        origin["max_draft_len"] = "computed"
+    plan = describe_build(checkpoint, settings, output_dir=output, **choice)
+    if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
+        origin["max_num_tokens"] += ", corrected"
     if flags["dry_run"]:
-        _dry_run(console, plan, origin, output)
+        show_plan(console, plan, origin, output)
         return
+    show_start(console, plan)
     with console.progress("build") as progress:
         build_engine(
             checkpoint,
@@ -115,34 +161,36 @@ def build(ctx: click.Context, /, **flags: Any) -> None:
             sources=origin,
             progress=progress,
         )
-    console.out(f"wrote {output}")
-    console.note(f"next: trtla run --engine-dir {output} --input-text 'Once upon'")
+    show_written(console, output, plan.backend, plan.lookahead, plan.notes)
 
 
-def _describe(console: Console, triple: LookaheadConfig, plan: BuildDescription) -> None:
-    kind = "plain engine" if triple.is_autoregressive else f"lookahead {triple.describe()}"
-    console.out(f"{kind}, max_draft_len {plan.max_draft_len}")
-    console.out(f"backend {plan.backend}: {plan.reason}")
+def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
+    """What only one of building and adopting needs, click cannot know."""
+    for param in ctx.command.params:
+        if param.name in ("checkpoint_dir", "output_dir") and flags[param.name] is None:
+            raise click.MissingParameter(ctx=ctx, param=param)
+    if flags["tokenizer_dir"] is not None:
+        raise UsageError(
+            "--tokenizer-dir goes with --from-existing only",
+            "leave it away: the tokenizer files of the checkpoint are copied",
+        )
 
 
-def _dry_run(
-    console: Console, plan: BuildDescription, origin: dict[str, str], output: Path
-) -> None:
-    """Print what would be built; the values are the resolved ones, not only those given."""
-    values: dict[str, object] = {
-        "lookahead": ",".join(map(str, plan.lookahead)),
-        "max_batch_size": plan.build_config.max_batch_size,
-        "max_input_len": plan.build_config.max_input_len,
-        "max_seq_len": plan.build_config.max_text_len,
-        "max_num_tokens": plan.build_config.max_num_tokens,
-        "max_draft_len": plan.max_draft_len,
-        "backend": plan.backend,
-        "dtype": plan.dtype,
-    }
-    console.table(
-        ("setting", "value", "from"), [(name, values[name], origin[name]) for name in values]
+def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
+    given = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} does not go with --from-existing: nothing is built",
+            "give --lookahead, and --tokenizer-dir for the tokenizer files",
+        )
+    from trtla.build.adopt import adopt_engine
+
+    engine = adopt_engine(
+        flags["from_existing"],
+        flags["lookahead"],
+        tokenizer=flags["tokenizer_dir"],
+        force=flags["force"],
+        sources=sources(ctx, "lookahead"),
     )
-    console.out(f"weights {plan.weight_bytes / 1e6:.1f} MB")
-    console.out(f"KV cache {plan.kv_cache_bytes / 1e6:.1f} MB for a full batch")
-    for name in plan.files:
-        console.out(f"would write {output / name}")
+    triple = engine.lookahead or AUTOREGRESSIVE
+    show_written(console, engine.path, engine.backend, triple.as_tuple())

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtla.cli.command import Command
 from trtla.cli.options import DTYPES, PATH, setting, switch
+from trtla.cli.settings import source
+from trtla.cli.values import COUNT, DEVICE
 from trtla.console import Console
+from trtla.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtla.build.calibration import Calibration
+
+_FP8_ONLY = ("kv_cache_dtype", "calib_data", "calib_size", "calib_device")
+_NOTE_EVERY_S = 10.0
 
 
 @click.command(
@@ -17,6 +29,8 @@ from trtla.console import Console
     examples=[
         "trtla convert --model-dir llama-3-8b --output-dir ckpt",
         "trtla convert --model-dir llama-3-70b --output-dir ckpt --dtype bfloat16 --tp-size 8",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --kv-cache-dtype fp8",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
     ],
 )
 @setting(
@@ -33,40 +47,107 @@ from trtla.console import Console
 )
 @setting(
     "--dtype",
-    type=DTYPES,
+    type=click.Choice([*DTYPES.choices, "fp8"]),
     default="auto",
-    help="Type of the weights; auto keeps the model's, float16 for float32.",
+    help="Type of the weights; auto keeps the model's, float16 for float32. fp8 quantises the "
+    "layers' linears and keeps the rest as auto does.",
 )
 @setting("--tp-size", type=click.IntRange(1), default=1, help="Tensor-parallel ranks.")
 @setting("--pp-size", type=click.IntRange(1), default=1, help="Pipeline-parallel ranks.")
+@setting(
+    "--kv-cache-dtype",
+    section="FP8",
+    type=click.Choice(["auto", "fp8"]),
+    default="auto",
+    help="Type of cached keys and values; auto is that of the activations.",
+)
+@setting(
+    "--calib-data",
+    section="FP8",
+    default="cnn_dailymail",
+    metavar="cnn_dailymail|PATH",
+    help="Texts that show how large activations get: CNN/DailyMail from the Hugging Face hub, a "
+    ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines.",
+)
+@setting(
+    "--calib-size",
+    section="FP8",
+    type=COUNT,
+    default=512,
+    help="Most texts to read, 512 tokens of each.",
+)
+@setting(
+    "--calib-device",
+    section="FP8",
+    type=DEVICE,
+    metavar="auto|cpu|cuda",
+    default="auto",
+    help="Where the model runs for calibration; auto takes CUDA where it is.",
+)
 @switch("--force", help="Replace what is in the output folder.")
-@click.pass_obj
-def convert(
-    console: Console,
-    model_dir: str,
-    output_dir: str,
-    dtype: str,
-    tp_size: int,
-    pp_size: int,
-    force: bool,
-) -> None:
+@click.pass_context
+def convert(ctx: click.Context, /, **flags: Any) -> None:
     """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.
 
-    Weights are streamed: memory follows the largest tensor, not the model. The folder appears when
-    it is complete, or not at all.
+    Weights are streamed: memory follows the largest tensor, not the model. Only the calibration for
+    fp8 runs the whole model. The folder appears when it is complete, or not at all.
     """
+    console = ctx.ensure_object(Console)
+    fp8 = flags["dtype"] == "fp8"
+    if not fp8:
+        _refuse_fp8_flags(ctx)
     from trtla.build import convert as converter
 
+    calibration = _calibration(console, flags) if fp8 else None
     with console.progress("convert") as progress:
         converter.convert(
-            Path(model_dir),
-            Path(output_dir),
-            dtype=dtype,
-            tp_size=tp_size,
-            pp_size=pp_size,
-            force=force,
+            Path(flags["model_dir"]),
+            Path(flags["output_dir"]),
+            dtype="auto" if fp8 else flags["dtype"],
+            tp_size=flags["tp_size"],
+            pp_size=flags["pp_size"],
+            calibration=calibration,
+            fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
+            force=flags["force"],
             progress=progress,
         )
-    ranks = tp_size * pp_size
-    console.out(f"wrote {output_dir}: {ranks} rank{'s' if ranks > 1 else ''}")
-    console.note(f"next: trtla build --checkpoint-dir {output_dir} --output-dir ENGINE")
+    ranks, output = flags["tp_size"] * flags["pp_size"], flags["output_dir"]
+    console.out(f"wrote {output}: {ranks} rank{'s' if ranks > 1 else ''}")
+    console.note(f"next: trtla build --checkpoint-dir {output} --output-dir ENGINE")
+
+
+def _refuse_fp8_flags(ctx: click.Context) -> None:
+    """Settings that would have no effect are errors, wherever they come from."""
+    for name in _FP8_ONLY:
+        if source(ctx, name) != "default":
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} {ctx.params[name]} is for --dtype fp8, and dtype is "
+                f"{ctx.params['dtype']}",
+                f"add --dtype fp8, or leave --{flag} away",
+            )
+
+
+def _calibration(console: Console, flags: dict[str, Any]) -> Calibration:
+    from trtla.calibration_data import calibration
+
+    return calibration(
+        flags["model_dir"],
+        flags["calib_data"],
+        flags["calib_size"],
+        device=flags["calib_device"],
+        progress=_noted(console),
+    )
+
+
+def _noted(console: Console) -> Callable[[int, int], None]:
+    """Progress in texts: a note every 10 s, and one at the end."""
+    due = time.monotonic() + _NOTE_EVERY_S
+
+    def tell(done: int, total: int) -> None:
+        nonlocal due
+        if done == total or time.monotonic() >= due:
+            console.note(f"calibrate: {done} of {total} texts")
+            due = time.monotonic() + _NOTE_EVERY_S
+
+    return tell

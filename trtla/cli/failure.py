@@ -18,7 +18,7 @@ from trtla import mpi
 from trtla.cli import INTERRUPTED, Interrupt
 from trtla.cli.app import cli
 from trtla.console import Console
-from trtla.errors import CheckFailed, TrtlaError
+from trtla.errors import CheckFailed, TrtlaError, sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,8 @@ def classify(error: Exception) -> Failure:
         place = f"{error.filename}: " if error.filename else ""
         hint = "check the path, its permissions and the free space"
         return Failure(f"{place}{error.strerror}", hint, "OSError", 1)
-    first = str(error).strip().partition("\n")[0]
     return Failure(
-        f"{type(error).__name__}: {first} (this is a bug in trtla)",
+        f"{sentence(error)} (this is a bug in trtla)",
         "run the same command with --verbose to see the traceback, and report it",
         type(error).__name__,
         1,

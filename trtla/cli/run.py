@@ -153,7 +153,6 @@ def run(console: Console, /, **flags: Any) -> None:
     ) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        console.note(f"note: running on {llm.description}")
         _decode_and_report(console, llm, requests, given)
 
 
@@ -192,6 +191,7 @@ def _decode_and_report(
     transcript = Transcript(console, requests, stream=given.stream)
     decoded = decode(llm, requests, on_chunk=transcript.chunk if given.stream else None)
     plain = decode(llm, requests, plain=True) if given.check_lossless else None
+    console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(document(decoded, plain, llm.description), line=given.stream)
     else:
@@ -204,7 +204,7 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
     from trtla.run import divergence
 
     pairs = zip(decoded.completions, plain.completions, strict=True)
-    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
+    different = [str(ours.index) for ours, theirs in pairs if divergence(ours.output_ids, theirs)]
     if different:
         raise CheckFailed(
             f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "

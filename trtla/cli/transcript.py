@@ -100,7 +100,7 @@ class Transcript:
 
     def _compare(self, decoded: Decoded, plain: Decoded) -> None:
         for ours, theirs in zip(decoded.completions, plain.completions, strict=True):
-            found = divergence(ours, theirs)
+            found = divergence(ours.output_ids, theirs)
             if found is None:
                 self.console.out(f"Lossless [Text {ours.index}]: equal to plain decoding")
             else:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from trtla.e4m3 import E4M3, dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,20 @@ class AttentionGroup:
     """Padded query of each row, int64 [rows]; None when nothing is padded."""
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup) -> Tensor:
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: AttentionGroup,
+    scale: Tensor | None = None,
+) -> Tensor:
     """Attention outputs of a group's rows.
 
     Args:
         queries: [rows, heads, head_size], the group's rows only.
         keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
         values: the layer's cached values, same shape.
+        scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
 
     Returns:
         [rows, heads * head_size].
@@ -51,7 +61,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup)
         queries = queries.index_select(0, group.pad)
     q = queries.view(batch, count, kv_heads, folds, size).permute(0, 2, 3, 1, 4)
     k, v = (
-        _visible(cached, group).view(batch, length, kv_heads, size) for cached in (keys, values)
+        _read(cached, group, scale, queries.dtype).view(batch, length, kv_heads, size)
+        for cached in (keys, values)
     )
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if group.causal:
@@ -62,6 +73,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup)
         out = out.view(batch, kv_heads, folds, count, size)
     out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
     return out if group.unpad is None else out.index_select(0, group.unpad)
+
+
+def _read(
+    cached: Tensor, group: AttentionGroup, scale: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    visible = _visible(cached, group)
+    return visible if scale is None else dequantize(visible.view(E4M3), scale, dtype)
 
 
 def _visible(cached: Tensor, group: AttentionGroup) -> Tensor:

@@ -6,11 +6,14 @@ GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from trtla.e4m3 import quantize
 
 TOKENS_PER_BLOCK = 32
 
@@ -102,6 +105,39 @@ class KVCache:
         """Keys and values of a layer, each [slots, kv_heads, head_size]."""
         return self._layers[layer]
 
+    def scale(self, layer: int) -> Tensor | None:
+        """What stored keys and values of a layer are to be multiplied with; None: nothing."""
+        return None
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy accepted drafts' keys and values to their final slots; the two may overlap."""
         self.data.index_copy_(2, target, self.data.index_select(2, source))
+
+
+class Fp8KVCache(KVCache):
+    """Keys and values in FP8, rounded when they are written, with one scale a layer.
+
+    The bytes are kept as integers: PyTorch's index operations know no float8. `layer` gives these.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_blocks: int,
+        scales: Sequence[float],
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_layers, num_kv_heads, head_size, num_blocks, torch.uint8, device)
+        self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Round and store fed tokens' keys and values, as `KVCache.write`."""
+        scale = self._scales[layer]
+        numbers = (quantize(part, scale).view(torch.uint8) for part in (keys, values))
+        super().write(layer, slots, *numbers)
+
+    def scale(self, layer: int) -> Tensor | None:
+        """The layer's scale, float32 without dimensions."""
+        return self._scales[layer]

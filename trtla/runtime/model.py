@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.config import CheckpointConfig
+from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError
 from trtla.runtime.attention import attend
 from trtla.runtime.batch import Batch
-from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.fp8 import Fp8Linear, Fp8Pair, fp8_products
+from trtla.runtime.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.rope import Rotary, rotate
 
 
@@ -31,7 +33,11 @@ class TargetModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of activations, cache and attention bias."""
+        """Type of activations and attention bias."""
+
+    @property
+    def arithmetic(self) -> str:
+        """What it computes in, for people to read."""
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
@@ -60,15 +66,34 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearPair:
+    """Two projections of the same input as one: their weights stacked."""
+
+    stacked: Linear
+
+    @classmethod
+    def of(cls, first: Linear, second: Linear) -> LinearPair:
+        """From two linears of the same sizes."""
+        weight = torch.cat((first.weight, second.weight), dim=1)
+        if first.bias is None or second.bias is None:
+            return cls(Linear(weight))
+        return cls(Linear(weight, torch.cat((first.bias, second.bias))))
+
+    def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.stacked(states).chunk(2, dim=-1)
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer's weights; `gate_up` stacks gate_proj over up_proj."""
+    """One decoder layer's weights; `gate_up` is gate_proj and up_proj."""
 
     input_norm: Tensor
-    qkv: Linear
-    dense: Linear
+    qkv: Linear | Fp8Linear
+    dense: Linear | Fp8Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearPair | Fp8Pair
+    down: Linear | Fp8Linear
 
 
 class LlamaModel:
@@ -76,7 +101,10 @@ class LlamaModel:
 
     Args:
         weights: (checkpoint name, tensor) of the complete model; each is moved and released in
-        turn.
+            turn.
+        dtype: type of activations, and of weights that are not FP8.
+        products: whether FP8 weights are multiplied in FP8, else they are dequantised here; None:
+            where the device can.
     """
 
     def __init__(
@@ -85,14 +113,20 @@ class LlamaModel:
         weights: Iterable[tuple[str, Tensor]],
         dtype: torch.dtype,
         device: torch.device,
+        products: bool | None = None,
     ) -> None:
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self._device = config, dtype, device
+        self._products = fp8_products(config, dtype, device) if products is None else products
         tensors = {
-            name.removeprefix("transformer."): tensor.to(device=device, dtype=dtype)
+            name.removeprefix("transformer."): _moved(name, tensor, dtype, device)
             for name, tensor in weights
         }
         try:
-            self._layers = [_layer(tensors, i) for i in range(config.num_hidden_layers)]
+            self._kv_scales = _pop_kv_scales(tensors, config)
+            self._layers = [
+                _LayerTensors.take(tensors, index, dtype, self._products).layer()
+                for index in range(config.num_hidden_layers)
+            ]
             self._embedding = tensors.pop("vocab_embedding.weight")
             self._norm = tensors.pop("ln_f.weight")
             self._lm_head = Linear.of(tensors.pop("lm_head.weight"))
@@ -108,6 +142,30 @@ class LlamaModel:
         """Query heads per K/V head."""
         return self._heads[0] // self._heads[1]
 
+    @property
+    def arithmetic(self) -> str:
+        """Such as `float32`, or `FP8 matrix products, bfloat16 activations, FP8 K/V cache`."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        cache = ", FP8 K/V cache" if self.config.fp8_kv_cache else ""
+        if not self.config.fp8:
+            return f"{dtype}{cache}"
+        if self._products:
+            return f"FP8 matrix products, {dtype} activations{cache}"
+        return f"{dtype}, FP8 weights dequantised at load{cache}"
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the K/V cache: FP8 where the checkpoint says so, else that of activations."""
+        return E4M3 if self.config.fp8_kv_cache else self.dtype
+
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """A K/V cache for this model, on its device."""
+        config = self.config
+        sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_size)
+        if config.fp8_kv_cache:
+            return Fp8KVCache(*sizes, num_blocks, self._kv_scales, self._device)
+        return KVCache(*sizes, num_blocks, self.dtype, self._device)
+
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
@@ -117,7 +175,7 @@ class LlamaModel:
             normed = self._normalise(states, layer.input_norm)
             states = states + self._attention(index, layer, normed, rotary, batch, cache)
             normed = self._normalise(states, layer.post_norm)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            gate, up = layer.gate_up(normed)
             states = states + layer.down(F.silu(gate) * up)
         states = self._normalise(states.index_select(0, batch.rows), self._norm)
         return self._lm_head(states).float()
@@ -139,39 +197,74 @@ class LlamaModel:
         turned = rotate(heads[:, : q_heads + kv_heads], *rotary)
         cache.write(index, batch.slots, turned[:, q_heads:], heads[:, q_heads + kv_heads :])
         keys, values = cache.layer(index)
+        scale = cache.scale(index)
         parts = [
-            attend(turned[group.rows, :q_heads], keys, values, group) for group in batch.groups
+            attend(turned[group.rows, :q_heads], keys, values, group, scale)
+            for group in batch.groups
         ]
         return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
-def _layer(tensors: dict[str, Tensor], index: int) -> Layer:
-    prefix = f"layers.{index}."
-    own = {
-        name.removeprefix(prefix): tensors.pop(name)
-        for name in [name for name in tensors if name.startswith(prefix)]
-    }
-
-    def linear(name: str) -> Linear:
-        return Linear.of(own.pop(f"{name}.weight"), own.pop(f"{name}.bias", None))
-
-    try:
-        gate, up = linear("mlp.fc"), linear("mlp.gate")
-        return Layer(
-            own["input_layernorm.weight"],
-            linear("attention.qkv"),
-            linear("attention.dense"),
-            own["post_layernorm.weight"],
-            _stack(gate, up),
-            linear("mlp.proj"),
-        )
-    except KeyError as error:
-        raise KeyError(f"{prefix}{error.args[0]}") from None
+def _moved(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A weight on the device; FP8 weights and their scales keep their types."""
+    kept = tensor.dtype == E4M3 or name.endswith("_scaling_factor")
+    return tensor.to(device=device, dtype=tensor.dtype if kept else dtype)
 
 
-def _stack(first: Linear, second: Linear) -> Linear:
-    """Two projections of the same input as one."""
-    weight = torch.cat((first.weight, second.weight), dim=1)
-    if first.bias is None or second.bias is None:
-        return Linear(weight)
-    return Linear(weight, torch.cat((first.bias, second.bias)))
+def _pop_kv_scales(tensors: dict[str, Tensor], config: CheckpointConfig) -> list[float]:
+    """Every layer's scale of keys and values; none where the cache is not FP8."""
+    layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
+    names = [f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers]
+    return [tensors.pop(name).item() for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerTensors:
+    """One layer's tensors by their names within it, on their way into a `Layer`."""
+
+    prefix: str
+    tensors: dict[str, Tensor]
+    dtype: torch.dtype
+    products: bool
+
+    @classmethod
+    def take(
+        cls, tensors: dict[str, Tensor], index: int, dtype: torch.dtype, products: bool
+    ) -> _LayerTensors:
+        """Remove a layer's tensors from those of the model."""
+        prefix = f"layers.{index}."
+        names = [name for name in tensors if name.startswith(prefix)]
+        own = {name.removeprefix(prefix): tensors.pop(name) for name in names}
+        return cls(prefix, own, dtype, products)
+
+    def layer(self) -> Layer:
+        """The layer; raises KeyError with the name of a tensor that is missing."""
+        try:
+            return Layer(
+                self.tensors["input_layernorm.weight"],
+                self._linear("attention.qkv"),
+                self._linear("attention.dense"),
+                self.tensors["post_layernorm.weight"],
+                self._pair("mlp.fc", "mlp.gate"),
+                self._linear("mlp.proj"),
+            )
+        except KeyError as error:
+            raise KeyError(f"{self.prefix}{error.args[0]}") from None
+
+    def _linear(self, name: str) -> Linear | Fp8Linear:
+        weight, bias = self.tensors.pop(f"{name}.weight"), self.tensors.pop(f"{name}.bias", None)
+        if weight.dtype != E4M3:
+            return Linear.of(weight, bias)
+        scale = self.tensors[f"{name}.weights_scaling_factor"]
+        if not self.products:
+            return Linear.of(dequantize(weight, scale, self.dtype), bias)
+        input_scale = self.tensors[f"{name}.activation_scaling_factor"]
+        return Fp8Linear(weight, scale, input_scale, bias, self.dtype)
+
+    def _pair(self, *names: str) -> LinearPair | Fp8Pair:
+        first, second = map(self._linear, names)
+        if isinstance(first, Fp8Linear) and isinstance(second, Fp8Linear):
+            return Fp8Pair.of(first, second)
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
+        return LinearPair.of(first, second)

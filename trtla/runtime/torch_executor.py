@@ -237,7 +237,9 @@ class TorchExecutor:
             raise TrtlaError("the executor is closed", "open the engine again")
 
     def close(self) -> None:
-        """Forget everything in flight; further calls raise."""
+        """Forget everything in flight; further calls raise, but for another `close`."""
+        if self._closed:
+            return
         self._closed = True
         self._active.clear()
         del self._model, self._cache
@@ -251,8 +253,7 @@ class TorchExecutor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._closed:
-            self.close()
+        self.close()
 
 
 def _predict_one(feed: Feed, logits: Tensor, greedy: list[int]) -> Prediction:
@@ -301,15 +302,7 @@ def open_torch_executor(
     on = resolve_device(device)
     arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
     model = LlamaModel(checkpoint, engine.weights(), arithmetic, on)
-    blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, arithmetic, on)
-    cache = KVCache(
-        checkpoint.num_hidden_layers,
-        checkpoint.num_key_value_heads,
-        checkpoint.head_size,
-        blocks,
-        arithmetic,
-        on,
-    )
+    blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, model.cache_dtype, on)
     limits = ExecutorLimits(
         batch_size,
         build.max_input_len,
@@ -318,4 +311,4 @@ def open_torch_executor(
         checkpoint.vocab_size,
         server,
     )
-    return TorchExecutor(model, cache, limits)
+    return TorchExecutor(model, model.new_cache(blocks), limits)

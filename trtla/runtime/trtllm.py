@@ -16,7 +16,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.executor import (
@@ -140,7 +140,8 @@ class TrtllmExecutor:
         if lookahead != self._limits.lookahead:
             given["lookahead_config"] = lookahead_config(self._bindings, lookahead)
         if request.sampling.allotted_time_ms is not None:
-            given["allotted_time_ms"] = request.sampling.allotted_time_ms
+            allotted = timedelta(milliseconds=request.sampling.allotted_time_ms)
+            given["allotted_time_ms"] = allotted  # chrono durations are timedeltas in the bindings
         length = request.sampling.max_output_len
         return self._bindings.Request(list(request.input_ids), length, **given)
 
@@ -284,11 +285,6 @@ def _failure(request: Request, message: str) -> TrtlaError:
     if first.startswith(_ALL_ENDED):
         hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
     return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)
-
-
-def first_line(error: BaseException | str) -> str:
-    """The sentence of a C++ error, without file, line and stack."""
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtla import trtllm_library
-from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig, check_server
+from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.lookahead import LookaheadConfig, check_server, triples_for
 from trtla.runtime.executor import REBUILD_LONGER, ExecutorLimits, TrtllmSettings
-from trtla.runtime.trtllm import TrtllmExecutor, first_line, lookahead_config
+from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
@@ -84,13 +84,14 @@ def executor_config(
 def _server_triple(engine: Engine, lookahead: LookaheadConfig | None) -> LookaheadConfig:
     """The server's triple; without one C++ would take (4,3,4) and fail at start."""
     server = lookahead or engine.lookahead
+    draft_len = engine.config.build_config.max_draft_len
     if server is None:
+        likely = " or ".join(str(triple) for triple in triples_for(draft_len)[:3])
         raise UsageError(
-            f"{engine.name} does not say its lookahead triple, only max_draft_len "
-            f"{engine.config.build_config.max_draft_len}",
-            "give it with --lookahead W,N,G",
+            f"{engine.name} does not say its lookahead triple, only max_draft_len {draft_len}",
+            f"give it with --lookahead, such as {likely}",
         )
-    check_server(server, engine.config.build_config.max_draft_len, engine.name)
+    check_server(server, draft_len, engine.name)
     return server
 
 
@@ -105,9 +106,8 @@ def _batch_size(engine: Engine, asked: int | None) -> int:
 
 
 def _check_release(engine: Engine, installed: str) -> None:
-    """Engines run on the TensorRT that built them, which changes with every minor release."""
     built = engine.config.version
-    if built.split(".")[:2] != installed.split(".")[:2]:
+    if not trtllm_library.same_release(built, installed):
         raise TrtlaError(
             f"{engine.name} was built with TensorRT-LLM {built}, and {installed} is installed",
             "build the engine again here, or install the release that built it",

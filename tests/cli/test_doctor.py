@@ -1,0 +1,255 @@
+"""`trtla doctor`: every state of TensorRT-LLM, GPUs and models, and that nothing makes it fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.conftest import ROOT, Ran, process, trtla
+from tests.cli.fake_trtllm import (
+    EXECUTOR,
+    REQUEST,
+    install,
+    patched,
+    plug_in,
+    put_program,
+    without_tensorrt_llm,
+)
+from trtla import kernels
+
+pytestmark = without_tensorrt_llm
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    """See `patched`."""
+    with patched() as patch:
+        yield patch
+
+
+def told(ran: Ran) -> Any:
+    """The JSON document of a run that could look."""
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def test_without_tensorrt_llm(patch: pytest.MonkeyPatch) -> None:
+    found = told(trtla("doctor", "--json"))
+    assert found["schema_version"] == 1
+    assert found["tensorrt_llm"]["version"] is None
+    assert found["tensorrt_llm"]["has_backend"] is False
+    assert found["backend"] == {"auto": "torch", "reason": "TensorRT-LLM is not installed"}
+    assert found["model"] is None
+    assert found["cpu"]["cores"] >= 1
+    assert found["lookahead_kernels"]["head_sizes"] == [64, 128]
+    assert not [name for name in sys.modules if name.startswith("tensorrt_llm")]
+
+
+def test_a_complete_release(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (9, 0))
+    found = told(trtla("doctor", "--json"))
+    assert found["tensorrt_llm"]["version"] == "1.2.1"
+    assert found["tensorrt_llm"]["has_backend"] is True
+    assert found["backend"]["auto"] == "tensorrt-llm"
+    assert found["warnings"] == []
+
+
+def test_a_release_that_removed_lookahead(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(
+        patch, tmp_path, "1.3.0rc15", builder=False, executor="class Request: ...", program=False
+    )
+    found = told(trtla("doctor", "--json"))
+    assert found["tensorrt_llm"]["version"] == "1.3.0rc15"
+    assert len(found["tensorrt_llm"]["missing"]) == 5
+    (warning,) = found["warnings"]
+    for part in ("1.3.0rc15", "after 1.2.x", "<1.3", "the torch executor serves meanwhile"):
+        assert part in warning
+    assert found["backend"]["auto"] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("without", "named"),
+    [
+        ({"builder": False}, "tensorrt_llm.builder"),
+        ({"executor": "class Executor: ...\n" + REQUEST}, "LookaheadDecodingConfig"),
+        ({"executor": EXECUTOR + "class Request: ..."}, "lookahead_config"),
+    ],
+)
+def test_the_version_number_is_not_trusted(
+    patch: pytest.MonkeyPatch, tmp_path: Path, without: dict[str, Any], named: str
+) -> None:
+    install(patch, tmp_path, "1.2.1", **without)
+    found = told(trtla("doctor", "--json"))
+    assert found["tensorrt_llm"]["has_backend"] is False
+    assert len(found["tensorrt_llm"]["missing"]) == 1
+    assert named in found["warnings"][0]
+
+
+def test_the_program_is_told_of_but_not_needed(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(patch, tmp_path, program=False)
+    found = told(trtla("doctor", "--json"))
+    assert found["tensorrt_llm"]["has_backend"] is True
+    assert "trtllm-build" in found["warnings"][0]
+    assert "complete, but lacks the program trtllm-build" in trtla("doctor").out
+
+
+@pytest.mark.parametrize(
+    "at_import", ["raise RuntimeError('libmpi.so.40 is absent\\nand more')", "1/0"]
+)
+def test_a_broken_installation(patch: pytest.MonkeyPatch, tmp_path: Path, at_import: str) -> None:
+    install(patch, tmp_path, at_import=at_import)
+    found = told(trtla("doctor", "--json"))
+    assert found["tensorrt_llm"]["failure"]
+    assert found["tensorrt_llm"]["has_backend"] is False
+    assert "cannot be imported" in found["warnings"][0]
+
+
+def test_an_old_release_is_told(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(patch, tmp_path, "0.18.1")
+    (warning,) = told(trtla("doctor", "--json"))["warnings"]
+    assert "0.18.1" in warning
+    assert ">=0.20" in warning
+
+
+def test_its_banner_does_not_spoil_the_json(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(patch, tmp_path, at_import="print('[TensorRT-LLM] TensorRT-LLM version: 1.2.1')")
+    assert told(trtla("doctor", "--json"))["tensorrt_llm"]["version"] == "1.2.1"
+
+
+@pytest.mark.parametrize(
+    ("capability", "lookahead", "fp8", "warned"),
+    [
+        ((7, 5), "no", False, "below 8.0"),
+        ((8, 0), "yes", False, None),
+        ((8, 9), "yes", True, None),
+        ((9, 0), "yes", True, None),
+        ((10, 0), "no", True, "Blackwell"),
+        ((10, 3), "no", True, "Blackwell"),
+        ((12, 0), "unverified", True, "12.0"),
+    ],
+)
+def test_gpus(
+    patch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    lookahead: str,
+    fp8: bool,
+    warned: str | None,
+) -> None:
+    plug_in(patch, (9, 0), capability)
+    found = told(trtla("doctor", "--json"))
+    assert found["torch_device"] == "cuda"
+    assert found["gpus"][0]["tensorrt_llm_lookahead"] == "yes"
+    gpu = found["gpus"][1]
+    assert gpu["compute_capability"] == ".".join(map(str, capability))
+    assert (gpu["tensorrt_llm_lookahead"], gpu["fp8"]) == (lookahead, fp8)
+    assert (gpu["memory_bytes"], gpu["free_bytes"]) == (80 * 10**9, 56 * 10**9)
+    assert len(found["warnings"]) == (warned is not None)
+    assert (warned or "") in "".join(found["warnings"])
+
+
+def test_gpus_for_people(patch: pytest.MonkeyPatch) -> None:
+    plug_in(patch, (10, 0))
+    ran = trtla("doctor")
+    assert "compute capability 10.0, 74.5 GiB (52.2 free)" in ran.out
+    assert "| GPU 0: FP8 on TensorRT-LLM " in ran.out
+    assert "\nwarning: lookahead on TensorRT-LLM cannot run on GPU 0" in ran.out
+
+
+def test_gpus_that_pytorch_does_not_see(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plug_in(patch)
+    listing = "NVIDIA L4, 8.9, 23034, 22500, 570.86.10\nNVIDIA GB10, 12.1, [N/A], [N/A], 570.86.10"
+    put_program(patch, tmp_path, "nvidia-smi", f"#!/bin/sh\ncat <<END\n{listing}\nEND\n")
+    found = told(trtla("doctor", "--json"))
+    assert found["driver"]["version"] == "570.86.10"
+    assert found["gpus_usable"] is False
+    assert [gpu["compute_capability"] for gpu in found["gpus"]] == ["8.9", "12.1"]
+    assert [gpu["memory_bytes"] for gpu in found["gpus"]] == [23034 * 2**20, None]
+    assert "nvidia-smi lists 2 GPUs" in found["warnings"][0]
+    assert "memory unknown" in trtla("doctor").out
+
+
+@pytest.mark.parametrize(
+    "program", ["#!/bin/sh\nexit 9\n", "#!/bin/sh\necho nothing of use\n", "#!/absent\n"]
+)
+def test_a_broken_nvidia_smi(patch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> None:
+    put_program(patch, tmp_path, "nvidia-smi", program)
+    assert told(trtla("doctor", "--json"))["driver"]["version"] is None
+
+
+def test_what_pytorch_says_of_the_driver_is_passed_on(patch: pytest.MonkeyPatch) -> None:
+    import warnings
+
+    import torch
+
+    def old_driver() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old", stacklevel=2)
+        return False
+
+    patch.setattr(torch.cuda, "is_available", old_driver)
+    assert "driver on your system is too old" in trtla("doctor").out
+
+
+def test_gpus_that_fail_when_asked(patch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def fail(index: int = 0) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device is lost")
+
+    plug_in(patch, (9, 0))
+    patch.setattr(torch.cuda, "mem_get_info", fail)
+    found = told(trtla("doctor", "--json"))
+    assert found["gpus"] == []
+    assert "device is lost" in found["warnings"][0]
+
+
+def test_without_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from trtla.cli import main\n"
+        "main(['doctor', '--json'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["torch"]["version"] is None
+    assert "PyTorch cannot be imported" in found["warnings"][0]
+    assert found["backend"]["auto"] is None
+
+
+def test_as_a_process() -> None:
+    done = process("doctor")
+    assert done.returncode == 0, done.stderr
+    assert "| --backend auto " in done.stdout
+
+
+@given(st.integers(1, 600))
+def test_head_sizes(size: int) -> None:
+    allowed = kernels.head_size(size).allowed
+    assert (allowed is True) == (size in (64, 128))
+    assert (allowed is False) == (size % 16 != 0 or size > 256)
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_query_groups(group: int, kv_heads: int) -> None:
+    verdict = kernels.query_group(group * kv_heads, kv_heads)
+    assert verdict.allowed == (group <= 32)
+
+
+@given(st.tuples(st.integers(5, 13), st.integers(0, 9)))
+def test_fp8_needs_ada(capability: tuple[int, int]) -> None:
+    assert kernels.fp8_on(capability) == (capability[0] >= 9 or capability == (8, 9))
+
+
+def test_what_is_not_known_is_not_allowed_in_silence() -> None:
+    assert kernels.lookahead_on(None).word == "unverified"
+    assert kernels.fp8_on(None) is None

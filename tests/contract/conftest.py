@@ -1,0 +1,147 @@
+"""The stand-in for TensorRT-LLM on the paths, a checkpoint it can build, and a GPU to report.
+
+`standin` changes paths and environment and imports nothing: the code under test imports, as it does
+in life. Another release: `@pytest.mark.parametrize("standin", ["0.20.0"], indirect=True)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent / "standin"
+DEFAULT_VERSION = "1.2.1"
+
+
+@dataclass(frozen=True)
+class Standin:
+    """The stand-in in force; subprocesses inherit it through the environment."""
+
+    version: str
+
+    def load(self, name: str = "") -> ModuleType:
+        """Import the package, or one of its modules, e.g. `load("bindings.executor")`."""
+        return importlib.import_module(f"tensorrt_llm.{name}" if name else "tensorrt_llm")
+
+
+@pytest.fixture
+def standin(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Standin]:
+    """A fresh stand-in of one release: importable, on PATH, and named by package metadata."""
+    version = getattr(request, "param", DEFAULT_VERSION)
+    metadata = tmp_path / "standin-metadata"
+    _write_metadata(metadata, version)
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_VERSION", version)
+    _unset(monkeypatch, "TLLM_LOG_LEVEL", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.syspath_prepend(metadata)
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
+    if not version.startswith("1.3"):  # the command left with the backend
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+        monkeypatch.setenv("PATH", str(FOLDER / "bin"), prepend=os.pathsep)
+    _forget()
+    yield Standin(version)
+    _forget()
+
+
+def _write_metadata(folder: Path, version: str) -> None:
+    info = folder / f"tensorrt_llm-{version}.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n"
+    )
+
+
+def _unset(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Unset variables so that what a test sets in them does not stay either."""
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def fake_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """torch reports one GPU, an H100 unless told otherwise; its compute capability.
+
+    Subprocesses see it too, through the stand-in's sitecustomize.py.
+    """
+    capability = str(getattr(request, "param", "9.0"))
+    spec = importlib.util.spec_from_file_location("standin_gpu", FOLDER / "standin_gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, function in module.functions(capability).items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_GPU", capability)
+    if str(FOLDER) not in os.environ.get("PYTHONPATH", ""):
+        monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
+    return capability
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama in float16 with head size 64; ids 0 to 255 are bytes, 256 and 257 begin, end.
+
+    Its weights are large enough that texts do not stand still, and repeat themselves now and then.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.cli.conftest import _save_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=256,
+        eos_token_id=257,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            norm = "norm" in name
+            tensor.normal_(1.0 if norm else 0.0, 0.1 if norm else 0.07)
+    model.half().save_pretrained(folder)
+    _save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a TensorRT-LLM checkpoint of one rank, with the tokenizer."""
+    from trtla.build.convert import convert
+
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    convert(tiny_model, folder, dtype="float16")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint_tp2_pp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in four ranks; its one K/V head is on two of them twice."""
+    from trtla.build.convert import convert
+
+    folder = tmp_path_factory.mktemp("tiny-ranks") / "checkpoint"
+    convert(tiny_model, folder, dtype="float16", tp_size=2, pp_size=2)
+    return folder

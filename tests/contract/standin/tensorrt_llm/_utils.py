@@ -1,0 +1,38 @@
+"""Ranks of an MPI run as Open MPI's launcher names them, and the GPU; TensorRT-LLM _utils.py."""
+
+from __future__ import annotations
+
+import os
+
+
+def mpi_rank() -> int:
+    """This process's number in the MPI run, 0 without one."""
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+
+def mpi_world_size() -> int:
+    """The number of processes in the MPI run, 1 without one."""
+    return int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+
+
+def local_mpi_rank() -> int:
+    """This process's number on its node."""
+    return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(mpi_rank())))
+
+
+def local_mpi_size() -> int:
+    """The number of processes on this node."""
+    return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", str(mpi_world_size())))
+
+
+def mpi_disabled() -> bool:
+    """False: the TensorRT backend needs MPI."""
+    return False
+
+
+def get_sm_version() -> int:
+    """The GPU's architecture, such as 90; torch's error when there is no GPU."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return int(properties.major * 10 + properties.minor)

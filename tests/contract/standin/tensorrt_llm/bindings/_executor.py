@@ -1,0 +1,256 @@
+"""Executor: opens engines, queues requests, hands out responses; TensorRT-LLM executorImpl.cpp.
+
+No thread: an iteration of the loop runs inside `await_responses`. Where the real executor would
+wait for ever, or go on with undefined results, the stand-in raises StandinUndefinedBehaviour, and
+from then on nothing but that.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .._standin import StandinUndefinedBehaviour
+from . import _engine_files as files
+from ._configs import ExecutorConfig
+from ._cpp import log, throw
+from ._engine_model import EngineModel
+from ._enums import ModelType
+from ._loop import Loop
+from ._mpi import Ranks
+from ._requests import Request
+from ._responses import Response
+from ._start import check_ranks, start
+
+_FILE = "executor/executorImpl.cpp"
+_FROM_PATH = ("model_path", "model_type", "executor_config")
+_FROM_BUFFER = ("engine_buffer", "json_config_str", "model_type", "executor_config")
+
+
+class Executor:
+    """Runs requests on an engine folder, or on one rank's engine in memory."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = _arguments(args, kwargs)
+        config = copy.deepcopy(given["executor_config"])
+        if given["model_type"] != ModelType.DECODER_ONLY:
+            raise StandinUndefinedBehaviour(f"{given['model_type']} is not modelled")
+        self._ranks = Ranks()
+        folder = None if "engine_buffer" in given else Path(given["model_path"])
+        text = given["json_config_str"] if folder is None else files.read_text(folder)
+        engine = files.read_config(text)
+        check_ranks(engine, config, self._ranks.world_size)
+        if folder is None:
+            tensors = [files.deserialize(given["engine_buffer"])]
+        else:
+            tensors = files.read_ranks(folder, engine.world_size)
+        limits = start(engine, config)
+        model = EngineModel(engine.pretrained, tensors, engine.tp_size)
+        self._loop = Loop(engine, limits, model, config)
+        self._max_queue_size: int | None = config.max_queue_size
+        self._burst = int(os.environ.get("TENSORRT_LLM_STANDIN_BURST", "1"))
+        self._last_id = 0
+        self._terminated: set[int] = set()
+        self._shut_down = False
+        self._poison: StandinUndefinedBehaviour | None = None
+
+    def can_enqueue_requests(self) -> bool:
+        """True in the leader, before shutdown."""
+        return self._ranks.is_leader and not self._shut_down
+
+    def enqueue_request(self, request: Request) -> int:
+        """Queue a request; returns its id."""
+        return self.enqueue_requests([request])[0]
+
+    def enqueue_requests(self, requests: list[Request]) -> list[int]:
+        """Queue requests; returns their ids."""
+        self._check("enqueueRequests", "Shutdown called, cannot enqueue requests")
+        for request in requests:
+            if not isinstance(request, Request):
+                raise TypeError("enqueue_request(): incompatible function arguments.")
+            _refuse_unmodelled(request)
+        ids = [self._last_id + number for number in range(1, len(requests) + 1)]
+        self._last_id += len(requests)
+        most = self._max_queue_size or 0
+        if most > 0 and len(self._loop.queued) + len(requests) > most:
+            raise throw(
+                f"Maximum queue size of {most} has been reached, please try again later", _FILE
+            )
+        self._loop.queued += zip(ids, copy.deepcopy(requests), strict=True)
+        self._loop.queued.sort(key=lambda pair: -pair[1]._stored["priority"])
+        return ids
+
+    def await_responses(self, *args: Any, **kwargs: Any) -> Any:
+        """(timeout), (id, timeout) or (ids, timeout); a timeout is a timedelta."""
+        ids, timeout = _awaited(args, kwargs)
+        if isinstance(ids, list):
+            return [self._await(number, timeout) for number in ids]
+        return self._await(ids, timeout)
+
+    def _await(self, request_id: int | None, timeout: timedelta | None) -> list[Response]:
+        self._check("awaitResponses")
+        if request_id in self._terminated:
+            text = f"ReqId {request_id} has already been processed and was terminated."
+            log("ERROR", text)
+            return [Response(int(request_id or 0), text)]
+        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        self._wait(request_id, deadline)
+        for _ in range(self._burst - 1):
+            if not self._loop.idle:
+                self._iterate()
+        return self._take(request_id)
+
+    def _wait(self, request_id: int | None, deadline: float | None) -> None:
+        """Work until there is a response, or the time is over."""
+        ready = self._loop.ready
+        while not (ready if request_id is None else request_id in ready):
+            if self._loop.idle:
+                if deadline is None:
+                    self._fail(StandinUndefinedBehaviour("waiting for ever: nothing is in flight"))
+                time.sleep(max(0.0, deadline - time.monotonic()))  # type: ignore[operator]
+                return
+            self._iterate()
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+    def _iterate(self) -> None:
+        try:
+            self._loop.iterate()
+        except StandinUndefinedBehaviour as error:
+            self._fail(error)
+
+    def _take(self, request_id: int | None) -> list[Response]:
+        """Responses of one id in order; of several ids in no order that callers may count on."""
+        ids = list(self._loop.ready) if request_id is None else [request_id]
+        taken: list[Response] = []
+        for number in sorted(ids, reverse=True):
+            responses = self._loop.ready.pop(number, [])
+            if any(r.has_error() or r.result.is_final for r in responses):
+                self._terminated.add(number)
+            taken += responses
+        return taken
+
+    def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
+        """How many responses wait."""
+        self._check("getNumResponsesReady")
+        ready = self._loop.ready
+        return sum(len(r) for number, r in ready.items() if id is None or number == id)
+
+    def cancel_request(self, id: int) -> None:  # noqa: A002
+        """End a request; its final response comes with a later iteration. Ended ids are ignored."""
+        self._check("cancelRequest")
+        if not isinstance(id, int):
+            raise TypeError("cancel_request(): incompatible function arguments.")
+        if id not in self._terminated:
+            self._loop.cancelled.add(id)
+
+    def get_latest_iteration_stats(self) -> list[Any]:
+        """Statistics since the last call."""
+        self._check("getLatestIterationStats")
+        stats = list(self._loop.iteration_stats)
+        self._loop.iteration_stats.clear()
+        return stats
+
+    def get_latest_request_stats(self) -> list[Any]:
+        """Statistics since the last call."""
+        self._check("getLatestRequestStats")
+        stats = list(self._loop.request_stats)
+        self._loop.request_stats.clear()
+        return stats
+
+    def get_latest_debug_tensors(self) -> list[Any]:
+        """Nothing: there are no debug tensors here."""
+        self._check("getLatestDebugTensors")
+        return []
+
+    def get_kv_cache_event_manager(self) -> None:
+        """Nothing: events are not modelled."""
+
+    def shutdown(self) -> None:
+        """End; a serving rank comes back when the leader has called it."""
+        if not self._shut_down:
+            self._shut_down = True
+            self._ranks.shut_down()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _check(self, method: str, text: str = "Shutdown called") -> None:
+        if self._poison is not None:
+            raise self._poison
+        if self._shut_down:
+            raise throw(f"[TensorRT-LLM][ERROR] Assertion failed: {text}", _FILE)
+        if not self._ranks.is_leader:
+            raise throw(
+                f"With LEADER communication mode, only leader rank is expected to call {method}",
+                _FILE,
+            )
+
+    def _fail(self, error: StandinUndefinedBehaviour) -> None:
+        self._poison = error
+        raise error
+
+
+Executor.__module__ = "tensorrt_llm.bindings.executor"
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    for names in (_FROM_PATH, _FROM_BUFFER):
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given.pop("managed_weights", None)
+        if len(args) <= len(names) and given.keys() == set(names) and _types_fit(given):
+            return given
+    raise TypeError(
+        "__init__(): incompatible function arguments. The following argument types are supported:\n"
+        f"    1. Executor({', '.join(_FROM_PATH)})\n    2. Executor({', '.join(_FROM_BUFFER)})"
+    )
+
+
+def _types_fit(given: dict[str, Any]) -> bool:
+    return (
+        isinstance(given["model_type"], ModelType)
+        and isinstance(given["executor_config"], ExecutorConfig)
+        and isinstance(given.get("model_path", ""), str | os.PathLike)
+        and isinstance(given.get("engine_buffer", b""), bytes)
+        and isinstance(given.get("json_config_str", ""), str)
+    )
+
+
+def _awaited(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int | list[int] | None, timedelta | None]:
+    for names in (("timeout",), ("id", "timeout"), ("ids", "timeout")):
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        first = given.get(names[0])
+        fits = {"timeout": type(None) | timedelta, "id": int, "ids": list | tuple}[names[0]]
+        if (
+            len(args) <= len(names)
+            and given.keys() <= set(names)
+            and isinstance(first, fits)
+            and isinstance(given.get("timeout"), type(None) | timedelta)
+        ):
+            ids = None if names[0] == "timeout" else first
+            return (list(ids) if isinstance(ids, tuple) else ids), given.get("timeout")
+    raise TypeError("await_responses(): incompatible function arguments.")
+
+
+def _refuse_unmodelled(request: Request) -> None:
+    stored = request._stored
+    if request.sampling_config.beam_width > 1 or stored["num_return_sequences"] > 1:
+        raise StandinUndefinedBehaviour("beams and several sequences are not modelled")
+    for name in ("external_draft_tokens_config", "prompt_tuning_config", "bad_words"):
+        if stored[name] is not None:
+            raise StandinUndefinedBehaviour(f"{name} is not modelled")

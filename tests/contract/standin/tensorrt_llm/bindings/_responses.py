@@ -1,0 +1,110 @@
+"""Responses and results; TensorRT-LLM nanobind/executor/request.cpp, types.h.
+
+Reading the result of an error, or the error of a result, throws.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .._version import at_least
+from ._cpp import throw
+from ._enums import FinishReason
+
+_FILE = "executor/responseImpl.h"
+
+
+class Result:
+    """What one sequence of a request has come to; plain attributes with C++ defaults."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "is_final": False,
+        "output_token_ids": list,
+        "cum_log_probs": None,
+        "log_probs": None,
+        "context_logits": None,
+        "generation_logits": None,
+        "spec_dec_fast_logits_info": None,
+        "encoder_output": None,
+        "finish_reasons": list,
+        "sequence_index": 0,
+        "is_sequence_final": False,
+        "decoding_iter": 0,
+        "context_phase_params": None,
+        "request_perf_metrics": None,
+        "additional_outputs": list,
+        **({"avg_decoded_tokens_per_iter": 0.0} if at_least(1, 1) else {}),
+    }
+    is_final: bool
+    output_token_ids: list[list[int]]
+    finish_reasons: list[FinishReason]
+    is_sequence_final: bool
+    decoding_iter: int
+
+    def __init__(self) -> None:
+        for name, default in self._defaults.items():
+            object.__setattr__(self, name, default() if callable(default) else default)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self._defaults:
+            raise AttributeError(f"'Result' object has no attribute '{name}'")
+        object.__setattr__(self, name, value)
+
+
+class Response:
+    """The answer for a request id: an error message or a result."""
+
+    def __init__(
+        self,
+        request_id: int,
+        error_msg: str | Result | None = None,
+        client_id: int | None = None,
+        *,
+        result: Result | None = None,
+    ) -> None:
+        content = result if error_msg is None else error_msg
+        if not isinstance(request_id, int) or not isinstance(content, str | Result):
+            raise TypeError("__init__(): incompatible function arguments.")
+        self._request_id, self._content, self._client_id = request_id, content, client_id
+
+    @property
+    def request_id(self) -> int:
+        """The executor's number of the request."""
+        return self._request_id
+
+    @property
+    def client_id(self) -> int | None:
+        """The caller's number of the request."""
+        return self._client_id
+
+    def has_error(self) -> bool:
+        """True when `error_msg` may be read, and `result` may not."""
+        return isinstance(self._content, str)
+
+    @property
+    def error_msg(self) -> str:
+        """The error; throws on a good response."""
+        if not isinstance(self._content, str):
+            raise throw("Trying to get error message from a response without error", _FILE)
+        return self._content
+
+    @property
+    def result(self) -> Result:
+        """The result; throws on an error."""
+        if isinstance(self._content, str):
+            raise throw(f"Trying to get result from a response with error: {self._content}", _FILE)
+        return self._content
+
+    def clear_context_logits(self) -> None:
+        """Drop them."""
+        if isinstance(self._content, Result):
+            self._content.context_logits = None  # type: ignore[attr-defined]
+
+    def clear_generation_logits(self) -> None:
+        """Drop them."""
+        if isinstance(self._content, Result):
+            self._content.generation_logits = None  # type: ignore[attr-defined]
+
+
+for _class in (Result, Response):
+    _class.__module__ = "tensorrt_llm.bindings.executor"

@@ -1,0 +1,53 @@
+"""The names of tensorrt_llm.bindings.executor; TensorRT-LLM nanobind/executor/bindings.cpp.
+
+Releases after the removal of the TensorRT backend keep the configurations and lose `Executor`.
+"""
+
+# ruff: noqa: F401
+
+from __future__ import annotations
+
+from .._version import HAS_BACKEND, __version__
+from ._configs import (
+    AdditionalModelOutput,
+    CacheTransceiverConfig,
+    DebugConfig,
+    DynamicBatchConfig,
+    ExecutorConfig,
+    ExtendedRuntimePerfKnobConfig,
+    GuidedDecodingConfig,
+    KvCacheConfig,
+    LogitsPostProcessorConfig,
+    OrchestratorConfig,
+    ParallelConfig,
+    PeftCacheConfig,
+    RuntimeDefaults,
+    SchedulerConfig,
+    SpeculativeDecodingConfig,
+)
+from ._decoding import DecodingConfig, DecodingMode, EagleConfig, LookaheadDecodingConfig
+from ._enums import (
+    BatchingType,
+    CapacitySchedulerPolicy,
+    CommunicationMode,
+    CommunicationType,
+    ContextChunkingPolicy,
+    FinishReason,
+    ModelType,
+    RequestStage,
+    RequestType,
+)
+from ._requests import OutputConfig, Request, SamplingConfig
+from ._responses import Response, Result
+from ._stats import (
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    RequestPerfMetrics,
+    RequestStats,
+    RequestStatsPerIteration,
+    SpeculativeDecodingMetrics,
+)
+
+if HAS_BACKEND:
+    from ._executor import Executor

@@ -1,0 +1,114 @@
+"""build(), Engine and EngineConfig; TensorRT-LLM builder.py.
+
+The engine is the rank's tensors behind a header that names the release and the GPU architecture,
+because real engines run on those that built them only.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from ._build_config import AutoParallelConfig, BuildConfig, LoraConfig
+from ._build_rules import apply_rules
+from ._deprecation import emit_engine_arch_deprecation
+from ._engine_blob import pack
+from ._utils import get_sm_version
+from ._version import __version__
+from .logger import logger
+from .models import LLaMAForCausalLM, PretrainedConfig
+
+__all__ = ["AutoParallelConfig", "BuildConfig", "Engine", "EngineConfig", "LoraConfig", "build"]
+
+
+class EngineConfig:
+    """An engine folder's config.json."""
+
+    def __init__(
+        self, pretrained_config: PretrainedConfig, build_config: Any, version: str
+    ) -> None:
+        self.pretrained_config = pretrained_config
+        self.build_config = build_config
+        self.version = version
+
+    @classmethod
+    def from_json_file(cls, config_file: str | Path) -> EngineConfig:
+        """The configuration in a file."""
+        return cls.from_json_str(Path(config_file).read_text())
+
+    @classmethod
+    def from_json_str(cls, config_str: str) -> EngineConfig:
+        """The configuration in a text."""
+        config = json.loads(config_str)
+        return cls(
+            PretrainedConfig.from_dict(config["pretrained_config"]),
+            BuildConfig.from_dict(config["build_config"]),
+            config["version"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds: no dry_run, no visualize_network, no rank."""
+        build_config = self.build_config.to_dict()
+        for name in ("dry_run", "visualize_network"):
+            build_config.pop(name, None)
+        return {
+            "version": self.version,
+            "pretrained_config": self.pretrained_config.to_dict(),
+            "build_config": build_config,
+        }
+
+
+class Engine:
+    """One rank's engine; `engine` is None after a dry run."""
+
+    def __init__(self, config: EngineConfig, engine: bytes | None) -> None:
+        self.config = config
+        self.engine = engine
+
+    def save(self, engine_dir: str | Path) -> None:
+        """Write rank{r}.engine, and config.json for rank 0."""
+        folder = Path(engine_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = self.config.pretrained_config.mapping.rank
+        if rank == 0:
+            text = json.dumps(self.config.to_dict(), indent=4)
+            (folder / "config.json").write_text(text, encoding="utf-8")
+        if self.engine is not None:
+            path = folder / f"rank{rank}.engine"
+            logger.info(f"Serializing engine to {path}...")
+            path.write_bytes(self.engine)
+
+    @classmethod
+    def from_dir(cls, engine_dir: str | Path, rank: int = 0) -> Engine:
+        """One rank of an engine folder."""
+        folder = Path(engine_dir)
+        config = EngineConfig.from_json_file(folder / "config.json")
+        config.pretrained_config.set_rank(rank)
+        return cls(config, (folder / f"rank{rank}.engine").read_bytes())
+
+    @classmethod
+    def from_buffer(cls, engine_buffer: bytes, json_config_str: str, rank: int = 0) -> Engine:
+        """One rank from memory."""
+        config = EngineConfig.from_json_str(json_config_str)
+        config.pretrained_config.set_rank(rank)
+        return cls(config, engine_buffer)
+
+
+def build(model: LLaMAForCausalLM, build_config: Any) -> Engine:
+    """Build one rank's engine; the given configuration is not changed."""
+    emit_engine_arch_deprecation("builder.build()")
+    if not isinstance(build_config, BuildConfig):
+        raise AttributeError(f"'{type(build_config).__name__}' object is no BuildConfig")
+    build_config = copy.deepcopy(build_config)
+    apply_rules(model.config, build_config, get_sm_version())
+    if not model.tensors:
+        raise RuntimeError("Engine building failed, please check the error log.")
+    config = EngineConfig(copy.deepcopy(model.config), build_config, __version__)
+    if build_config.dry_run:
+        return Engine(config, None)
+    logger.info("Build TensorRT engine Unnamed Network 0")
+    blob = pack(model.tensors, __version__, get_sm_version())
+    logger.info("Total time of building Unnamed Network 0: 00:00:00")
+    return Engine(config, blob)

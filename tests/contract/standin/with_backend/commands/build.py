@@ -1,0 +1,133 @@
+"""trtllm-build: one engine for every rank of a checkpoint; TensorRT-LLM commands/build.py."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from typing import Any
+
+from .._deprecation import emit_engine_arch_deprecation
+from .._standin import StandinUndefinedBehaviour
+from .._utils import mpi_rank, mpi_world_size
+from ..builder import BuildConfig, build
+from ..logger import logger
+from ..models import MODEL_MAP, PretrainedConfig, SpeculativeDecodingMode
+from ..plugin import PluginConfig
+from ._build_flags import parse_arguments
+
+_CONFIG_NAMES = (
+    "max_input_len",
+    "max_seq_len",
+    "max_batch_size",
+    "max_beam_width",
+    "max_num_tokens",
+    "opt_num_tokens",
+    "max_prompt_embedding_table_size",
+    "gather_context_logits",
+    "gather_generation_logits",
+    "weight_sparsity",
+    "profiling_verbosity",
+    "enable_debug_output",
+    "max_draft_len",
+    "input_timing_cache",
+    "output_timing_cache",
+    "dry_run",
+    "visualize_network",
+    "max_encoder_input_len",
+    "weight_streaming",
+    "monitor_memory",
+)
+
+
+def main() -> None:
+    """Parse the flags, build, save."""
+    args = parse_arguments().parse_args()
+    emit_engine_arch_deprecation("trtllm-build")
+    if args.gather_all_token_logits:
+        args.gather_context_logits = args.gather_generation_logits = True
+    if args.gather_context_logits and args.max_draft_len > 0:
+        raise RuntimeError(
+            "Gather context logits is not support with draft len > 0. If want to get the accepted "
+            "tokens' logits from target model, please just enable gather_generation_logits"
+        )
+    logger.set_level(args.log_level)
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    _refuse_unmodelled(args)
+    folder = Path(args.checkpoint_dir)
+    parallel_build(
+        PretrainedConfig.from_checkpoint(folder),
+        folder,
+        _build_config(args),
+        args.output_dir,
+        workers=_workers(args.workers),
+        logits_dtype=args.logits_dtype,
+    )
+
+
+def _workers(asked: int) -> int:
+    import torch
+
+    return min(torch.cuda.device_count(), asked)
+
+
+def _refuse_unmodelled(args: argparse.Namespace) -> None:
+    for name in ("model_config", "model_cls_file", "lora_dir", "lora_target_modules"):
+        if getattr(args, name) is not None:
+            raise StandinUndefinedBehaviour(f"--{name} is not modelled")
+
+
+def _build_config(args: argparse.Namespace) -> Any:
+    plugin_config = PluginConfig.from_arguments(args)
+    if args.build_config is not None:
+        return BuildConfig.from_json_file(args.build_config, plugin_config=plugin_config)
+    values = {name: getattr(args, name) for name in _CONFIG_NAMES}
+    values["speculative_decoding_mode"] = SpeculativeDecodingMode.from_arguments(args)
+    config = BuildConfig.from_dict(values, plugin_config=plugin_config)
+    if hasattr(args, "kv_cache_type"):
+        config.update(kv_cache_type=args.kv_cache_type)
+    return config
+
+
+def parallel_build(
+    model_config: PretrainedConfig,
+    ckpt_dir: Path,
+    build_config: Any,
+    output_dir: str,
+    workers: int = 1,
+    logits_dtype: str | None = None,
+) -> None:
+    """Build every rank, or under MPI this process's share; ranks run one after another here."""
+    for rank in range(model_config.mapping.world_size):
+        if rank % mpi_world_size() != mpi_rank():
+            continue
+        build_and_save(
+            rank, rank % workers, ckpt_dir, build_config, output_dir, model_config, logits_dtype
+        )
+
+
+def build_and_save(
+    rank: int,
+    gpu_id: int,
+    ckpt_dir: Path,
+    build_config: Any,
+    output_dir: str,
+    model_config: PretrainedConfig,
+    logits_dtype: str | None,
+) -> None:
+    """Build one rank on one GPU."""
+    import torch
+
+    torch.cuda.set_device(gpu_id)
+    config = copy.deepcopy(model_config)
+    if logits_dtype is not None:
+        config.logits_dtype = logits_dtype  # type: ignore[attr-defined]
+    config.set_rank(rank)
+    if config.architecture not in MODEL_MAP:
+        raise AssertionError(f"Unsupported model architecture: {config.architecture}")
+    model = MODEL_MAP[config.architecture].from_checkpoint(ckpt_dir, config=config)
+    build(model, build_config).save(output_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Which tensors a rank of a dense Llama needs, with shapes and types; models/llama/model.py.
+
+`fc` is the gate projection, `gate` the up projection, `proj` the down projection. Only FP8 of the
+quantisations is known here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+import torch
+
+from ..._standin import StandinUndefinedBehaviour
+from .config import LLaMAConfig
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+DEFAULT_EXCLUDED = ("lm_head", "router", "*vocab_embedding", "*position_embedding")
+
+
+@dataclass(frozen=True)
+class Need:
+    """A tensor that must be in the rank file; any of the types will do."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+def needed(config: LLaMAConfig) -> dict[str, Need]:
+    """All tensors of the configuration's rank."""
+    v = config.__dict__
+    if config.quant_algo not in (None, "FP8"):
+        raise StandinUndefinedBehaviour(f"the stand-in knows no tensors of {config.quant_algo}")
+    plain = (DTYPES[config.dtype],)
+    found: dict[str, Need] = {}
+    if config.mapping.is_first_pp_rank():
+        found["transformer.vocab_embedding.weight"] = Need(_embedding(config), plain)
+    for layer in range(len(config.mapping.pp_layers(v["num_hidden_layers"]))):
+        found.update(_layer(config, f"transformer.layers.{layer}."))
+    if config.mapping.is_last_pp_rank():
+        found["transformer.ln_f.weight"] = Need((v["hidden_size"],), plain)
+        rows = -(-v["vocab_size"] // config.mapping.tp_size)
+        found["lm_head.weight"] = Need((rows, v["hidden_size"]), plain)
+    return found
+
+
+def _embedding(config: LLaMAConfig) -> tuple[int, int]:
+    v, tp = config.__dict__, config.mapping.tp_size
+    if not v["use_parallel_embedding"] or tp == 1:
+        return v["vocab_size"], v["hidden_size"]
+    if v["embedding_sharding_dim"] == 0:
+        return -(-v["vocab_size"] // tp), v["hidden_size"]
+    return v["vocab_size"], _divided(v["hidden_size"], tp, "hidden_size")
+
+
+def _divided(value: int, parts: int, name: str) -> int:
+    if value % parts:
+        raise AssertionError(f"{name} {value} cannot be divided by tp_size {parts}")
+    return value // parts
+
+
+def _layer(config: LLaMAConfig, prefix: str) -> dict[str, Need]:
+    v, tp = config.__dict__, config.mapping.tp_size
+    hidden, size = v["hidden_size"], v["head_size"]
+    heads, kv = v["num_attention_heads"], v["num_key_value_heads"]
+    if kv < tp and tp % kv:
+        raise AssertionError(f"tp_size {tp} is no multiple of num_key_value_heads {kv}")
+    inner = _divided(v["intermediate_size"], tp, "intermediate_size")
+    queries = _divided(heads, tp, "num_attention_heads") * size
+    kv_rows = _divided(max(kv, tp), tp, "num_key_value_heads") * size
+    shapes = {
+        "attention.qkv": (queries + 2 * kv_rows, hidden),
+        "attention.dense": (hidden, queries),
+        "mlp.fc": (inner, hidden),
+        "mlp.gate": (inner, hidden),
+        "mlp.proj": (hidden, inner),
+    }
+    biased = {"attention": v["attn_bias"], "mlp": v["mlp_bias"]}
+    plain = (DTYPES[config.dtype],)
+    found = {
+        prefix + f"{name}.weight": Need((hidden,), plain)
+        for name in ("input_layernorm", "post_layernorm")
+    }
+    for name, shape in shapes.items():
+        found.update(_linear(config, prefix + name, shape, biased[name.partition(".")[0]]))
+    if config.quantization.kv_cache_quant_algo is not None:
+        scale = Need((1,), (torch.float32,))
+        found[prefix + "attention.kv_cache_scaling_factor"] = scale
+    return found
+
+
+def _linear(config: LLaMAConfig, name: str, shape: tuple[int, int], bias: bool) -> dict[str, Need]:
+    plain = (DTYPES[config.dtype],)
+    found = {f"{name}.bias": Need(shape[:1], plain)} if bias else {}
+    if config.quant_algo is None or _excluded(config, name):
+        return {**found, f"{name}.weight": Need(shape, plain)}
+    scale = Need((1,), (torch.float32,))
+    return {
+        **found,
+        f"{name}.weight": Need(shape, (torch.float8_e4m3fn, torch.int8)),
+        f"{name}.weights_scaling_factor": scale,
+        f"{name}.activation_scaling_factor": scale,
+    }
+
+
+def _excluded(config: LLaMAConfig, name: str) -> bool:
+    patterns = config.quantization.exclude_modules
+    known = DEFAULT_EXCLUDED if patterns is None else tuple(patterns)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in known)

@@ -1,0 +1,146 @@
+"""PluginConfig, as slotted dataclass up to 1.0 and as pydantic model from 1.1; plugin/plugin.py.
+
+The dataclass takes no constructor arguments at all (its fields are `init=False`) and no unknown
+attribute. The pydantic model ignores unknown arguments and validates assignments. In both `auto`
+reads as `dtype`, and the GPU is looked at for a check of architectures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
+
+from .._utils import get_sm_version
+from .._version import at_least
+from ..logger import logger
+from ._fields import CHOICES, DEFAULTS, NOT_ON_COMMAND_LINE, SWITCHES, problem, switched
+
+cli_plugin_args = [name for name in DEFAULTS if name not in NOT_ON_COMMAND_LINE]
+
+_NOT_ON_SM100 = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+
+
+def _check_architecture(config: Any) -> None:
+    if get_sm_version() != 100:
+        return
+    for name in _NOT_ON_SM100:
+        if getattr(config, name):
+            raise NotImplementedError(f"{name}={getattr(config, name)} is not supported on SM 100.")
+
+
+class _Slotted:
+    """The dataclass of releases up to 1.0."""
+
+    __slots__ = tuple(f"_{name}" for name in DEFAULTS)
+
+    def __init__(self) -> None:
+        for name, value in DEFAULTS.items():
+            object.__setattr__(self, f"_{name}", value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in DEFAULTS:
+            raise AttributeError(f"'PluginConfig' object has no attribute '{name}'")
+        value = object.__getattribute__(self, f"_{name}")
+        return object.__getattribute__(self, "_dtype") if value == "auto" else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in DEFAULTS:
+            raise AttributeError(f"'PluginConfig' object has no attribute '{name}'")
+        wrong = problem(name, value)
+        if wrong:
+            raise AssertionError(wrong)
+        object.__setattr__(self, f"_{name}", value)
+        logger.info(f"Set {name} to {value}.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.to_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, f"_{name}", value)
+
+    def update_from_dict(self, config: dict[str, Any]) -> None:
+        """Set the fields that the dictionary has; the rest of it is ignored."""
+        for name, value in config.items():
+            if name in DEFAULTS:
+                setattr(self, name, switched(name, value))
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> _Slotted:
+        """The defaults, changed by a dictionary."""
+        made = cls()
+        made.update_from_dict(config)
+        return made
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> _Slotted:
+        """The configuration of trtllm-build's flags."""
+        return cls.from_dict(vars(args))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as they are stored, `auto` included."""
+        return {name: object.__getattribute__(self, f"_{name}") for name in DEFAULTS}
+
+    def validate(self) -> None:
+        """Refuse plugins that the GPU cannot run."""
+        _check_architecture(self)
+
+
+class _Checked(BaseModel):
+    """The base of the pydantic model of releases from 1.1."""
+
+    model_config = ConfigDict(validate_assignment=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch(cls, values: Any) -> Any:
+        values = {name: switched(name, value) for name, value in dict(values).items()}
+        for name, value in values.items():
+            wrong = problem(name, value)
+            if wrong:
+                raise ValueError(wrong)
+        return values
+
+    @model_validator(mode="after")
+    def _validate_architecture(self) -> _Checked:
+        _check_architecture(self)
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        return self.dtype if name != "dtype" and value == "auto" else value  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> _Checked:
+        """The configuration of trtllm-build's flags."""
+        return cls(**vars(args))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as they are stored, `auto` included."""
+        return self.model_dump(mode="json")
+
+
+def _modern() -> Any:
+    fields: dict[str, Any] = {name: (Any, default) for name, default in DEFAULTS.items()}
+    return create_model("PluginConfig", __base__=_Checked, **fields)
+
+
+PluginConfig: Any = _modern() if at_least(1, 1) else type("PluginConfig", (_Slotted,), {})
+PluginConfig.__module__ = __name__
+
+
+def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
+    """Add one flag for every field of the command line."""
+    for name in cli_plugin_args:
+        default = DEFAULTS[name]
+        if name in SWITCHES:
+            shown = "enable" if default else "disable"
+            parser.add_argument(f"--{name}", default=shown, choices=["enable", "disable"])
+        elif name in CHOICES:
+            values = [value or "disable" for value in CHOICES[name][1]]
+            shown = default if name == "gemm_plugin" else default or "disable"
+            parser.add_argument(f"--{name}", default=shown, choices=values)
+        else:
+            parser.add_argument(f"--{name}", type=int, default=default)

@@ -1,0 +1,108 @@
+"""Engines of the stand-in and runs on its executor, for the tests of the stand-in alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.contract.conftest import Standin
+
+SERVER = (4, 4, 4)
+PROMPT = list(b"def read(path):\n    ")
+OTHER = list(b"To be, or not to be, that is ")
+
+
+def drafts_of(triple: Sequence[int]) -> int:
+    w, n, g = triple
+    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+
+
+def build(
+    standin: Standin,
+    checkpoint: Path,
+    folder: Path,
+    triple: Sequence[int] = SERVER,
+    *,
+    plugin: dict[str, Any] | None = None,
+    **values: Any,
+) -> Path:
+    """An engine folder; (1,1,0) makes a plain one. Limits: 4 requests, 64 prompt tokens, 128."""
+    builder, models = standin.load("builder"), standin.load("models")
+    given = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128, **values}
+    if drafts_of(triple):
+        given = {"speculative_decoding_mode": 8, "max_draft_len": drafts_of(triple), **given}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ranks = models.PretrainedConfig.from_checkpoint(checkpoint).mapping.world_size
+        for rank in range(ranks):
+            config = builder.BuildConfig(**given)
+            for name, value in (plugin or {}).items():
+                setattr(config.plugin_config, name, value)
+            model = models.LLaMAForCausalLM.from_checkpoint(checkpoint, rank=rank)
+            builder.build(model, config).save(folder)
+    return folder
+
+
+def open_executor(
+    standin: Standin, folder: Path, triple: Sequence[int] | None = SERVER, **values: Any
+) -> Any:
+    """An executor; no triple, no decoding configuration."""
+    e = standin.load("bindings.executor")
+    config = e.ExecutorConfig(**values)
+    if triple is not None:
+        decoding = e.DecodingConfig()
+        decoding.lookahead_decoding_config = e.LookaheadDecodingConfig(*triple)
+        config.decoding_config = decoding
+    return e.Executor(folder, e.ModelType.DECODER_ONLY, config)
+
+
+Ask = Callable[..., Any]
+
+
+def asker(standin: Standin) -> Ask:
+    """Makes requests; 16 tokens, streaming unless told otherwise."""
+    e = standin.load("bindings.executor")
+
+    def ask(prompt: Sequence[int] = PROMPT, length: int = 16, **given: Any) -> Any:
+        if "lookahead" in given:
+            given["lookahead_config"] = e.LookaheadDecodingConfig(*given.pop("lookahead"))
+        return e.Request(list(prompt), length, **{"streaming": True, **given})
+
+    return ask
+
+
+def drain(executor: Any, *requests: Any) -> dict[int, list[Any]]:
+    """Enqueue, and fetch every response up to the last of each request."""
+    open_ids = set(executor.enqueue_requests(list(requests)))
+    responses: dict[int, list[Any]] = {number: [] for number in sorted(open_ids)}
+    while open_ids:
+        for response in executor.await_responses(timeout=timedelta(seconds=5)):
+            responses[response.request_id].append(response)
+            if response.has_error() or response.result.is_final:
+                open_ids.remove(response.request_id)
+    return responses
+
+
+def tokens(responses: Sequence[Any]) -> list[int]:
+    """The streamed tokens of one request."""
+    return [token for response in responses for token in response.result.output_token_ids[0]]
+
+
+def reference(checkpoint: Path, prompt: Sequence[int], length: int) -> list[int]:
+    """Greedy decoding with transformers, from the rank files and tests.build's own assembly."""
+    import json
+
+    from tests.build.models import assemble, model_of
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    model = model_of(config, {k: v.float() for k, v in assemble(checkpoint).items()})
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(length):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]

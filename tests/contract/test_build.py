@@ -1,0 +1,311 @@
+"""Builds with the stand-in: the same engines as trtllm-build makes, on every release.
+
+The stand-in shows that trtla keeps its side of TensorRT-LLM's contract, and nothing about the real
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract.conftest import Standin
+from trtla import LookaheadConfig, TrtlaError, UsageError
+from trtla.build.adopt import adopt_engine
+from trtla.build.calibration import Calibration
+from trtla.build.convert import convert
+from trtla.build.engine import (
+    BuildSettings,
+    build_engine,
+    choose_backend,
+    describe_build,
+    open_engine,
+)
+from trtla.config import EngineManifest
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.trtllm_library import REMOVED
+
+RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
+LOOKAHEAD = BuildSettings(
+    LookaheadConfig(7, 7, 7), max_batch_size=4, max_input_len=64, max_seq_len=128
+)
+EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
+_OURS_ALONE = ("output_timing_cache",)
+
+pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
+
+
+@pytest.fixture
+def two_gpus(fake_gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def build(source: Path, target: Path, settings: BuildSettings = LOOKAHEAD, **choice: Any) -> Any:
+    return build_engine(source, target, settings, backend="tensorrt-llm", **choice)
+
+
+def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def run_printed_command(source: Path, target: Path, settings: BuildSettings) -> Path:
+    """Build with the command line of a dry run, in a shell's way, without trtla."""
+    plan = describe_build(source, settings, output_dir=target, backend="tensorrt-llm")
+    (command,) = plan.commands
+    work = target.parent / "work"  # trtllm-build leaves model.cache where it runs
+    work.mkdir(exist_ok=True)
+    done = run(shlex.split(command), work)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    for key in _OURS_ALONE:
+        config["build_config"].pop(key)
+    return config
+
+
+def engines_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("rank*.engine"))}
+
+
+@EVERY_RELEASE
+@pytest.mark.parametrize("triple", [(7, 7, 7), (1, 1, 0)])
+def test_the_engine_is_the_one_of_the_printed_command(
+    triple: tuple[int, int, int], standin: Standin, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    settings = BuildSettings(
+        LookaheadConfig(*triple), max_batch_size=4, max_input_len=64, max_num_tokens=100
+    )
+    ours = build(tiny_checkpoint, tmp_path / "ours", settings).path
+    theirs = run_printed_command(tiny_checkpoint, tmp_path / "theirs", settings)
+    assert config_of(ours) == config_of(theirs)
+    assert config_of(ours)["version"] == standin.version
+    assert engines_of(ours) == engines_of(theirs)
+
+
+@EVERY_RELEASE
+def test_an_engine_tells_all_about_itself(
+    standin: Standin, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    engine = build(tiny_checkpoint, tmp_path / "out" / "engine", sources={"lookahead": "flag"})
+    assert engine.backend == "tensorrt-llm"
+    assert engine.lookahead == LOOKAHEAD.lookahead
+    limits = engine.config.build_config
+    assert (limits.max_draft_len, limits.max_seq_len, limits.max_num_tokens) == (83, 211, 512)
+    assert limits.plugin_config["gpt_attention_plugin"] == "float16"
+    assert limits.plugin_config["use_paged_context_fmha"] is True
+    manifest = engine.manifest
+    assert isinstance(manifest, EngineManifest)
+    assert manifest.tensorrt_llm_version == standin.version
+    assert manifest.compute_capability == "9.0"
+    assert manifest.settings == {"lookahead": "flag"}
+    names = {"config.json", "trtla.json", "rank0.engine"}
+    assert names <= {path.name for path in engine.path.iterdir()}
+    assert engine.tokenizer_dir == engine.path
+    assert engine.end_ids() == {257}
+    assert [path.name for path in engine.path.parent.iterdir()] == ["engine"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("two_gpus")
+def test_several_ranks_with_several_workers(
+    workers: int, tiny_checkpoint_tp2_pp2: Path, tmp_path: Path
+) -> None:
+    engine = build(tiny_checkpoint_tp2_pp2, tmp_path / "ours", workers=workers)
+    theirs = run_printed_command(tiny_checkpoint_tp2_pp2, tmp_path / "theirs", LOOKAHEAD)
+    assert list(engines_of(engine.path)) == [f"rank{rank}.engine" for rank in range(4)]
+    assert engines_of(engine.path) == engines_of(theirs)
+    assert config_of(engine.path) == config_of(theirs)
+    plan = describe_build(tiny_checkpoint_tp2_pp2, LOOKAHEAD, backend="tensorrt-llm")
+    assert set(plan.files) == {path.name for path in engine.path.iterdir()}
+    assert any("pp_size 2" in note for note in plan.notes)
+
+
+def test_a_hugging_face_folder_is_converted_on_the_way(
+    tiny_model: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    ours = build(tiny_model, tmp_path / "model-engine", dtype="float16")
+    theirs = build(tiny_checkpoint, tmp_path / "engine")
+    assert config_of(ours.path) == config_of(theirs.path)
+    assert engines_of(ours.path) == engines_of(theirs.path)
+    assert ours.manifest.source_sha256 == theirs.manifest.source_sha256
+    assert not (ours.path / "checkpoint").exists()
+
+
+def test_another_dtype_is_converted_on_the_way(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in tiny_checkpoint.iterdir()}
+    engine = build(tiny_checkpoint, tmp_path / "engine", dtype="bfloat16")
+    assert engine.config.pretrained_config.dtype == "bfloat16"
+    assert engine.config.build_config.plugin_config["gemm_plugin"] == "bfloat16"
+    assert {path: path.read_bytes() for path in tiny_checkpoint.iterdir()} == before
+
+
+@EVERY_RELEASE
+@pytest.mark.parametrize("kv_cache", [False, True])
+def test_fp8_checkpoints_keep_the_plugins_in_the_activations_dtype(
+    kv_cache: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    calibration = Calibration([list(range(40))])
+    source = convert(
+        tiny_model, tmp_path / "fp8", calibration=calibration, fp8_kv_cache=kv_cache
+    ).path
+    ours = build(source, tmp_path / "ours").path
+    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
+    assert config_of(ours) == config_of(theirs)
+    assert engines_of(ours) == engines_of(theirs)
+    plugins = config_of(ours)["build_config"]["plugin_config"]
+    assert plugins["gemm_plugin"] == plugins["gpt_attention_plugin"] == "float16"
+    assert plugins["use_fp8_context_fmha"] is kv_cache
+    notes = describe_build(source, LOOKAHEAD, backend="tensorrt-llm").notes
+    assert any("switches FP8 context FMHA off" in note for note in notes) is not kv_cache
+
+
+def test_the_timing_cache_stays_nowhere(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = sys.modules.get("tensorrt_llm.builder") or __import__(
+        "tensorrt_llm.builder", fromlist=["build"]
+    )
+    make = builder.build
+
+    def build_and_cache(model: Any, config: Any) -> Any:
+        Path(config.output_timing_cache).write_bytes(b"timings")  # as builder.py does for rank 0
+        return make(model, config)
+
+    monkeypatch.setattr(builder, "build", build_and_cache)
+    monkeypatch.chdir(tmp_path)
+    engine = build(tiny_checkpoint, tmp_path / "engine")
+    assert [path.name for path in tmp_path.glob("*.cache")] == []
+    assert [path.name for path in engine.path.glob("*.cache")] == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_deprecations_are_shown_once_and_never_fatal(
+    flags: list[str], tiny_checkpoint_tp2_pp2: Path, tmp_path: Path
+) -> None:
+    strict = [
+        part for name in ("Deprecation", "Future") for part in ("-W", f"error::{name}Warning")
+    ]
+    done = run(
+        [
+            *(sys.executable, *strict, "-m", "trtla", "build", "--backend", "tensorrt-llm"),
+            *("--checkpoint-dir", str(tiny_checkpoint_tp2_pp2), "--output-dir", "engine"),
+            *("--lookahead", "4,3,4", "--max-batch-size", "1", *flags),
+        ],
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    for caller in ("builder.build()", "LLaMAForCausalLM.from_checkpoint"):
+        assert done.stderr.count(f"DEPRECATION WARNING: {caller}") == 1
+    assert "note: build() raises max_seq_len 512 by max_draft_len 15 to 527" in done.stderr
+    if not flags:
+        assert "wrote engine" in done.stdout
+        return
+    written = json.loads(done.stdout)  # the library's banner is not in it
+    assert written["lookahead"] == [4, 3, 4]
+    assert written["max_draft_len"] == 15
+    assert len(written["notes"]) == 3
+
+
+def test_a_failing_rank_leaves_nothing(
+    tiny_checkpoint_tp2_pp2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standin: Standin
+) -> None:
+    models = standin.load("models")
+    load = models.LLaMAForCausalLM.from_checkpoint
+
+    def broken(folder: str, config: Any) -> Any:
+        if config.mapping.rank == 2:
+            raise RuntimeError("Required but not provided tensors:{'x'}")
+        return load(folder, config=config)
+
+    monkeypatch.setattr(models.LLaMAForCausalLM, "from_checkpoint", broken)
+    with pytest.raises(TrtlaError, match="rank 2: RuntimeError: Required but not provided"):
+        build(tiny_checkpoint_tp2_pp2, tmp_path / "out" / "engine")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_rank_that_fails_in_a_worker_leaves_nothing(
+    tiny_checkpoint_tp2_pp2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_GPU", "10.0")  # the workers' GPU, not this process's
+    with pytest.raises(TrtlaError, match=r"rank [01]: RuntimeError: TRTLLM-GEN does not support"):
+        build(tiny_checkpoint_tp2_pp2, tmp_path / "out" / "engine", workers=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_that_came_out_otherwise_is_not_kept(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standin: Standin
+) -> None:
+    builder = standin.load("builder")
+    make = builder.build
+
+    def halve(model: Any, config: Any) -> Any:
+        engine = make(model, config)
+        engine.config.build_config.max_num_tokens //= 2
+        return engine
+
+    monkeypatch.setattr(builder, "build", halve)
+    with pytest.raises(TrtlaError, match=r"wrote max_num_tokens 256 .* planned was 512"):
+        build(tiny_checkpoint, tmp_path / "out" / "engine")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
+def test_a_release_without_the_backend_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    assert choose_backend("auto")[0] == "torch"
+    with pytest.raises(TrtlaError, match=r"TensorRT-LLM 1\.3\.0rc15 lacks") as caught:
+        build(tiny_checkpoint, tmp_path / "engine")
+    assert caught.value.hint == REMOVED
+    assert not (tmp_path / "engine").exists()
+
+
+def test_more_workers_than_gpus_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers 2 are more than the 1 GPU here"):
+        build(tiny_checkpoint, tmp_path / "engine", workers=2)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_no_gpu_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="builds on a GPU, and PyTorch sees none"):
+        build(tiny_checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize("fake_gpu", ["10.0"], indirect=True)
+def test_blackwell_builds_plain_engines_only(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"compute capability 10\.0 is Blackwell"):
+        build(tiny_checkpoint, tmp_path / "engine")
+    assert build(tiny_checkpoint, tmp_path / "engine", BuildSettings()).backend == "tensorrt-llm"
+
+
+def test_auto_takes_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    engine = build_engine(tiny_checkpoint, tmp_path / "engine", LOOKAHEAD)
+    assert engine.backend == "tensorrt-llm"
+
+
+@EVERY_RELEASE
+def test_an_engine_of_trtllm_build_is_adopted(
+    standin: Standin, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = run_printed_command(tiny_checkpoint, tmp_path / "engine", LOOKAHEAD)
+    assert open_engine(folder).lookahead is None
+    adopted = adopt_engine(folder, LOOKAHEAD.lookahead, tokenizer=tiny_checkpoint)
+    assert adopted.lookahead == LOOKAHEAD.lookahead
+    assert adopted.manifest is not None
+    assert adopted.manifest.tensorrt_llm_version == standin.version
+    plain = run_printed_command(tiny_checkpoint, tmp_path / "plain", BuildSettings())
+    assert open_engine(plain).lookahead == AUTOREGRESSIVE
+    assert os.listdir(tmp_path / "work") in ([], ["model.cache"])

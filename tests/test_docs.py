@@ -1,0 +1,160 @@
+"""README and docs: every command is one that the command line takes, and what can run here runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.conftest import ROOT, trtla
+from trtla.cli.app import cli
+
+PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+RUN = tuple(page for page in PAGES if page == "README.md" or "migrate" in page)
+"""Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
+
+MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
+"""Names in the pages that mean the shipped model when they run."""
+ELSEWHERE = ("mpirun", "tensorrt-llm", "trt-engine", "tp2")
+"""What marks a command that needs a GPU and TensorRT-LLM, or several ranks."""
+FASTER = {"TRTLA_SUMMARIZE_MAX_ITE": "1", "TRTLA_SUMMARIZE_OUTPUT_LEN": "8"}
+
+FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+SHELL = {"|", ">", ">>", "&&", "#"}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks of a page, continued lines joined."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [(language, text.replace("\\\n", " ")) for language, text in found]
+
+
+def commands(page: str) -> list[str]:
+    """The `trtla ...` lines of a page, also those of transcripts and behind mpirun."""
+    lines = (line.strip() for _, text in blocks(page) for line in text.splitlines())
+    return [line for line in lines if re.match(r"(\$ )?(mpirun -n \d+ )?trtla ", line)]
+
+
+def runnable(page: str) -> list[str]:
+    """The commands that need no more than the shipped model."""
+    lines = [line for line in commands(page) if line.startswith("trtla ")]
+    return [line for line in lines if not any(mark in line for mark in ELSEWHERE)]
+
+
+def python(page: str) -> list[str]:
+    """The page's Python that is ours."""
+    return [text for language, text in blocks(page) if language == "python" and "trtla" in text]
+
+
+def arguments(line: str) -> list[str]:
+    """A command's words after `trtla`, up to what the shell takes."""
+    words = shlex.split(line, comments=True)
+    words = words[words.index("trtla") + 1 :]
+    end = next((i for i, word in enumerate(words) if word in SHELL), len(words))
+    return words[:end]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it; raises what click or trtla would tell."""
+    name, *rest = words
+    parent = click.Context(cli, info_name="trtla", **cli.context_settings)
+    cli.commands[name].make_context(name, rest, parent=parent)
+
+
+def flag_tables(page: str) -> Iterator[tuple[str, str]]:
+    """(command, flag) for each flag in the second column of tables headed `trtla COMMAND`."""
+    command = None
+    for line in (ROOT / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or len(cells) < 2:
+            command = None
+        elif match := re.fullmatch(r"`trtla (\w+)`", cells[1]):
+            command = match[1]
+        elif command is not None:
+            yield from ((command, flag) for flag in FLAG.findall(cells[1]))
+
+
+def flags_of(command: str) -> set[str]:
+    return {flag for param in cli.commands[command].params for flag in param.opts}
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [(page, line) for page in PAGES for line in commands(page)]
+)
+def test_the_command_line_takes_it(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # presets are named as they lie here
+    parse(arguments(line))
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "flag"),
+    [(page, *pair) for page in PAGES for pair in dict.fromkeys(flag_tables(page))],
+)
+def test_the_command_has_the_flag(page: str, command: str, flag: str) -> None:
+    assert flag in flags_of(command)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, heading = target.partition("#")
+        place = (ROOT / page).parent / name if name else ROOT / page
+        assert place.exists(), target
+        headings = re.findall(r"^#+ (.+)$", place.read_text(), re.MULTILINE) if heading else []
+        slugs = [
+            re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in headings
+        ]
+        assert not heading or heading in slugs, target
+
+
+def test_the_checks_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(click.UsageError):
+        parse(arguments("trtla run --engine-dir e --no-such-flag 1"))
+    with pytest.raises(KeyError):
+        parse(arguments("mpirun -n 2 trtla jog --engine-dir e"))
+    assert sum(len(commands(page)) for page in PAGES) > 30
+    assert all(runnable(page) and python(page) for page in RUN)
+    assert len(list(flag_tables("docs/migrate-from-tensorrt-llm.md"))) > 30
+    assert "--qformat" not in flags_of("convert")
+
+
+@pytest.fixture(params=RUN)
+def page(
+    request: pytest.FixtureRequest,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A page; its names mean the shipped model and the shipped articles in the current folder."""
+    for name in MODELS:
+        (tmp_path / name).symlink_to(tiny_llama)
+    (tmp_path / "articles.jsonl").symlink_to(tiny_llama.parent / "articles.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return str(request.param)
+
+
+def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
+    for line in runnable(page):
+        ran = trtla(*arguments(line), env=FASTER)
+        assert ran.code == 0, (line, ran.err)
+        assert ran.out, line
+    for text in python(page):
+        done = subprocess.run(
+            [sys.executable, "-c", text],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout) > 100

@@ -1,0 +1,159 @@
+"""Calibration: the ranges that a model's activations, keys and values take over some texts.
+
+The unquantised model runs in transformers, a text at a time, and the largest absolute values are
+kept. What follows from them (scales) is in trtla.build.fp8; where texts come from is not known
+here, they are token ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trtla.build.plan import kv_scale
+from trtla.config import CheckpointConfig
+from trtla.errors import TrtlaError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+MAX_TEXT_TOKENS = 512
+"""Longer texts are cut; calib_max_seq_length of TensorRT-LLM's quantize.py."""
+
+_READERS = {
+    "self_attn.q_proj": ("self_attn.qkv_proj",),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""Module whose input is watched -> the linears that read the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What FP8 conversion calibrates with.
+
+    `prompts` are read once, after the model's own files have been checked. `progress` is called
+    with (texts done, texts in all). `device` is cpu or a CUDA device that is there.
+    """
+
+    prompts: Iterable[Sequence[int]]
+    device: str = "cpu"
+    progress: Callable[[int, int], None] | None = None
+
+
+def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) -> dict[str, float]:
+    """The largest absolute value by the name of the scale that follows from it.
+
+    They are inputs of all quantised linears (`NAME.input_scale`), and keys (after their rotation)
+    and values of all layers together (`plan.kv_scale`).
+
+    Args:
+        folder: a Hugging Face model folder that `HFModel` opens.
+        config: its config; prompts are cut to its positions too.
+
+    Raises:
+        UsageError: there are no prompts, or transformers cannot load the model.
+        TrtlaError: a range is 0, infinite or not a number.
+    """
+    longest = min(MAX_TEXT_TOKENS, config.max_positions, config.sliding_window or MAX_TEXT_TOKENS)
+    prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
+    if not prompts:
+        raise UsageError("the calibration data holds no text", "give --calib-data with some text")
+    model = _load(folder, config, calibration.device)
+    ranges = _Ranges()
+    _watch(model, config, ranges)
+    cache = _seen_cache(ranges)
+    for done, prompt in enumerate(prompts, 1):
+        _read(model, prompt, cache)
+        if calibration.progress is not None:
+            calibration.progress(done, len(prompts))
+    return ranges.checked()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The largest absolute values seen so far, on the model's device."""
+
+    largest: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, name: str, values: Tensor) -> None:
+        found = values.abs().amax().float()
+        known = self.largest.get(name, found)
+        self.largest[name] = torch.maximum(known, found)  # which keeps a NaN
+
+    def checked(self) -> dict[str, float]:
+        values = {name: largest.item() for name, largest in self.largest.items()}
+        for name, value in values.items():
+            if not 0.0 < value < math.inf:
+                where, _, kind = name.rpartition(".")
+                what = "keys and values" if kind == "kv_scale" else "input"
+                raise TrtlaError(
+                    f"the {what} of {where} reached {value:g} in calibration, which gives no "
+                    "FP8 scale",
+                    "calibrate with other texts (--calib-data); if it stays, the model is broken",
+                )
+        return values
+
+
+def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedModel:
+    """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"transformers cannot load {folder} for calibration: {reason}",
+            "check the folder with transformers' AutoModelForCausalLM",
+        ) from None
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def _watch(model: PreTrainedModel, config: CheckpointConfig, ranges: _Ranges) -> None:
+    """Look at the inputs of all quantised linears from now on."""
+    for layer in range(config.num_hidden_layers):
+        for module, linears in _READERS.items():
+            names = [f"model.layers.{layer}.{linear}.input_scale" for linear in linears]
+
+            def see(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
+                for name in names:
+                    ranges.see(name, inputs[0])
+
+            watched = model.get_submodule(f"model.layers.{layer}.{module}")
+            watched.register_forward_pre_hook(see)
+
+
+def _seen_cache(ranges: _Ranges) -> DynamicCache:
+    """A cache that stays empty: attention stores what it is about to read, and gets it back."""
+    from transformers import DynamicCache
+
+    class SeenCache(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            ranges.see(kv_scale(layer_idx), key_states)
+            ranges.see(kv_scale(layer_idx), value_states)
+            return key_states, value_states
+
+    return SeenCache()
+
+
+@torch.inference_mode()
+def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache) -> None:
+    """One forward over a text, without the logits."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)

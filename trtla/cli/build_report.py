@@ -1,0 +1,150 @@
+"""What `trtla build` prints: the plan of a dry run, as text or JSON, and what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtla.console import Console
+from trtla.lookahead import LookaheadConfig
+
+if TYPE_CHECKING:
+    from trtla.build.engine import BuildDescription
+
+SCHEMA_VERSION = 1
+
+
+def show_start(console: Console, plan: BuildDescription) -> None:
+    """Print what is going to be built, and what is corrected or not verified."""
+    if not console.json:
+        _show_kind(console, plan)
+    for note in plan.notes:
+        console.note(f"note: {note}")
+
+
+def show_plan(
+    console: Console, plan: BuildDescription, origin: dict[str, str], output: Path
+) -> None:
+    """Print what would be built; the values are the resolved ones, not only those given."""
+    settings = _settings(plan, origin)
+    if console.json:
+        console.document(_plan_document(plan, settings, output))
+        return
+    _show_kind(console, plan)
+    console.table(
+        ("setting", "value", "from"),
+        [(name, item["value"], item["from"]) for name, item in settings.items()],
+    )
+    for note in plan.notes:
+        console.out(f"note: {note}")
+    _show_memory(console, plan)
+    for name in plan.files:
+        console.out(f"would write {output / name}")
+    if plan.commands:
+        console.out("the same engine with TensorRT-LLM alone:")
+    for command in plan.commands:
+        console.out(command)
+
+
+def show_written(
+    console: Console,
+    folder: Path,
+    backend: str,
+    lookahead: tuple[int, int, int],
+    notes: Sequence[str] = (),
+) -> None:
+    """Print where the engine is."""
+    if not console.json:
+        console.out(f"wrote {folder}")
+        console.note(f"next: trtla run --engine-dir {folder} --input-text 'Once upon'")
+        return
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "path": str(folder),
+        "backend": backend,
+        "lookahead": list(lookahead),
+        "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
+        "notes": list(notes),
+    }
+    console.document(document)
+
+
+def _show_kind(console: Console, plan: BuildDescription) -> None:
+    triple = LookaheadConfig(*plan.lookahead)
+    kind = "plain engine" if triple.is_autoregressive else f"lookahead {triple.describe()}"
+    console.out(f"{kind}, max_draft_len {plan.max_draft_len}")
+    console.out(f"backend {plan.backend}: {plan.reason}")
+
+
+def _plan_document(
+    plan: BuildDescription, settings: dict[str, dict[str, Any]], output: Path
+) -> dict[str, Any]:
+    """The JSON document of a dry run; memory is in bytes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "path": str(output),
+        "backend": plan.backend,
+        "reason": plan.reason,
+        "source_kind": plan.source_kind,
+        "lookahead": list(plan.lookahead),
+        "max_draft_len": plan.max_draft_len,
+        "engine_max_seq_len": plan.build_config.max_seq_len,
+        "settings": settings,
+        "notes": list(plan.notes),
+        "memory": asdict(plan.memory),
+        "files": list(plan.files),
+        "commands": list(plan.commands),
+    }
+
+
+def _settings(plan: BuildDescription, origin: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Every setting with its resolved value and where it came from."""
+    limits = plan.build_config
+    values: dict[str, object] = {
+        "lookahead": ",".join(map(str, plan.lookahead)),
+        "max_batch_size": limits.max_batch_size,
+        "max_input_len": limits.max_input_len,
+        "max_seq_len": limits.max_text_len,
+        "max_num_tokens": limits.max_num_tokens,
+        "max_draft_len": plan.max_draft_len,
+        "gather_context_logits": limits.gather_context_logits,
+        "backend": plan.backend,
+        "dtype": plan.dtype,
+    }
+    return {name: {"value": value, "from": origin[name]} for name, value in values.items()}
+
+
+def _show_memory(console: Console, plan: BuildDescription) -> None:
+    memory, limits = plan.memory, plan.build_config
+    every = memory.ranks > 1
+
+    def line(what: str, rank: int, total: int, of: str = "") -> None:
+        split = f" on the largest of {memory.ranks} ranks, {_size(total)} in all" if every else ""
+        console.out(f"{what} {_size(rank)}{split}{of}")
+
+    line("weights", memory.weight_bytes_per_rank, memory.weight_bytes)
+    line(
+        "KV cache",
+        memory.kv_cache_bytes_per_rank,
+        memory.kv_cache_bytes,
+        f" for a full batch: {limits.max_batch_size} x {limits.max_seq_len} tokens",
+    )
+    if plan.max_draft_len:
+        line(
+            "draft tokens",
+            memory.draft_kv_cache_bytes_per_rank,
+            memory.draft_kv_cache_bytes,
+            f" of the KV cache: {limits.max_batch_size} x {plan.max_draft_len} tokens",
+        )
+    console.out(
+        f"logits {_size(memory.logits_bytes)} for a step of a full batch: {memory.step_tokens} "
+        "tokens"
+    )
+    console.out("activations are not estimated")
+
+
+def _size(count: int) -> str:
+    """Bytes for people: 16.06 GB, 12.3 MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
