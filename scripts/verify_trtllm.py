@@ -38,6 +38,8 @@ class Report:
     """What was done and found, as Markdown."""
 
     lines: list[str] = field(default_factory=list)
+    equal: bool = True
+    """Whether no text has parted so far."""
 
     def command(self, *arguments: str) -> str:
         """Run a trtla command; its stdout is returned, its time noted."""
@@ -115,6 +117,7 @@ def _row(report: Report, name: str, ours: dict[str, Any], plain: Any) -> bool:
         "yes" if found is None else "no", place, "-" if margin is None else f"{margin:.4f}",
     ]  # fmt: skip
     report.lines.append(f"| {' | '.join(cells)} |")
+    report.equal &= found is None
     return found is None or (margin is not None and margin < ROUNDING)
 
 
@@ -139,7 +142,7 @@ def main() -> int:
     machine = report.command("doctor", "--json")
     build(report, given)
     good = compare(report, given, prompts(given.work_dir))
-    verdict = "equal, but for rounding" if good else "NOT equal"
+    verdict = "NOT equal" if not good else "equal" if report.equal else "equal, but for rounding"
     report.lines += ["", f"Result: the texts are {verdict}.", "", "```", machine.strip(), "```", ""]
     path = given.work_dir / "report.md"
     path.write_text("\n".join(report.lines), encoding="utf-8")

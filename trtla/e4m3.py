@@ -19,7 +19,7 @@ def scale_of(largest: float) -> float:
 
     Of zeros it is 1: any scale gives them back.
     """
-    return (torch.tensor(largest) / E4M3_MAX).item() if largest else 1.0
+    return (torch.tensor(largest) / E4M3_MAX).item() or 1.0
 
 
 def quantize(values: Tensor, scale: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from trtla.errors import TrtlaError, sentence
 
@@ -123,19 +124,33 @@ def load(name: str = "") -> ModuleType:
         ImportError: it is not there.
     """
     os.environ.setdefault("TLLM_LOG_LEVEL", "WARNING")  # its INFO lines would be on stdout
-    with contextlib.redirect_stdout(sys.stderr), quiet_deprecations():
+    with contextlib.redirect_stdout(sys.stderr), deprecations_once():
         return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
 
 
-@contextlib.contextmanager
-def quiet_deprecations() -> Iterator[None]:
-    """Let late releases say that their TensorRT backend is deprecated once, and never fail for it.
+_said: set[str] = set()
+"""What late releases have said about the end of their TensorRT backend."""
 
-    `emit_engine_arch_deprecation` (since February 2026) warns in every entry point; a caller that
-    turns warnings into errors must not break on it.
+
+@contextlib.contextmanager
+def deprecations_once(*, silent: bool = False) -> Iterator[None]:
+    """Show every deprecation once in a process, or not at all, and never raise it.
+
+    They are FutureWarnings (_deprecation.py), one for every entry point, and come again with every
+    rank; a caller that turns warnings into errors must not break on them. The filter "once" would
+    forget them each time that any filter changes.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("once", DeprecationWarning)
+        show = warnings.showwarning
+
+        def show_once(message: Warning | str, *where: Any, **more: Any) -> None:
+            if str(message) not in _said:
+                _said.add(str(message))
+                show(message, *where, **more)
+
+        warnings.showwarning = show_once
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore" if silent else "always", category)
         yield
 
 

@@ -6,6 +6,7 @@ library.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -57,14 +58,22 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_printed_command(source: Path, target: Path, settings: BuildSettings) -> Path:
-    """Build with the command line of a dry run, in a shell's way, without trtla."""
-    plan = describe_build(source, settings, output_dir=target, backend="tensorrt-llm")
-    (command,) = plan.commands
+    """Build with the command line of a dry run: the stand-in's trtllm-build, in this process."""
+    program, *arguments = printed_command(source, target, settings)
     work = target.parent / "work"  # trtllm-build leaves model.cache where it runs
     work.mkdir(exist_ok=True)
-    done = run(shlex.split(command), work)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setattr(sys, "argv", [program, *arguments])
+        importlib.import_module("tensorrt_llm.commands.build").main()
     return target
+
+
+def printed_command(source: Path, target: Path, settings: BuildSettings) -> list[str]:
+    """The words of the command line, split as a shell does."""
+    plan = describe_build(source, settings, output_dir=target, backend="tensorrt-llm")
+    (command,) = plan.commands
+    return shlex.split(command)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -148,6 +157,13 @@ def test_another_dtype_is_converted_on_the_way(tiny_checkpoint: Path, tmp_path: 
     assert engine.config.pretrained_config.dtype == "bfloat16"
     assert engine.config.build_config.plugin_config["gemm_plugin"] == "bfloat16"
     assert {path: path.read_bytes() for path in tiny_checkpoint.iterdir()} == before
+
+
+def test_the_printed_command_runs_in_a_shell(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    ours = build(tiny_checkpoint, tmp_path / "ours").path
+    done = run(printed_command(tiny_checkpoint, tmp_path / "theirs", LOOKAHEAD), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert config_of(ours) == config_of(tmp_path / "theirs")
 
 
 @EVERY_RELEASE

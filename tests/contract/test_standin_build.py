@@ -13,9 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.contract import standin_engines
 from tests.contract.conftest import Standin
 
-pytestmark = pytest.mark.usefixtures("fake_gpu")
+pytestmark = [
+    pytest.mark.usefixtures("fake_gpu"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 LOOKAHEAD = {"speculative_decoding_mode": 8, "max_draft_len": 23}
 QKV = "transformer.layers.0.attention.qkv.weight"
 
@@ -203,6 +207,56 @@ def test_late_releases_call_the_workflow_deprecated(
     build(standin, tiny_checkpoint)
     messages = [str(w.message) for w in recwarn if w.category is FutureWarning]
     assert any("DEPRECATION WARNING" in message for message in messages) == warns
+
+
+def quantise(tensors: dict[str, torch.Tensor], *, fp8: bool) -> None:
+    """Per-tensor FP8 as TensorRT-LLM stores it, or the values it stands for, in float16."""
+    for name in [n for n in tensors if n.endswith((".qkv.weight", ".dense.weight"))]:
+        scale = 2.0 ** torch.ceil(torch.log2(tensors[name].float().abs().max() / 448))
+        stored = (tensors[name].float() / scale).to(torch.float8_e4m3fn)
+        tensors[name] = stored.view(torch.int8) if fp8 else (stored.float() * scale).half()
+        if fp8:
+            for kind in ("weights", "activation"):
+                factor = name.replace("weight", f"{kind}_scaling_factor")
+                tensors[factor] = scale.reshape(1).clone()
+            if "qkv" in name:
+                cache = name.replace("qkv.weight", "kv_cache_scaling_factor")
+                tensors[cache] = torch.ones(1)
+
+
+def test_fp8_is_loaded_and_multiplied_out(
+    standin: Standin, checkpoint: Path, tmp_path: Path
+) -> None:
+    expected = Path(shutil.copytree(checkpoint, tmp_path / "expected"))
+    change_tensors(expected, lambda tensors: quantise(tensors, fp8=False))
+    change_tensors(checkpoint, lambda tensors: quantise(tensors, fp8=True))
+    algorithms = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    excluded = ["lm_head", "*.mlp.*"]
+    with pytest.raises((RuntimeError, AssertionError)):
+        load(standin, checkpoint)
+    change_config(checkpoint, quantization={**algorithms, "exclude_modules": ["lm_head"]})
+    with pytest.raises(RuntimeError, match=r"mlp\.fc\.weights_scaling_factor"):
+        load(standin, checkpoint)
+    change_config(checkpoint, quantization={**algorithms, "exclude_modules": excluded})
+    texts = []
+    for folder in (checkpoint, expected):
+        engine = standin_engines.build(standin, folder, tmp_path / f"{folder.name}-engine")
+        executor = standin_engines.open_executor(standin, engine)
+        answers = standin_engines.drain(executor, standin_engines.asker(standin)(length=24))
+        texts.append(standin_engines.tokens(answers[1]))
+    assert texts[0] == texts[1]
+    config = build(standin, checkpoint).config.build_config
+    assert config.plugin_config.use_fp8_context_fmha is True
+
+
+@pytest.mark.parametrize("fake_gpu", ["8.0"], indirect=True)
+def test_fp8_needs_ada_or_hopper(standin: Standin, checkpoint: Path) -> None:
+    change_tensors(checkpoint, lambda tensors: quantise(tensors, fp8=True))
+    excluded = ["lm_head", "*.mlp.*"]
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": excluded}
+    change_config(checkpoint, quantization=quantization)
+    with pytest.raises(RuntimeError, match="FP8 is not supported on SM 80"):
+        build(standin, checkpoint)
 
 
 def trtllm_build(*flags: str) -> subprocess.CompletedProcess[str]:

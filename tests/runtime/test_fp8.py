@@ -1,5 +1,6 @@
-"""FP8 on the torch executor: products, dequantised weights, the FP8 cache, and that lookahead keeps
-the text. References are transformers' own forwards with values rounded to FP8 by hand.
+"""FP8 on the torch executor: products, dequantised weights, the FP8 cache, lookahead's equality.
+
+References are transformers' own forwards with values rounded to FP8 by hand.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def fake(values, scale):
     """Rounded to FP8 and back, by a search for the nearest number."""
     numbers = torch.arange(256, dtype=torch.uint8).view(E4M3).double()
     numbers = numbers[~numbers.isnan()].unique()
-    wanted = (values.double() / scale).clamp(-E4M3_MAX, E4M3_MAX)
+    wanted = (values.double() / scale).clamp(-E4M3_MAX, E4M3_MAX).contiguous()
     place = torch.searchsorted(numbers, wanted).clamp(1, len(numbers) - 1)
     low, high = numbers[place - 1], numbers[place]
     return (torch.where(wanted - low < high - wanted, low, high) * scale).to(values.dtype)
@@ -301,7 +302,7 @@ def test_a_cache_that_is_not_fp8_has_no_scale():
 def test_an_fp8_cache_holds_four_times_the_tokens_of_float32(monkeypatch):
     monkeypatch.setattr("trtla.runtime.device._free_bytes", lambda device: 2**20)
     config = Checkpoint.open(checkpoint()[1]).config
-    wide, narrow = (cache_blocks(config, 99, 64, d, CPU) for d in (torch.float32, E4M3))
+    wide, narrow = (cache_blocks(config, 999, 64, d, CPU) for d in (torch.float32, E4M3))
     assert narrow == 4 * wide
 
 

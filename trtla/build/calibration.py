@@ -51,8 +51,8 @@ class Calibration:
 def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) -> dict[str, float]:
     """The largest absolute value by the name of the scale that follows from it.
 
-    They are inputs of all quantised linears (`NAME.input_scale`), and keys (after their rotation)
-    and values of all layers together (`plan.kv_scale`).
+    The values are the inputs of every quantised linear (`NAME.input_scale`), and of every layer the
+    keys, after their rotation, and values together (`plan.kv_scale`).
 
     Args:
         folder: a Hugging Face model folder that `HFModel` opens.

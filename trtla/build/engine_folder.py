@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from trtla.build.checkpoint import RankFiles
-from trtla.build.compiled import check_compiled, is_compiled
+from trtla.build.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.build.folder_kind import folder_kind
 from trtla.build.plan import check_mapping
 from trtla.build.side_files import end_ids, tokenizer_dir
@@ -21,7 +21,7 @@ from trtla.build.source import TensorSource, full_tensors
 from trtla.build.support import check_supported
 from trtla.config import EngineConfig, EngineManifest, read_json, validate
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_server
 
 MANIFEST = "trtla.json"
 
@@ -60,6 +60,35 @@ class Engine:
         if self.in_memory_lookahead is not None:
             return self.in_memory_lookahead
         return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
+
+    def server_triple(self, asked: LookaheadConfig | None) -> LookaheadConfig:
+        """The triple to run it with: the one asked for, else its own.
+
+        TensorRT-LLM would take (4,3,4) without one, and fail at start.
+
+        Raises:
+            UsageError: it needs another max_draft_len, or the engine does not say its own.
+        """
+        draft_len = self.config.build_config.max_draft_len
+        server = asked or self.lookahead
+        if server is None:
+            raise unknown_triple(self.name, draft_len)
+        check_server(server, draft_len, self.name)
+        return server
+
+    def batch_size(self, asked: int | None) -> int:
+        """The number of requests in flight: the one asked for, else the engine's limit.
+
+        Raises:
+            UsageError: it is above the engine's.
+        """
+        largest = self.config.build_config.max_batch_size
+        if asked is not None and asked > largest:
+            raise UsageError(
+                f"max_batch_size {asked} is above the engine's {largest}",
+                "use a smaller --max-batch-size, or rebuild the engine",
+            )
+        return asked or largest
 
     @property
     def tokenizer_dir(self) -> Path | None:

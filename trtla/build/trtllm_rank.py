@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,10 @@ import torch
 
 from trtla.build.trtllm_command import plugin_settings
 from trtla.config import BuildConfig
-from trtla.trtllm_library import load
+from trtla.trtllm_library import deprecations_once, load
 
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
-
-_said: set[str] = set()
-"""What late releases have said about the end of their TensorRT backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class RankBuild:
         Raises:
             Exception: whatever TensorRT-LLM raises.
         """
-        with contextlib.redirect_stdout(sys.stderr), _deprecations_once(silent=gpu > 0):
+        with contextlib.redirect_stdout(sys.stderr), deprecations_once(silent=gpu > 0):
             torch.cuda.set_device(gpu)
             engine = load("builder").build(self._model(rank), self._build_config())
             if engine is None:
@@ -85,24 +80,3 @@ class RankBuild:
         # of the bindings, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
         return config
-
-
-@contextlib.contextmanager
-def _deprecations_once(*, silent: bool) -> Iterator[None]:
-    """Show every deprecation once in a process, or not at all, and never raise it.
-
-    They are FutureWarnings (_deprecation.py), one for every entry point, and come again with every
-    rank. The filter "once" would forget them each time that any filter changes.
-    """
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_once(message: Warning | str, *where: Any, **more: Any) -> None:
-            if str(message) not in _said:
-                _said.add(str(message))
-                show(message, *where, **more)
-
-        warnings.showwarning = show_once
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore" if silent else "always", category)
-        yield

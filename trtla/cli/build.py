@@ -114,7 +114,10 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
     help="Show settings, their sources, memory, files and, for tensorrt-llm, the same build with "
     "trtllm-build; write nothing.",
 )
-@switch("--force", help="Replace what is in the output folder.")
+@switch(
+    "--force",
+    help="Replace what is in the output folder; with --from-existing, the engine's trtla.json.",
+)
 @json_flag("Print one JSON document: the plan of a dry run, or what was written.")
 @click.pass_context
 def build(ctx: click.Context, /, **flags: Any) -> None:

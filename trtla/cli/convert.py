@@ -35,25 +35,41 @@ _NOTE_EVERY_S = 10.0
 )
 @setting(
     "--model-dir",
+    section="Conversion",
     type=PATH,
     required=True,
     help="Hugging Face folder of a LlamaForCausalLM or MistralForCausalLM.",
 )
 @setting(
     "--output-dir",
+    section="Conversion",
     type=PATH,
     required=True,
     help="Checkpoint folder to write: config.json and rank*.safetensors.",
 )
 @setting(
     "--dtype",
+    section="Conversion",
     type=click.Choice([*DTYPES.choices, "fp8"]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32. fp8 quantises the "
     "layers' linears and keeps the rest as auto does.",
 )
-@setting("--tp-size", type=click.IntRange(1), default=1, help="Tensor-parallel ranks.")
-@setting("--pp-size", type=click.IntRange(1), default=1, help="Pipeline-parallel ranks.")
+@setting(
+    "--tp-size",
+    section="Conversion",
+    type=click.IntRange(1),
+    default=1,
+    help="Tensor-parallel ranks.",
+)
+@setting(
+    "--pp-size",
+    section="Conversion",
+    type=click.IntRange(1),
+    default=1,
+    help="Pipeline-parallel ranks.",
+)
+@switch("--force", section="Conversion", help="Replace what is in the output folder.")
 @setting(
     "--kv-cache-dtype",
     section="FP8",
@@ -84,7 +100,6 @@ _NOTE_EVERY_S = 10.0
     default="auto",
     help="Where the model runs for calibration; auto takes CUDA where it is.",
 )
-@switch("--force", help="Replace what is in the output folder.")
 @click.pass_context
 def convert(ctx: click.Context, /, **flags: Any) -> None:
     """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.

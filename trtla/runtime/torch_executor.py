@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig, check_server
+from trtla.lookahead import LookaheadConfig
 from trtla.runtime.batch import Feed, make_batch
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
@@ -287,18 +287,7 @@ def open_torch_executor(
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    server = lookahead or engine.lookahead
-    if server is None:
-        raise UsageError(
-            f"{engine.name} does not say its lookahead triple", "give it with --lookahead W,N,G"
-        )
-    check_server(server, build.max_draft_len, engine.name)
-    batch_size = max_batch_size or build.max_batch_size
-    if batch_size > build.max_batch_size:
-        raise UsageError(
-            f"max_batch_size {batch_size} is above the engine's {build.max_batch_size}",
-            "use a smaller --max-batch-size, or rebuild the engine",
-        )
+    server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
     on = resolve_device(device)
     arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
     model = LlamaModel(checkpoint, engine.weights(), arithmetic, on)

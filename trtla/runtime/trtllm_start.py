@@ -11,7 +11,7 @@ import torch
 
 from trtla import trtllm_library
 from trtla.errors import TrtlaError, UsageError, first_line
-from trtla.lookahead import LookaheadConfig, check_server, triples_for
+from trtla.lookahead import LookaheadConfig
 from trtla.runtime.executor import REBUILD_LONGER, ExecutorLimits, TrtllmSettings
 from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
 
@@ -32,8 +32,7 @@ def open_trtllm_executor(
         UsageError: triple, batch size or number of processes do not fit the engine.
         TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
     """
-    server = _server_triple(engine, lookahead)
-    batch_size = _batch_size(engine, max_batch_size)
+    server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
     library = trtllm_library.require_backend()
     _check_release(engine, str(library.version))
     _check_gpu(engine)
@@ -79,30 +78,6 @@ def executor_config(
         bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
     )
     return config
-
-
-def _server_triple(engine: Engine, lookahead: LookaheadConfig | None) -> LookaheadConfig:
-    """The server's triple; without one C++ would take (4,3,4) and fail at start."""
-    server = lookahead or engine.lookahead
-    draft_len = engine.config.build_config.max_draft_len
-    if server is None:
-        likely = " or ".join(str(triple) for triple in triples_for(draft_len)[:3])
-        raise UsageError(
-            f"{engine.name} does not say its lookahead triple, only max_draft_len {draft_len}",
-            f"give it with --lookahead, such as {likely}",
-        )
-    check_server(server, draft_len, engine.name)
-    return server
-
-
-def _batch_size(engine: Engine, asked: int | None) -> int:
-    largest = engine.config.build_config.max_batch_size
-    if asked is not None and asked > largest:
-        raise UsageError(
-            f"max_batch_size {asked} is above the engine's {largest}",
-            "use a smaller --max-batch-size, or rebuild the engine",
-        )
-    return asked or largest
 
 
 def _check_release(engine: Engine, installed: str) -> None:

@@ -130,7 +130,10 @@ class _BuildConfig:
             for name, value in config.pop("plugin_config").items():
                 if hasattr(plugin, name):
                     setattr(plugin, name, value)
-        nested = {"lora_config": LoraConfig, "auto_parallel_config": AutoParallelConfig}
+        nested: dict[str, Any] = {
+            "lora_config": LoraConfig,
+            "auto_parallel_config": AutoParallelConfig,
+        }
         for item in fields(cls):
             if item.name in nested:
                 given[item.name] = nested[item.name].from_dict(config.get(item.name, {}))

@@ -111,7 +111,9 @@ class LookaheadDecodingConfig(Native):
         return self.calculate_speculative_resource_tuple(*self._triple())
 
     @staticmethod
-    def calculate_speculative_resource_tuple(w: int, n: int, g: int, /) -> tuple[int, ...]:
+    def calculate_speculative_resource_tuple(
+        w: int, n: int, g: int, /
+    ) -> tuple[int, int, int, int]:
         """As the method, for any triple."""
         drafts = (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
         return drafts + 1, n, drafts, n - 1

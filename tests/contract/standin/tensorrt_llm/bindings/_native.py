@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._version import at_least
 
@@ -55,6 +55,10 @@ class Native:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         object.__setattr__(self, "_stored", _bind(type(self), args, kwargs))
         self._validate()
+
+    if TYPE_CHECKING:  # the properties are made from `_args`
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def _validate(self) -> None:
         """Checks of the C++ constructor."""

@@ -5,6 +5,9 @@ Nothing is checked about a request's lookahead configuration here, as in the rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from .._version import at_least
 from . import _native as n
 from ._cpp import check
@@ -48,7 +51,7 @@ class SamplingConfig(Native):
             check(value is None or holds(value), text, "executor/samplingConfig.cpp")
 
 
-_RANGES = (
+_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("beam_width", lambda v: v > 0, "beamWidth > 0"),
     ("top_k", lambda v: v >= 0, "topK.value() >= 0"),
     ("top_p", lambda v: 0 < v <= 1, "topP.value() > 0.f && topP.value() <= 1.f"),

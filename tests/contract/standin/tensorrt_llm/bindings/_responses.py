@@ -39,6 +39,8 @@ class Result:
     output_token_ids: list[list[int]]
     finish_reasons: list[FinishReason]
     is_sequence_final: bool
+    context_logits: Any
+    generation_logits: Any
     decoding_iter: int
 
     def __init__(self) -> None:
@@ -98,12 +100,12 @@ class Response:
     def clear_context_logits(self) -> None:
         """Drop them."""
         if isinstance(self._content, Result):
-            self._content.context_logits = None  # type: ignore[attr-defined]
+            self._content.context_logits = None
 
     def clear_generation_logits(self) -> None:
         """Drop them."""
         if isinstance(self._content, Result):
-            self._content.generation_logits = None  # type: ignore[attr-defined]
+            self._content.generation_logits = None
 
 
 for _class in (Result, Response):

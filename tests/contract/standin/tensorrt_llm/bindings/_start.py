@@ -57,7 +57,9 @@ def start(engine: EngineFacts, config: ExecutorConfig) -> Started:
     chunked = _chunked(engine, config)
     num_tokens = _num_tokens(engine, config)
     input_len = _input_len(engine, chunked, num_tokens)
-    lookahead = _lookahead(engine, config) if engine.lookahead else _plain(config)
+    lookahead = _lookahead(engine, config) if engine.lookahead else None
+    if not engine.lookahead:
+        _overwrite_mode(config)
     policy = config.scheduler_config.capacity_scheduler_policy
     no_evict = policy != CapacitySchedulerPolicy.MAX_UTILIZATION
     _cpp.log("INFO", f"TRTGptModel maxBatchSize: {batch_size}")
@@ -144,7 +146,7 @@ def _input_len(engine: EngineFacts, chunked: bool, num_tokens: int) -> int:
     return min(engine.max_input_len, engine.max_seq_len - 1, num_tokens)
 
 
-def _plain(config: ExecutorConfig) -> None:
+def _overwrite_mode(config: ExecutorConfig) -> None:
     decoding = config.decoding_config
     if decoding and decoding.decoding_mode and decoding.decoding_mode.isLookahead():
         _cpp.log(

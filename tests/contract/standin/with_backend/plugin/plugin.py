@@ -110,7 +110,7 @@ class _Checked(BaseModel):
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        return self.dtype if name != "dtype" and value == "auto" else value  # type: ignore[attr-defined]
+        return self.dtype if name != "dtype" and value == "auto" else value
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> _Checked:

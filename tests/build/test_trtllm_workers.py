@@ -1,0 +1,87 @@
+"""Ranks built by several processes: who builds what, and how every failure ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trtla.build.trtllm_workers import build_ranks
+from trtla.errors import TrtlaError
+
+
+@dataclass(frozen=True)
+class FakeBuild:
+    """Writes a file for a rank instead of an engine; `faults` tell what a rank does instead."""
+
+    folder: Path
+    faults: tuple[tuple[int, str], ...] = ()
+
+    def build(self, rank: int, gpu: int) -> None:
+        fault = dict(self.faults).get(rank)
+        if fault == "raise":
+            raise AssertionError("Engine building failed, please check the error log.\nmore")
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if fault == "missing":
+            raise FileNotFoundError(errno.ENOENT, "No such file", "rank0.safetensors")
+        if fault == "hang":
+            time.sleep(600)
+        (self.folder / f"rank{rank}.engine").write_text(f"{gpu} {os.getpid()}")
+
+
+def test_one_worker_builds_in_this_process(tmp_path: Path) -> None:
+    build_ranks(FakeBuild(tmp_path), 3, 1)  # type: ignore[arg-type]
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {f"rank{rank}.engine": f"0 {os.getpid()}" for rank in range(3)}
+
+
+def test_workers_take_every_nth_rank_on_a_gpu_of_their_own(tmp_path: Path) -> None:
+    build_ranks(FakeBuild(tmp_path), 3, 2)  # type: ignore[arg-type]
+    gpus, pids = zip(
+        *((tmp_path / f"rank{r}.engine").read_text().split() for r in range(3)), strict=True
+    )
+    assert gpus == ("0", "1", "0")
+    assert pids[0] == pids[2] != pids[1]
+    assert str(os.getpid()) not in pids
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_rank_is_named(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(TrtlaError) as caught:
+        build_ranks(FakeBuild(tmp_path, ((1, "raise"),)), 2, workers)  # type: ignore[arg-type]
+    assert caught.value.message == (
+        "TensorRT-LLM cannot build rank 1: AssertionError: Engine building failed, "
+        "please check the error log."
+    )
+    assert "Traceback" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("fault", ["raise", "die"])
+def test_a_failing_rank_ends_the_others(fault: str, tmp_path: Path) -> None:
+    start = time.monotonic()
+    build = FakeBuild(tmp_path, ((0, "hang"), (1, fault)))
+    with pytest.raises(TrtlaError, match="cannot build rank 1"):
+        build_ranks(build, 2, 2)  # type: ignore[arg-type]
+    assert time.monotonic() - start < 120
+
+
+def test_a_killed_worker_tells_its_exit_code(tmp_path: Path) -> None:
+    with pytest.raises(TrtlaError, match=r"rank 1: its process ended with exit code -9"):
+        build_ranks(FakeBuild(tmp_path, ((1, "die"),)), 2, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_stays_the_operating_systems_error(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        build_ranks(FakeBuild(tmp_path, ((0, "disk"),)), 2, workers)  # type: ignore[arg-type]
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(TrtlaError, match="rank 0: FileNotFoundError"):  # this is no full disk
+        build_ranks(FakeBuild(tmp_path, ((0, "missing"),)), 2, workers)  # type: ignore[arg-type]

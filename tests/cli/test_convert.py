@@ -1,0 +1,136 @@
+"""`trtla convert --dtype fp8`: flags, calibration data, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.conftest import ROOT, Ran, make_model, process, refused, trtla
+
+TEXT = "Half a league, half a league, half a league onward. " * 100
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def convert(model: Path, target: Path, *args: str | Path, env: dict[str, str] | None = None) -> Ran:
+    return trtla("convert", "--model-dir", model, "--output-dir", target, *args, env=env)
+
+
+def test_fp8_from_a_text_file_to_text(model: Path, data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ckpt"
+    ran = convert(model, target, "--dtype", "fp8", "--kv_cache_dtype", "fp8", "--calib-data", data)
+    assert ran.code == 0, ran.err
+    assert ran.out == f"wrote {target}: 1 rank\n"
+    assert "calibrate: 3 of 3 texts" in ran.err
+    config = json.loads((target / "config.json").read_text())
+    assert config["quantization"]["kv_cache_quant_algo"] == "FP8"
+    folder = tmp_path / "engine"
+    ran = trtla("build", "--checkpoint-dir", target, "--output-dir", folder, "--lookahead", "3,3,3")
+    assert ran.code == 0, ran.err
+    ran = trtla("run", "--engine-dir", folder, "--input-text", "Half", "--dtype", "float32")
+    assert ran.code == 0, ran.err
+    assert "float32, FP8 weights dequantised at load, FP8 K/V cache" in ran.err
+    assert trtla("inspect", folder).code == 0
+
+
+def test_calib_size_limits_the_texts(model: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"article": c * 9}) + "\n" for c in "abcdef"))
+    flags = ("--dtype", "fp8", "--calib-data", lines)
+    few = convert(model, tmp_path / "few", *flags, "--calib-size", "2")
+    assert "calibrate: 2 of 2 texts" in few.err
+    every = convert(model, tmp_path / "every", *flags)
+    assert "calibrate: 6 of 6 texts" in every.err
+    name = "transformer.layers.1.mlp.proj.activation_scaling_factor"
+    two, six = (load_file(tmp_path / n / "rank0.safetensors")[name] for n in ("few", "every"))
+    assert 0 < two <= six
+
+
+def test_quiet_prints_no_notes(model: Path, data: Path, tmp_path: Path) -> None:
+    ran = convert(model, tmp_path / "c", "--dtype", "fp8", "--calib-data", data, "--quiet")
+    assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--kv-cache-dtype", "fp8"),
+        ("--calib-data", "x.txt"),
+        ("--calib-size", "5"),
+        ("--calib-device", "cpu"),
+    ],
+)
+def test_calibration_flags_need_fp8(flag: str, value: str, model: Path, tmp_path: Path) -> None:
+    ran = convert(model, tmp_path / "out", "--dtype", "bfloat16", flag, value)
+    refused(ran, 2, f"{flag} {value} is for --dtype fp8", "dtype is bfloat16")
+    env = {"TRTLA_CONVERT_" + flag.removeprefix("--").replace("-", "_").upper(): value}
+    refused(convert(model, tmp_path / "out", env=env), 2, flag, "dtype is auto")
+
+
+def test_bad_calibration_data(model: Path, data: Path, tmp_path: Path) -> None:
+    def attempt(*args: str | Path) -> Ran:
+        return convert(model, tmp_path / "out", "--dtype", "fp8", *args)
+
+    refused(attempt("--calib-data", tmp_path / "no.txt"), 2, "no.txt does not exist")
+    refused(attempt("--calib-data", "xsum"), 2, "xsum is neither", "--calib-data PATH")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a", "article": "b"}\n')
+    refused(attempt("--calib-data", bad), 2, "line 1", 'either "text" or "article"')
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    refused(attempt("--calib-data", empty), 2, "holds no text")
+    refused(attempt("--calib-data", data, "--calib-size", "0"), 2, "--calib-size")
+    refused(attempt("--calib-data", data, "--calib-device", "cuda:77"), 2, "cuda:77")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_tokenizer_cannot_be_calibrated(data: Path, tmp_path: Path) -> None:
+    bare = make_model(tmp_path / "bare", tokenizer=False)
+    ran = convert(bare, tmp_path / "out", "--dtype", "fp8", "--calib-data", data)
+    refused(ran, 2, "bare has no tokenizer files", "tokenizer.json")
+
+
+def test_a_bad_model_is_refused_before_the_data_is_read(data: Path, tmp_path: Path) -> None:
+    ran = convert(tmp_path / "no", tmp_path / "out", "--dtype", "fp8", "--calib-data", "no.txt")
+    refused(ran, 2, "is not a folder")
+
+
+def test_fp8_is_for_convert_only(model: Path, tmp_path: Path) -> None:
+    ran = trtla("build", "--checkpoint-dir", model, "--output-dir", tmp_path, "--dtype", "fp8")
+    refused(ran, 2, "fp8", "bfloat16")
+
+
+def test_no_hub_names_the_other_way(model: Path, tmp_path: Path) -> None:
+    """A process of its own: the hub's client remembers what it knew when it was imported."""
+    pytest.importorskip("datasets")
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "no-cache")}
+    flags = ("--model-dir", model, "--output-dir", tmp_path / "out", "--dtype", "fp8")
+    done = process("convert", *flags, env=env, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "error: cnn_dailymail cannot be loaded" in done.stderr
+    assert "--calib-data PATH" in done.stderr
+    assert "Retrying" not in done.stderr
+
+
+def test_refusals_import_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from trtla.cli import main\n"
+        "try:\n"
+        "    main(['convert', '--model-dir', 'm', '--output-dir', 'o', '--calib-size', '3'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 2, end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,60 @@
+"""scripts/verify_trtllm.py on the stand-in: the report, and what counts as a failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.executor import RequestStats
+from trtla.runtime.llm import Completion
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_trtllm.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("verify_trtllm", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["verify_trtllm"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.usefixtures("standin", "fake_gpu")
+def test_it_reports_equal_texts(tmp_path: Path) -> None:
+    command = [SCRIPT, "--work-dir", tmp_path, "--max-output-len", "12", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"equal; wrote {tmp_path / 'report.md'}\n"
+    report = (tmp_path / "report.md").read_text()
+    assert report.count(" | yes | - | - |") == 12
+    assert "`trtla build " in report
+    assert '"schema_version"' in report, "the machine is described"
+
+
+@pytest.mark.parametrize(
+    ("output_ids", "margin", "good", "equal"),
+    [([5, 6, 7], 1.0, True, True), ([5, 9, 7], 0.01, True, False), ([5, 9, 7], 0.4, False, False)],
+)
+def test_only_a_parting_at_a_near_tie_is_rounding(
+    script: ModuleType, output_ids: list[int], margin: float, good: bool, equal: bool
+) -> None:
+    triple = LookaheadConfig(1, 1, 0)
+    plain = Completion(
+        0, None, (1,), (5, 6, 7), None, "length", triple, RequestStats(), (9.0, margin, 9.0)
+    )
+    report = script.Report()
+    ours = {"index": 0, "output_ids": output_ids, "tokens_per_step": 1.0}
+    assert script._row(report, "lookahead", ours, plain) is good
+    assert report.equal is equal
+    assert (f"{margin:.4f}" in report.lines[0]) is not equal
