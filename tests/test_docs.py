@@ -158,3 +158,17 @@ def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert len(done.stdout) > 100
+
+
+def test_the_rules_of_tensorrt_llm_name_files_and_tests_that_are_there() -> None:
+    text = (ROOT / "docs" / "tensorrt-llm.md").read_text().split("## Rules", 1)[1]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 20
+    for _, kept, tested in rows:
+        for name in re.findall(r"`([^`]+\.py)`", kept):
+            assert (ROOT / "trtla" / name).is_file(), name
+        named = re.findall(r"`([^`:]+\.py)(?:::(\w+))?`", tested)
+        assert named, tested
+        for file, test in named:
+            source = (ROOT / "tests" / file).read_text()
+            assert not test or f"def {test}(" in source, f"{file}::{test}"
