@@ -130,7 +130,8 @@ def test_counters_add_up(opener):
         stats = outputs[-1].stats
         assert sum(stats.step_lengths) == len(tokens(outputs)) == LENGTH
         assert len(stats.step_lengths) == 1 + stats.steps
-        assert stats.accepted == LENGTH - 1 - stats.steps
+        # A text that ends inside an accepted draft has no drawn token in its last step.
+        assert stats.accepted - (LENGTH - 1 - stats.steps) in (0, 1)
     fast, plain = done[0][-1].stats, done[1][-1].stats
     assert plain.steps == LENGTH - 1
     assert plain.tokens_per_step == 1.0
