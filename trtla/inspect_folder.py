@@ -46,9 +46,10 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder with JSON types only.
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer (present or not), end_ids and
-    problems. Where config.json is sound also architecture, dtype, parameters (a tied lm_head
-    counts once), shape and mapping; for engines also version, backend, limits, lookahead (None if
-    not known), max_draft_len and max_text_len (prompt + output tokens of one request).
+    problems. Where config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo,
+    parameters (a tied lm_head counts once), shape and mapping; for engines also version, backend,
+    limits, lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of
+    one request).
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
@@ -119,6 +120,8 @@ def _describe_model(config: CheckpointConfig) -> dict[str, Any]:
     return {
         "architecture": config.architecture,
         "dtype": config.dtype,
+        "quant_algo": config.quantization.quant_algo,
+        "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
         "parameters": _parameters(config),
         "shape": _pick(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,47 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.build.models import BASE, VARIANTS, Variant, assemble, make_model, save_model
+from tests.build.fp8_models import LINEARS, PROMPTS, to_fp8
+from tests.build.models import VARIANTS, assemble, make_model, save_model
 from tests.build.test_split_properties import configs
 from trtla.build.calibration import Calibration, calibrate
 from trtla.build.checkpoint import Checkpoint, RankFiles
-from trtla.build.convert import convert
 from trtla.build.engine import BuildSettings, build_engine, describe_build, open_engine
-from trtla.build.fp8 import Fp8Source
 from trtla.build.hf import HFModel
-from trtla.build.hf_config import read_hf_config
-from trtla.build.plan import DTYPE_BYTES, fp8_groups, hf_shapes, rank_plan, source_shapes
+from trtla.build.plan import DTYPE_BYTES, fp8_groups, rank_plan, source_shapes
 from trtla.build.rank_writer import RankWriter, weight_bytes
 from trtla.build.source import torch_dtype
-from trtla.calibration_data import calibration, texts
 from trtla.config import CheckpointConfig, Quantization
 from trtla.e4m3 import dequantize, quantize, scale_of
-from trtla.errors import TrtlaError, UsageError
 from trtla.inspect_folder import inspect
-
-BIASED = Variant("biased", {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True})
-PROMPTS = [[i * 7 % 101 for i in range(12)], [5, 3], [i * i % 101 for i in range(16)]]
-LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
-
-
-def to_fp8(hf: Path, target: Path, prompts: Any = PROMPTS, **keys: Any) -> Path:
-    return convert(hf, target, calibration=Calibration(prompts), **keys).path
-
-
-@pytest.fixture(scope="module")
-def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(BIASED), BIASED, tmp_path_factory.mktemp("fp8") / "hf")
-
-
-@pytest.fixture(scope="module")
-def whole(hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return to_fp8(hf, tmp_path_factory.mktemp("fp8") / "ckpt", fp8_kv_cache=True)
-
-
-@pytest.fixture(scope="module")
-def split(hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("fp8") / "ckpt"
-    return to_fp8(hf, target, fp8_kv_cache=True, tp_size=2, pp_size=2)
 
 
 def layer_table(tp: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -86,9 +54,9 @@ def layer_table(tp: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 @pytest.mark.parametrize("kv_cache", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_every_rank_holds_exactly_the_tensors_of_the_table(
-    tp: int, kv_cache: bool, hf: Path, tmp_path: Path
+    tp: int, kv_cache: bool, biased_hf: Path, tmp_path: Path
 ) -> None:
-    folder = to_fp8(hf, tmp_path / "ckpt", fp8_kv_cache=kv_cache, tp_size=tp)
+    folder = to_fp8(biased_hf, tmp_path / "ckpt", fp8_kv_cache=kv_cache, tp_size=tp)
     layer = layer_table(tp)
     if kv_cache:
         layer["attention.kv_cache_scaling_factor"] = ((1,), torch.float32)
@@ -151,15 +119,18 @@ def hand_made_ranges(state: dict[str, torch.Tensor], prompts: list[list[int]]) -
     return seen
 
 
-def test_calibration_sees_what_a_hand_made_forward_computes(hf: Path) -> None:
-    found = calibrate(hf, HFModel.open(hf).config, Calibration(PROMPTS))
-    expected = hand_made_ranges(load_file(hf / "model.safetensors"), PROMPTS)
+def test_calibration_sees_what_a_hand_made_forward_computes(biased_hf: Path) -> None:
+    found = calibrate(biased_hf, HFModel.open(biased_hf).config, Calibration(PROMPTS))
+    expected = hand_made_ranges(load_file(biased_hf / "model.safetensors"), PROMPTS)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_scales_are_the_largest_value_over_448(hf: Path, whole: Path) -> None:
-    model, tensors = load_file(hf / "model.safetensors"), load_file(whole / "rank0.safetensors")
+def test_scales_are_the_largest_value_over_448(biased_hf: Path, biased_fp8: Path) -> None:
+    model, tensors = (
+        load_file(biased_hf / "model.safetensors"),
+        load_file(biased_fp8 / "rank0.safetensors"),
+    )
     ranges = hand_made_ranges(model, PROMPTS)
     sources = (("qkv_proj", "q k v"), ("o_proj", "o"), ("gate_proj", "gate"), ("up_proj", "up"))
     for i in range(4):
@@ -200,6 +171,15 @@ def test_quantising_rounds_to_the_nearest_number(values: list[float], power: int
         assert torch.equal(quantize(dequantize(numbers, scale, torch.float32), scale), numbers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    values, scale = torch.linspace(0.1, 30, 2000).to(dtype), torch.tensor(0.0731)
+    assert torch.equal(quantize(values, scale), quantize(values.double(), scale))
+    numbers = quantize(values, scale)
+    wide = dequantize(numbers, scale, torch.float32)
+    assert torch.equal(dequantize(numbers, scale, dtype), wide.to(dtype))
+
+
 def test_values_beyond_the_range_saturate() -> None:
     numbers = quantize(torch.tensor([1e9, -1e9, math.inf]), torch.tensor(0.5))
     assert numbers.float().tolist() == [448.0, -448.0, 448.0]
@@ -231,56 +211,60 @@ def test_weights_of_every_kind_of_model_are_half_a_step_from_the_originals(
 
 
 def test_an_engine_is_the_same_from_any_split(
-    hf: Path, whole: Path, split: Path, tmp_path: Path
+    biased_hf: Path, biased_fp8: Path, biased_fp8_split: Path, tmp_path: Path
 ) -> None:
-    four = to_fp8(hf, tmp_path / "four", fp8_kv_cache=True, tp_size=4)
+    four = to_fp8(biased_hf, tmp_path / "four", fp8_kv_cache=True, tp_size=4)
     engines = [
         build_engine(source, tmp_path / f"engine{i}", BuildSettings())
-        for i, source in enumerate((whole, split, four))
+        for i, source in enumerate((biased_fp8, biased_fp8_split, four))
     ]
     one, *others = [(e.path / "rank0.safetensors").read_bytes() for e in engines]
     assert all(other == one for other in others)
-    assert (whole / "rank0.safetensors").read_bytes() == one
+    assert (biased_fp8 / "rank0.safetensors").read_bytes() == one
     assert len({e.manifest.source_sha256 for e in engines if e.manifest}) == 1
     assert open_engine(engines[0].path).config.pretrained_config.fp8_kv_cache
 
 
-def test_converting_twice_gives_the_same_bytes(hf: Path, whole: Path, tmp_path: Path) -> None:
-    again = to_fp8(hf, tmp_path / "again", iter(PROMPTS), fp8_kv_cache=True)
+def test_converting_twice_gives_the_same_bytes(
+    biased_hf: Path, biased_fp8: Path, tmp_path: Path
+) -> None:
+    again = to_fp8(biased_hf, tmp_path / "again", iter(PROMPTS), fp8_kv_cache=True)
     for name in ("rank0.safetensors", "config.json"):
-        assert (again / name).read_bytes() == (whole / name).read_bytes()
+        assert (again / name).read_bytes() == (biased_fp8 / name).read_bytes()
 
 
-def test_int8_tensors_are_read_as_fp8(whole: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "ckpt"))
+def test_int8_tensors_are_read_as_fp8(biased_fp8: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(biased_fp8, tmp_path / "ckpt"))
     tensors = load_file(folder / "rank0.safetensors")
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float8_e4m3fn:
             tensors[name] = tensor.view(torch.int8)
     save_file(tensors, folder / "rank0.safetensors")
-    for source in (folder, whole):
-        build_engine(source, tmp_path / f"engine-{source == whole}", BuildSettings())
+    for source in (folder, biased_fp8):
+        build_engine(source, tmp_path / f"engine-{source == biased_fp8}", BuildSettings())
     one, two = (tmp_path / f"engine-{x}" / "rank0.safetensors" for x in (False, True))
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_build_changes_the_dtype_of_what_is_not_quantised(whole: Path, tmp_path: Path) -> None:
-    engine = build_engine(whole, tmp_path / "engine", BuildSettings(), dtype="bfloat16")
+def test_a_build_changes_the_dtype_of_what_is_not_quantised(
+    biased_fp8: Path, tmp_path: Path
+) -> None:
+    engine = build_engine(biased_fp8, tmp_path / "engine", BuildSettings(), dtype="bfloat16")
     tensors = dict(engine.weights())
     assert tensors["transformer.ln_f.weight"].dtype == torch.bfloat16
     assert tensors["transformer.layers.0.mlp.fc.weight"].dtype == torch.float8_e4m3fn
     assert tensors["transformer.layers.0.mlp.fc.weights_scaling_factor"].dtype == torch.float32
 
 
-def test_sizes_count_every_tensor_in_its_own_type(whole: Path) -> None:
-    size = sum(t.nbytes for t in load_file(whole / "rank0.safetensors").values())
-    assert weight_bytes(Checkpoint.open(whole).config) == size
-    assert describe_build(whole, BuildSettings()).memory.weight_bytes == size
-    assert inspect(whole)["problems"] == []
+def test_sizes_count_every_tensor_in_its_own_type(biased_fp8: Path) -> None:
+    size = sum(t.nbytes for t in load_file(biased_fp8 / "rank0.safetensors").values())
+    assert weight_bytes(Checkpoint.open(biased_fp8).config) == size
+    assert describe_build(biased_fp8, BuildSettings()).memory.weight_bytes == size
+    assert inspect(biased_fp8)["problems"] == []
 
 
-def test_scales_are_no_parameters(hf: Path, whole: Path) -> None:
-    assert inspect(whole)["parameters"] == inspect(hf)["parameters"]
+def test_scales_are_no_parameters(biased_hf: Path, biased_fp8: Path) -> None:
+    assert inspect(biased_fp8)["parameters"] == inspect(biased_hf)["parameters"]
 
 
 fp8_configs = st.builds(
@@ -329,218 +313,3 @@ def test_split_then_reassemble_is_the_identity_and_files_are_aligned(
             found = files.read(name, 0, len(tensor))
             assert found.dtype == tensor.dtype
             assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
-
-
-# What is refused.
-
-Change = Callable[[dict[str, torch.Tensor]], Any]
-SCALE = "transformer.layers.1.mlp.fc.weights_scaling_factor"
-WEIGHT = "transformer.layers.1.mlp.fc.weight"
-BROKEN: list[tuple[str, Change, str]] = [
-    ("zero", lambda t: t[SCALE].zero_(), f"tensor {SCALE} is 0.0, a scale is above 0"),
-    ("nan", lambda t: t[SCALE].fill_(math.nan), f"tensor {SCALE} is nan"),
-    ("other", lambda t: t[SCALE].mul_(2), "on other ranks"),
-    ("none", lambda t: t.pop(SCALE), f"lacks tensor {SCALE}"),
-    ("half", lambda t: t.update({WEIGHT: t[WEIGHT].half()}), f"{WEIGHT} is float16, trtla reads"),
-    ("shape", lambda t: t.update({SCALE: torch.ones(2)}), "asks for [1]"),
-    (
-        "head",
-        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.float8_e4m3fn)}),
-        "lm_head.weight is float8_e4m3fn",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "named"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
-def test_a_broken_checkpoint_is_refused(
-    change: Change, named: str, hf: Path, split: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(split, tmp_path / "ckpt"))
-    tensors = load_file(folder / "rank3.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "rank3.safetensors")
-    with pytest.raises(UsageError) as caught:
-        Checkpoint.open(folder)
-    assert named in caught.value.message
-    assert caught.value.hint
-    assert any(named in problem for problem in inspect(folder)["problems"])
-
-
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"quant_algo": "W4A16_AWQ"}, "quant_algo W4A16_AWQ is not supported"),
-        ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "FP8_PER_CHANNEL_PER_TOKEN"),
-        ({"kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo INT8"),
-        ({"exclude_modules": ["*.1.mlp.*"]}, "leaves transformer.layers.1.mlp.fc unquantised"),
-        ({"exclude_modules": "lm_head"}, "exclude_modules"),
-        ({"quant_algo": None}, "scaling_factor, which config.json has no place for"),
-    ],
-)
-def test_another_quantisation_is_refused(
-    keys: dict[str, Any], named: str, whole: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "ckpt"))
-    data = json.loads((folder / "config.json").read_text())
-    data["quantization"].update(keys)
-    (folder / "config.json").write_text(json.dumps(data))
-    with pytest.raises(UsageError) as caught:
-        Checkpoint.open(folder)
-    assert named in caught.value.message
-    assert caught.value.hint
-
-
-def test_keys_of_tensorrt_llm_are_kept(whole: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "ckpt"))
-    data = json.loads((folder / "config.json").read_text())
-    theirs = {"group_size": 128, "clamp_val": None, "exclude_modules": ["lm_head", "*layernorm*"]}
-    data["quantization"].update(theirs)
-    (folder / "config.json").write_text(json.dumps(data))
-    build_engine(folder, tmp_path / "engine", BuildSettings())
-    built = json.loads((tmp_path / "engine" / "config.json").read_text())
-    assert built["pretrained_config"]["quantization"] == data["quantization"]
-
-
-def weights_changed(hf: Path, target: Path, name: str, value: float) -> Path:
-    folder = Path(shutil.copytree(hf, target))
-    tensors = load_file(folder / "model.safetensors")
-    tensors[name].fill_(value)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_a_range_that_gives_no_scale_names_the_layer(
-    value: float, hf: Path, tmp_path: Path
-) -> None:
-    """A norm of these weights makes the input of gate_proj and up_proj so."""
-    model = weights_changed(
-        hf, tmp_path / "hf", "model.layers.2.post_attention_layernorm.weight", value
-    )
-    with pytest.raises(TrtlaError, match=r"input of model\.layers\.2\.mlp\.gate_proj") as caught:
-        to_fp8(model, tmp_path / "out")
-    assert "--calib-data" in str(caught.value.hint)
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-
-
-def test_weights_that_are_not_numbers_are_named(hf: Path, tmp_path: Path) -> None:
-    name = "model.layers.1.mlp.up_proj.weight"
-    config, model = (
-        HFModel.open(hf).config,
-        HFModel.open(weights_changed(hf, tmp_path / "hf", name, math.nan)),
-    )
-    source = Fp8Source(model, config, {})
-    with pytest.raises(UsageError, match=f"tensor {name} holds nan"):
-        source.read("model.layers.1.mlp.up_proj.weight_scale", 0, 1)
-
-
-def test_a_weight_of_zeros_has_a_scale_all_the_same(hf: Path, tmp_path: Path) -> None:
-    """Added layers of a model that was made deeper have such weights."""
-    name = "model.layers.1.mlp.down_proj.weight"
-    folder = to_fp8(weights_changed(hf, tmp_path / "hf", name, 0.0), tmp_path / "ckpt")
-    tensors = load_file(folder / "rank0.safetensors")
-    assert tensors["transformer.layers.1.mlp.proj.weights_scaling_factor"].item() == 1.0
-    assert not tensors["transformer.layers.1.mlp.proj.weight"].float().any()
-
-
-def test_an_fp8_cache_needs_a_calibration(hf: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs scales"):
-        convert(hf, tmp_path / "out", fp8_kv_cache=True)
-    with pytest.raises(UsageError, match="no text"):
-        to_fp8(hf, tmp_path / "out", [[], ()])
-
-
-# Calibration data.
-
-
-def test_texts_of_files(tmp_path: Path) -> None:
-    lines = tmp_path / "t.jsonl"
-    lines.write_text('{"text": "one", "id": 3}\n\n{"article": "two", "highlights": "x"}\n')
-    assert list(texts(str(lines), 9)) == ["one", "two"]
-    plain = tmp_path / "t.txt"
-    plain.write_text("a" * 2048 + "b" * 10)
-    assert list(texts(str(plain), 9)) == ["a" * 2048, "b" * 10]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("t.jsonl", '{"text": "a"}\n{"title": "b"}\n', 'line 2 of .* needs either "text" or'),
-        ("t.jsonl", "[1]\n", "line 1 of .* is not a JSON object"),
-        ("t.csv", "a", "neither cnn_dailymail nor a .txt or .jsonl file"),
-    ],
-)
-def test_bad_files_are_refused(name: str, content: str, named: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=named):
-        list(texts(str(tmp_path / name), 9))
-    with pytest.raises(UsageError, match="does not exist"):
-        list(texts(str(tmp_path / "absent.txt"), 9))
-
-
-def test_articles_come_from_the_train_split(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def rows(*args: Any) -> list[dict[str, str]]:
-        asked.append(args)
-        return [{"article": f"def f{i}(): pass", "highlights": ""} for i in range(3)]
-
-    monkeypatch.setattr("trtla.calibration_data.load_rows", rows)
-    assert len(list(calibration(tiny_llama, size=2).prompts)) == 2
-    assert asked[0][:2] == ("train", 2)
-
-
-def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtla.calibration_data.find_spec", lambda name: None)
-    with pytest.raises(TrtlaError, match='"datasets" package') as caught:
-        list(texts("cnn_dailymail", 3))
-    assert "pip install" in str(caught.value.hint)
-    assert "--calib-data PATH" in str(caught.value.hint)
-
-
-def test_long_texts_are_cut_to_512_tokens_and_to_the_models_positions(
-    hf: Path, tmp_path: Path
-) -> None:
-    """The model knows 16 positions: what comes later is not read."""
-    config = HFModel.open(hf).config
-    prompt = PROMPTS[2]
-    longer = calibrate(hf, config, Calibration([[*prompt, 99, 98, 97]]))
-    assert longer == calibrate(hf, config, Calibration([prompt]))
-
-
-MEASURE = """
-import resource, sys
-from pathlib import Path
-from trtla.build.fp8 import Fp8Source
-from trtla.build.hf import HFModel
-from trtla.build.plan import source_shapes
-from trtla.build.rank_writer import RankWriter
-from trtla.config import Quantization
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-model = HFModel.open(sys.argv[1])
-config = model.config.model_copy(update={"quantization": Quantization(quant_algo="FP8")})
-ranges = {name: 1.0 for name in source_shapes(config) if name.endswith("input_scale")}
-before = peak()
-RankWriter(Path(sys.argv[2]), config).write(Fp8Source(model, config, ranges))
-print(peak() - before)
-"""
-LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
-
-
-def test_writing_fp8_keeps_a_piece_in_memory_not_the_model(tmp_path: Path) -> None:
-    variant = Variant("large", {**LARGE, "num_attention_heads": 16})
-    config = {**BASE, **variant.keys, "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
-    shapes = hf_shapes(read_hf_config(tmp_path / "hf" / "config.json")[0])
-    tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / "hf"), str(tmp_path / "out")]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    size = (tmp_path / "out" / "rank0.safetensors").stat().st_size / 2**20
-    assert size > 55
-    assert int(out) < 40, f"{out} MiB for {size:.0f} MiB of FP8"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.build.engine import BuildSettings, build_engine, open_engine
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -144,9 +145,8 @@ def test_an_engine_without_a_known_triple_is_not_started(engine: Engines) -> Non
         assert drain(works)[0].finish_reason == "length"
 
 
-def test_the_configuration_says_what_changed_between_releases(engine: Engines) -> None:
-    from tensorrt_llm.bindings import executor as bindings
-
+def test_the_configuration_says_what_changed_between_releases(standin: Standin) -> None:
+    bindings = standin.load("bindings.executor")
     from trtla.runtime.trtllm_start import executor_config
 
     config = executor_config(bindings, LookaheadConfig(7, 7, 7), 8, TrtllmSettings())
@@ -219,7 +219,7 @@ def test_the_wrong_number_of_processes_is_told(
 
 @pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
 def test_a_release_after_the_removal_is_told_apart(
-    tiny_checkpoint: Path, tmp_path: Path, standin: Any
+    tiny_checkpoint: Path, tmp_path: Path, standin: Standin
 ) -> None:
     with pytest.raises(TrtlaError, match="lacks") as refusal:
         build_engine(
@@ -251,10 +251,9 @@ def test_a_tensorrt_llm_engine_takes_no_choices_of_torch(
 
 
 def test_the_library_is_shut_down_on_every_way_out(
-    engine: Engines, monkeypatch: pytest.MonkeyPatch
+    engine: Engines, standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorrt_llm.bindings import executor as bindings
-
+    bindings = standin.load("bindings.executor")
     shut: list[int] = []
     real = bindings.Executor.shutdown
 

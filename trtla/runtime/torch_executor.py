@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.batch import Feed, make_batch
 from trtla.runtime.commit import committed_prefix
@@ -27,6 +26,7 @@ from trtla.runtime.executor import (
     RequestStats,
 )
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.model import LlamaModel, TargetModel
 from trtla.runtime.sampling import draw, top2_margin
 from trtla.runtime.scheduler import Plan, Scheduler
@@ -49,7 +49,7 @@ class Prediction:
     margins: dict[int, float] = field(default_factory=dict)
 
 
-class TorchExecutor:
+class TorchExecutor(OpenExecutor):
     """An `Executor` on PyTorch, CPU or CUDA.
 
     Args:
@@ -75,19 +75,14 @@ class TorchExecutor:
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        self._model, self._cache, self._limits = model, cache, limits
+        super().__init__(limits)
+        self._model, self._cache = model, cache
         self._make_drafter = drafter
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
         self._active: set[int] = set()
         self._deadlines: dict[int, float] = {}
         self._ended: list[Output] = []
         self._stats = ExecutorStats()
-        self._closed = False
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """What requests must fit into."""
-        return self._limits
 
     @property
     def description(self) -> str:
@@ -105,13 +100,7 @@ class TorchExecutor:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
-        self._check_open()
-        self._limits.check(request)
-        if request.request_id in self._active:
-            raise UsageError(
-                f"request id {request.request_id} is already in flight",
-                "give each request its own id",
-            )
+        self._check_new(request, self._active)
         lookahead = request.lookahead or self._limits.lookahead
         drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
         sequence = Sequence(request, lookahead, drafter, stats=RequestStats(lookahead))
@@ -232,28 +221,9 @@ class TorchExecutor:
         if sources:
             self._cache.move(torch.cat(sources), torch.cat(targets))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TrtlaError("the executor is closed", "open the engine again")
-
-    def close(self) -> None:
-        """Forget everything in flight; further calls raise, but for another `close`."""
-        if self._closed:
-            return
-        self._closed = True
+    def _release(self) -> None:
         self._active.clear()
         del self._model, self._cache
-
-    def __enter__(self) -> TorchExecutor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _predict_one(feed: Feed, logits: Tensor, greedy: list[int]) -> Prediction:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.errors import TrtlaError, first_line
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.executor import (
@@ -28,6 +27,7 @@ from trtla.runtime.executor import (
     RequestStats,
     SamplingParams,
 )
+from trtla.runtime.lifecycle import OpenExecutor
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
@@ -63,7 +63,7 @@ class _Answer:
         self.stats.accepted = max(0, len(self.output_ids) - iterations)
 
 
-class TrtllmExecutor:
+class TrtllmExecutor(OpenExecutor):
     """An `Executor` on TensorRT-LLM.
 
     Args:
@@ -76,20 +76,15 @@ class TrtllmExecutor:
     def __init__(
         self, bindings: Any, executor: Any, limits: ExecutorLimits, description: str
     ) -> None:
+        super().__init__(limits)
         self._bindings, self._executor = bindings, executor
-        self._limits, self._description = limits, description
+        self._description = description
         self._answers: dict[int, _Answer] = {}
         """The executor's id -> the request in flight."""
         self._ids: dict[int, int] = {}
         """The request's id -> the executor's."""
         self._ended: list[Output] = []
         self._stats = ExecutorStats(fed=None, drafted=None)
-        self._closed = False
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """What requests must fit into."""
-        return self._limits
 
     @property
     def description(self) -> str:
@@ -109,13 +104,7 @@ class TrtllmExecutor:
 
     def submit(self, request: Request) -> None:
         """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        self._check_open()
-        self._limits.check(request)
-        if request.request_id in self._ids:
-            raise UsageError(
-                f"request id {request.request_id} is already in flight",
-                "give each request its own id",
-            )
+        self._check_new(request, self._ids)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         end_id = _end_id(request.end_ids, self._limits.vocab_size)
         try:
@@ -220,15 +209,8 @@ class TrtllmExecutor:
             running = iteration.num_active_requests
             self._stats.max_in_flight = max(self._stats.max_in_flight, running)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise TrtlaError("the executor is closed", "open the engine again")
-
-    def close(self) -> None:
+    def _release(self) -> None:
         """Shut the C++ executor down; in a serving rank this returns when the leader has closed."""
-        if self._closed:
-            return
-        self._closed = True
         try:
             for theirs in self._answers:
                 self._executor.cancel_request(theirs)
@@ -236,17 +218,6 @@ class TrtllmExecutor:
             self._answers.clear()
             self._ids.clear()
             self._executor.shutdown()
-
-    def __enter__(self) -> TrtllmExecutor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def effective_lookahead(request: Request, server: LookaheadConfig) -> LookaheadConfig:
