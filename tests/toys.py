@@ -15,6 +15,7 @@ import torch
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.attention import AttentionGroup
 from trtla.runtime.batch import Batch
+from trtla.runtime.cost_table import CostTable
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, NoDrafter
 from trtla.runtime.executor import ExecutorLimits, Output, Request, SamplingParams
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
@@ -130,6 +131,7 @@ def toy_executor(
     max_text_len: int = 160,
     max_num_tokens: int | None = None,
     num_blocks: int | None = None,
+    costs: CostTable | None = None,
 ) -> tuple[TorchExecutor, ToyModel]:
     """A `TorchExecutor` over a toy."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
@@ -138,7 +140,8 @@ def toy_executor(
     model = ToyModel(scores)
     budget = max_num_tokens or max(4096, max_batch_size * server.max_decoding_tokens)
     limits = ExecutorLimits(max_batch_size, max_text_len, max_text_len, budget, vocab, server)
-    return TorchExecutor(model, cache, limits, drafter), model
+    table = costs or CostTable.of([(1, 1.0)])
+    return TorchExecutor(model, cache, limits, drafter, lambda *_: table), model
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:
@@ -172,9 +175,10 @@ def request(
     request_id: int = 0,
     *,
     end_ids: Sequence[int] = (),
+    adaptive: bool = False,
     **sampling: object,
 ) -> Request:
     """A request in one line."""
     params = SamplingParams(max_output_len=max_output_len, **sampling)  # type: ignore[arg-type]
     config = LookaheadConfig(*lookahead) if lookahead else None
-    return Request(request_id, tuple(prompt), params, config, frozenset(end_ids))
+    return Request(request_id, tuple(prompt), params, config, frozenset(end_ids), adaptive=adaptive)

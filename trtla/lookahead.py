@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trtla.errors import UsageError
 
@@ -114,6 +115,9 @@ class LookaheadConfig:
 AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 """Plain autoregressive decoding."""
 
+Lookahead = LookaheadConfig | Literal["auto"]
+"""A triple that every step feeds, or `auto`: what pays of the server's, chosen step by step."""
+
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
     """max_draft_len(W, N, G) that an engine must be built with; raises UsageError when illegal."""
@@ -173,4 +177,12 @@ def check_request(request: LookaheadConfig, server: LookaheadConfig, request_nam
     raise UsageError(
         f"{request_name} asks for lookahead {request}, more than the server's {server}",
         f"use at most {server.describe()}, or rebuild the engine with --lookahead {request}",
+    )
+
+
+def refuse_auto(name: str) -> UsageError:
+    """Why lookahead `auto` cannot be had from TensorRT-LLM."""
+    return UsageError(
+        f"{name} asks for lookahead auto, but TensorRT-LLM feeds a request's triple in every step",
+        "give a triple, such as 7,7,7, or use an engine built with --backend torch",
     )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trtla.config import validate
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.lookahead import Lookahead, LookaheadConfig
 from trtla.runtime.executor import SamplingParams
 
 LineT = TypeVar("LineT", bound=BaseModel)
@@ -48,15 +48,15 @@ class PromptRequest:
     name: str
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
-    lookahead: LookaheadConfig | None = None
-    """None: the server's triple."""
+    lookahead: Lookahead | None = None
+    """None: the server's triple, or `auto` where the server has that."""
 
 
 def gather(
     texts: Sequence[str],
     file: str | None,
     sampling: SamplingParams,
-    lookaheads: Sequence[LookaheadConfig] = (),
+    lookaheads: Sequence[Lookahead] = (),
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file.
 
@@ -64,7 +64,7 @@ def gather(
         texts: prompts; `-` stands for all of stdin.
         file: a .txt or .jsonl file, or `-` for stdin.
         sampling: the settings of prompts that bring no others.
-        lookaheads: none, one for all prompts, or one a prompt.
+        lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
 
     Raises:
         UsageError: no prompts, an unusable file or line, or more triples than prompts.
@@ -86,7 +86,7 @@ def gather(
 
 
 def _with_lookaheads(
-    requests: list[PromptRequest], lookaheads: Sequence[LookaheadConfig]
+    requests: list[PromptRequest], lookaheads: Sequence[Lookahead]
 ) -> list[PromptRequest]:
     if not lookaheads:
         return requests
@@ -182,11 +182,19 @@ def _from_line(where: str, line: PromptLine, flags: SamplingParams) -> PromptReq
         raise UsageError(f'{where} needs either "text" or "input_ids"', "give exactly one of them")
     try:
         sampling = _sampling(line, flags)
-        triple = None if line.lookahead is None else LookaheadConfig.parse(line.lookahead)
+        lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
     prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-    return PromptRequest(where, prompt, sampling, triple)
+    return PromptRequest(where, prompt, sampling, lookahead)
+
+
+def _lookahead(line: PromptLine) -> Lookahead | None:
+    if line.lookahead is None:
+        return None
+    if line.lookahead == "auto":
+        return "auto"
+    return LookaheadConfig.parse(line.lookahead)
 
 
 def _sampling(line: PromptLine, flags: SamplingParams) -> SamplingParams:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.prompts import PromptRequest
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def decode(
         plain: decode every request with (1,1,0) and record the target's margins.
         on_chunk: called with every chunk as it comes.
     """
-    triples: list[LookaheadConfig | None] = [
+    triples: list[Lookahead | None] = [
         AUTOREGRESSIVE if plain else request.lookahead for request in requests
     ]
     done: dict[int, Completion] = {}

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import ROOT, process, refused, trtla
 from trtla.cli.app import cli
 
-COMMANDS = ("convert", "build", "run", "summarize", "inspect", "doctor", "completion")
+COMMANDS = ("convert", "build", "run", "summarize", "bench", "inspect", "doctor", "completion")
 DOCS = ROOT / "docs" / "cli.md"
 _HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors")
 
@@ -62,6 +62,7 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
         ["run", "--engine-dir", "e", "--input-text", "a", "--temperature", "-1"],
         ["run", "--engine-dir", "absent", "--input-text", "a"],
         ["summarize", "--engine-dir", "absent", "--dataset", "absent.jsonl"],
+        ["bench", "--engine-dir", "absent"],
         ["build", "--checkpoint-dir", "c", "--output-dir", "o", "--lookahead", "0,7,7"],
     ],
 )

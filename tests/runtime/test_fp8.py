@@ -134,7 +134,7 @@ def reference(prompt, kv_cache):
 
 def open_llm(kv_cache, triple=(7, 6, 7), **options):
     llm = LLM(engine(kv_cache), lookahead=LookaheadConfig(*triple), **options)
-    llm._end_ids = frozenset()
+    llm.end_ids = frozenset()
     return llm
 
 

@@ -56,7 +56,7 @@ def reference(name, prompt, count=COUNT):
 
 def open_llm(name, triple, **options):
     llm = LLM(folder_and_model(name)[0], lookahead=LookaheadConfig(*triple), **options)
-    llm._end_ids = frozenset()
+    llm.end_ids = frozenset()
     return llm
 
 

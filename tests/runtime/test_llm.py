@@ -73,11 +73,11 @@ def test_13_end_ids_stay_in_the_ids_and_out_of_the_text(llm, long_text):
     place = 20
     token = full.output_ids[place]
     first = full.output_ids.index(token)
-    before, llm._end_ids = llm._end_ids, frozenset({token, 999_999})
+    before, llm.end_ids = llm.end_ids, frozenset({token, 999_999})
     try:
         (cut,) = llm.generate(PROMPTS[0], params)
     finally:
-        llm._end_ids = before
+        llm.end_ids = before
     assert cut.finish_reason == "end_id"
     assert cut.output_ids == full.output_ids[: first + 1]
     assert cut.text == llm.tokenizer.decode(full.output_ids[:first])

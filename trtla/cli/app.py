@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from trtla import __version__
+from trtla.cli.bench import bench
 from trtla.cli.build import build
 from trtla.cli.command import switches
 from trtla.cli.completion import completion
@@ -48,5 +49,5 @@ def cli() -> None:
     """
 
 
-for _command in (convert, build, run, summarize, inspect_path, doctor, completion):
+for _command in (convert, build, run, summarize, bench, inspect_path, doctor, completion):
     cli.add_command(_command)

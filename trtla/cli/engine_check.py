@@ -11,41 +11,69 @@ from pathlib import Path
 from trtla.build.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.build.folder_kind import folder_kind
 from trtla.config import EngineConfig, EngineManifest, read_json, validate
+from trtla.errors import UsageError
 from trtla.lookahead import (
     AUTOREGRESSIVE,
+    Lookahead,
     LookaheadConfig,
     check_request,
     check_server,
+    refuse_auto,
 )
 
 
 def check_triples(
     engine_dir: str,
-    server: LookaheadConfig | None,
-    requests: Iterable[tuple[str, LookaheadConfig | None]] = (),
+    server: Lookahead | None,
+    requests: Iterable[tuple[str, Lookahead | None]] = (),
 ) -> None:
     """Check the server's triple against the engine, and the requests' against the server's.
 
     Args:
         engine_dir: an engine; a Hugging Face folder takes any triple.
-        server: the triple asked for; None is the engine's own.
-        requests: (name, triple) of every request.
+        server: the triple asked for; None is the engine's own, and so is auto.
+        requests: (name, triple or auto) of every request.
 
     Raises:
-        UsageError: no model is there, or a triple does not fit.
+        UsageError: no model is there, a triple does not fit, or the engine knows no auto.
     """
     folder = Path(engine_dir)
-    limit = _engine_triple(folder, server) if folder_kind(folder) == "engine" else server
+    asked = None if server == "auto" else server
+    is_engine = folder_kind(folder) == "engine"
+    limit = _engine_triple(folder, asked) if is_engine else asked
+    if server == "auto" and is_engine and _is_trtllm(folder):
+        raise refuse_auto(engine_dir)
     for name, triple in requests:
-        if triple is not None and limit is not None:
+        if triple == "auto":
+            if is_engine and _is_trtllm(folder):
+                raise refuse_auto(name)
+        elif triple is not None and limit is not None:
             check_request(triple, limit, name)
+
+
+def check_batch_size(engine_dir: str, batch_size: int) -> None:
+    """Check a batch size against the engine's; a Hugging Face folder is not looked at.
+
+    Raises:
+        UsageError: it is above the engine's.
+    """
+    folder = Path(engine_dir)
+    if folder_kind(folder) != "engine":
+        return
+    path = folder / "config.json"
+    largest = validate(EngineConfig, read_json(path), str(path)).build_config.max_batch_size
+    if batch_size > largest:
+        raise UsageError(
+            f"batch size {batch_size} is above the {largest} of {engine_dir}",
+            "use a smaller --batch-size, or rebuild the engine with a larger --max-batch-size",
+        )
 
 
 def _engine_triple(folder: Path, server: LookaheadConfig | None) -> LookaheadConfig:
     """The server's triple, the engine's own if none is asked for."""
     path, manifest = folder / "config.json", _manifest(folder)
     config = validate(EngineConfig, read_json(path), str(path))
-    if manifest.backend == "tensorrt-llm" if manifest else is_compiled(folder):
+    if _is_trtllm(folder):
         check_compiled(folder, config)
     needed = config.build_config.max_draft_len
     if server is not None:
@@ -56,6 +84,11 @@ def _engine_triple(folder: Path, server: LookaheadConfig | None) -> LookaheadCon
     if needed:
         raise unknown_triple(str(folder), needed)
     return AUTOREGRESSIVE
+
+
+def _is_trtllm(folder: Path) -> bool:
+    manifest = _manifest(folder)
+    return manifest.backend == "tensorrt-llm" if manifest else is_compiled(folder)
 
 
 def _manifest(folder: Path) -> EngineManifest | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Setting, Several
-from trtla.cli.values import DEVICE, TRIPLE
+from trtla.cli.values import DEVICE, LOOKAHEAD
 from trtla.console import Console
 
 if TYPE_CHECKING:
@@ -99,9 +99,11 @@ model_flags = stack(
     setting(
         "--lookahead",
         section="Model",
-        type=TRIPLE,
+        type=LOOKAHEAD,
+        metavar="W,N,G|auto",
         show_default="the engine's",
-        help="window,ngram,verification of the server; must need the engine's max_draft_len.",
+        help="window,ngram,verification of the server; must need the engine's max_draft_len. auto: "
+        "the engine's, and each step feeds only what pays of it (torch engines).",
     ),
 )
 """What opens a model."""

@@ -23,10 +23,10 @@ from trtla.cli.options import (
     trtllm_flags,
     trtllm_settings,
 )
-from trtla.cli.values import COUNT, TEXT, TRIPLE
+from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 
 if TYPE_CHECKING:
     from trtla.prompts import PromptRequest
@@ -42,8 +42,8 @@ class RunFlags:
     tokenizer_dir: str | None
     device: str
     dtype: str
-    lookahead: LookaheadConfig | None
-    request_lookahead: tuple[LookaheadConfig, ...]
+    lookahead: Lookahead | None
+    request_lookahead: tuple[Lookahead, ...]
     no_lookahead: bool
     max_batch_size: int | None
     input_text: tuple[str, ...]
@@ -91,9 +91,11 @@ class RunFlags:
 @several(
     "--request-lookahead",
     section="Model",
-    type=TRIPLE,
+    type=LOOKAHEAD,
+    metavar="W,N,G|auto",
     show_default="the server's",
-    help="The requests' own triples, at most the server's: one for all prompts, or one a prompt.",
+    help="The requests' own triples, at most the server's, or auto: one for all prompts, or one a "
+    "prompt.",
 )
 @switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
 @setting(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trtla.cli.values import TRIPLE
+from trtla.cli.values import ListType, TripleType
 from trtla.errors import UsageError
 
 _CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
@@ -45,9 +45,11 @@ def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:
     """A YAML value as the command line would have it: both are checked by the same types."""
     if isinstance(value, bool) and getattr(param, "is_flag", False):
         return value
+    if isinstance(value, list) and isinstance(param.type, ListType):
+        return ",".join(map(str, value))
     if isinstance(value, list):
         numbers = all(isinstance(item, int) for item in value)
-        if param.type is TRIPLE and numbers and value:
+        if isinstance(param.type, TripleType) and numbers and value:
             triple = ",".join(map(str, value))
             return [triple] if param.multiple else triple
         if param.multiple:

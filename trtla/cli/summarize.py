@@ -28,7 +28,7 @@ from trtla.cli.options import (
 from trtla.cli.values import COUNT
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ class SummarizeFlags:
     hf_model_dir: str | None
     device: str
     dtype: str
-    lookahead: LookaheadConfig | None
+    lookahead: Lookahead | None
     dataset: str
     test_hf: bool
     test_trtla: bool

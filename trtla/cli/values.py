@@ -40,6 +40,16 @@ class TripleType(_Type):
             raise UsageError(message, error.hint) from None
 
 
+class LookaheadType(TripleType):
+    """A triple, or `auto`."""
+
+    name = "W,N,G|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse and check what is not `auto`."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 class CountType(_Type):
     """A whole number of at least 1; `8k` is 8000 and `8K` is 8192."""
 
@@ -79,7 +89,31 @@ class TextType(_Type):
         return str(value)
 
 
+class ListType(_Type):
+    """A comma list `1,4,8`, every part of one type."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.name = f"{inner.name},..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Convert every part; spaces around commas are dropped."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(parts):
+            self.fail(f"{value!r} is not a list such as a,b,c.", param, ctx)
+        return tuple(self.inner.convert(part, param, ctx) for part in parts)
+
+
 TRIPLE = TripleType()
+LOOKAHEAD = LookaheadType()
 COUNT = CountType()
 DEVICE = DeviceType()
 TEXT = TextType()
+NAMES = ListType(TEXT)
+COUNTS = ListType(COUNT)
+DEVICES = ListType(DEVICE)
+NUMBERS = ListType(click.FLOAT)

@@ -37,8 +37,8 @@ class Feed:
     @classmethod
     def step(cls, sequence: Sequence, draft: Draft) -> Feed:
         """The last committed token and the draft below it."""
-        rows = (0, *draft.candidates)
-        rows += tuple(node for node in draft.read if node not in rows)
+        first = draft.first_candidate
+        rows = (0, *draft.candidates, *(node for node in draft.read if 0 < node < first))
         return cls(sequence, (sequence.output_ids[-1], *draft.tokens), rows, draft)
 
     @property
@@ -61,7 +61,16 @@ class Feed:
         start = self.sequence.num_cached
         if self.draft is None:
             return list(range(start, start + self.length))
-        return [start + depth for depth in depths(self.draft.parents)]
+        return [start + depth for depth in _depths(self.draft.parents)]
+
+    def lengths(self, positions: Seq[int]) -> list[int]:
+        """Text length when each token was first seen: the prompt's, then one more per token."""
+        if self.draft is None:
+            return [len(self.sequence.prompt)] * self.length
+        return [position + 1 for position in positions]
+
+
+_depths = lru_cache(maxsize=1024)(depths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +97,7 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype)
     """
     device = cache.device
     positions = [feed.positions() for feed in feeds]
-    lengths = [
-        max(len(feed.sequence.prompt), position + 1)
-        for feed, row in zip(feeds, positions, strict=True)
-        for position in row
-    ]
+    lengths = [feed.lengths(row) for feed, row in zip(feeds, positions, strict=True)]
     starts = [0]
     for feed in feeds:
         starts.append(starts[-1] + feed.length)
@@ -109,18 +114,16 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype)
     ]
     if prompts < len(feeds):
         groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], folds, dtype))
-    return Batch(
-        _integers(chain.from_iterable(feed.tokens for feed in feeds), device),
-        _integers(chain.from_iterable(positions), device),
-        _integers(lengths, device),
-        torch.cat(new_slots) if len(new_slots) > 1 else new_slots[0],
-        tuple(groups),
-        _integers(rows, device),
-    )
+    tokens = [token for feed in feeds for token in feed.tokens]
+    parts = (tokens, [*chain.from_iterable(positions)], [*chain.from_iterable(lengths)], rows)
+    packed = _integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
+    fed, at, seen, wanted = torch.split(packed, [len(part) for part in parts])
+    slots = torch.cat(new_slots) if len(new_slots) > 1 else new_slots[0]
+    return Batch(fed, at, seen, slots, tuple(groups), wanted)
 
 
-def _integers(values: Seq[int] | chain[int], device: torch.device) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64).to(device)
+def _integers(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)
 
 
 def _group(
@@ -160,6 +163,10 @@ def _bias(
     batch, count, length = shape
     if count == 1 and all(feed.total == length for feed in feeds):
         return None
+    if batch == 1:
+        bias = torch.zeros((1, 1, folds, count, length), dtype=dtype)
+        bias[..., feeds[0].sequence.num_cached :] = _tree_bias(feeds[0])
+        return bias.flatten(2, 3).to(device)
     bias = torch.full((batch, 1, count, length), float("-inf"), dtype=dtype)
     for feed, one in zip(feeds, bias[:, 0], strict=True):
         cached = feed.sequence.num_cached

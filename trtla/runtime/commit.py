@@ -19,12 +19,11 @@ def committed_prefix(
     stop string that is also the last allowed token counts as the reason, not the length.
     """
     room = request.sampling.max_output_len - len(output_ids)
-    ids = list(output_ids)
     for count, token in enumerate(new_tokens[:room], 1):
-        ids.append(token)
         if token in request.end_ids:
             return count, "end_id"
-        if request.stop_check is not None and request.stop_check(ids):
+        # The ids are put together for stop strings only: the copy grows with the output.
+        if request.stop_check and request.stop_check([*output_ids, *new_tokens[:count]]):
             return count, "stop_words"
     if len(new_tokens) >= room:
         return room, "length"

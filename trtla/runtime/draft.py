@@ -41,6 +41,27 @@ NO_DRAFT = Draft()
 """Feed the input token alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A continuation of the input token that a drafter could have verified in this step."""
+
+    tokens: tuple[int, ...]
+    context: int = 1
+    """Committed tokens up to the input that stood before it where it was seen; at most 3."""
+    from_window: bool = False
+    """True when only the lookahead window has seen it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """What of a draft is fed in one step; the default feeds the input token alone."""
+
+    guess_lengths: tuple[int, ...] = ()
+    """Leading tokens of each of the drafter's `guesses`, in their order; those beyond are left."""
+    with_window: bool = False
+    """Feed the window. A window that is left out waits: its cells stand relative to the input."""
+
+
 class Drafter(Protocol):
     """Guesses what the target will say: it changes the speed of decoding, never the text.
 
@@ -48,8 +69,12 @@ class Drafter(Protocol):
     per forward that committed tokens, the prompt pass first.
     """
 
-    def propose(self) -> Draft:
-        """The tree for the next step, at most the request's max_draft_len tokens."""
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """The tree for the next step, at most the request's max_draft_len tokens.
+
+        Args:
+            limit: feed no more than this; None feeds all that the drafter has.
+        """
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Learn from a forward.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from trtla import mpi
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
@@ -80,6 +80,8 @@ class Request:
     """Ask for the target's top-2 logit margin at each emitted token."""
     name: str = ""
     """How errors call this request, e.g. `line 3 of prompts.jsonl`."""
+    adaptive: bool = False
+    """Feed only what pays in each step, the triple being the limit; the text stays the same."""
 
     @property
     def label(self) -> str:
@@ -141,6 +143,8 @@ class ExecutorLimits:
     """The server's triple; (1,1,0) on a plain engine."""
     greedy_only: bool = False
     """True where sampling settings would be ignored in silence."""
+    fixed_triples: bool = False
+    """True where every step feeds the whole triple, so that no request can be adaptive."""
     text_len_hint: str = REBUILD_LONGER
     """What to change when prompt + output do not fit, beside asking for less output."""
 
@@ -149,8 +153,8 @@ class ExecutorLimits:
 
         Raises:
             UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, the lookahead triple exceeds the server's, or sampling is
-                asked of an executor that cannot sample.
+                outside the vocabulary, the lookahead triple exceeds the server's, or sampling or
+                adaptive steps are asked of an executor that has none.
         """
         length, name = len(request.input_ids), request.label
         if not length:
@@ -176,6 +180,8 @@ class ExecutorLimits:
             )
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
+        if request.adaptive and self.fixed_triples:
+            raise refuse_auto(name)
 
     def _check_sampling(self, request: Request) -> None:
         """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""

@@ -4,126 +4,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from trtla.build.engine import BuildSettings, Engine, engine_from_hugging_face, open_engine
 from trtla.build.folder_kind import folder_kind
-from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.errors import UsageError
+from trtla.lookahead import Lookahead, LookaheadConfig, refuse_auto
+from trtla.runtime.answer import Answer, Chunk, Completion, Piece
 from trtla.runtime.executor import (
     Executor,
     ExecutorLimits,
     ExecutorStats,
-    FinishReason,
     Output,
     Request,
-    RequestStats,
     SamplingParams,
     TrtllmSettings,
     open_executor,
 )
 from trtla.runtime.text import StopStrings, TextStream, Tokenizer
 
+__all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
+
 Prompt = str | Sequence[int]
 """A text, or token ids for models without a tokenizer."""
-
-Piece = tuple[str, bool]
-"""A stretch of output text, and whether it came from accepted drafts."""
 
 T = TypeVar("T")
 DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
 """The server's triple for a Hugging Face folder when none is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The finished answer to one prompt.
-
-    `output_ids` hold the end token or the tokens of a stop string when one ended the text; `text`
-    does not. `text` and `input_text` are None for a model without tokenizer files.
-    """
-
-    index: int
-    input_text: str | None
-    input_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    text: str | None
-    finish_reason: FinishReason
-    lookahead: LookaheadConfig
-    stats: RequestStats
-    margins: tuple[float, ...] = ()
-    """The target's top-2 logit margin at each output token, when asked for."""
-    pieces: tuple[Piece, ...] = ()
-    """The text in pieces; empty without a tokenizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one step added to an answer. Texts of an index concatenate to its whole text."""
-
-    index: int
-    pieces: tuple[Piece, ...] | None
-    """None for a model without tokenizer files."""
-    token_ids: tuple[int, ...]
-    accepted: int
-    """How many of token_ids, counted from the first, were accepted drafts."""
-    completion: Completion | None
-    """Set on the last chunk of an index."""
-
-    @property
-    def text(self) -> str | None:
-        """The text that this step made certain."""
-        return None if self.pieces is None else _join(self.pieces)
-
-
-class _Answer:
-    """One prompt's answer while it grows."""
-
-    def __init__(
-        self, index: int, request: Request, text: str | None, stream: TextStream | None
-    ) -> None:
-        self.index, self.request, self._input_text, self._stream = index, request, text, stream
-        self._ids: list[int] = []
-        self._pieces: list[Piece] = []
-        self._margins: list[float] = []
-        self._accepted = 0
-
-    def add(self, output: Output) -> Chunk:
-        """Take an output of the executor."""
-        accepted, self._accepted = output.stats.accepted - self._accepted, output.stats.accepted
-        self._ids += output.new_tokens
-        self._margins += output.margins
-        pieces = None if self._stream is None else self._read(self._stream, output, accepted)
-        completion = self._complete(output) if output.finish_reason is not None else None
-        return Chunk(self.index, pieces, output.new_tokens, accepted, completion)
-
-    def _read(self, stream: TextStream, output: Output, accepted: int) -> tuple[Piece, ...]:
-        last = output.finish_reason is not None
-        end = len(output.new_tokens) - (output.finish_reason == "end_id")
-        drafted, drawn = output.new_tokens[:accepted][:end], output.new_tokens[accepted:end]
-        pieces = ((stream.push(drafted), True), (stream.push(drawn, last=last), False))
-        new = tuple(piece for piece in pieces if piece[0])
-        self._pieces += new
-        return new
-
-    def _complete(self, output: Output) -> Completion:
-        if output.finish_reason is None:
-            raise TrtlaError(f"{self.request.label} is not finished")
-        return Completion(
-            self.index,
-            self._input_text,
-            self.request.input_ids,
-            tuple(self._ids),
-            None if self._stream is None else _join(self._pieces),
-            output.finish_reason,
-            output.stats.lookahead,
-            output.stats,
-            tuple(self._margins),
-            tuple(self._pieces),
-        )
 
 
 class LLM:
@@ -133,7 +42,7 @@ class LLM:
         self,
         model: str | Path,
         *,
-        lookahead: LookaheadConfig | None = None,
+        lookahead: Lookahead | None = None,
         tokenizer_dir: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
@@ -146,7 +55,7 @@ class LLM:
             model: an engine directory made by `trtla build`, or a Hugging Face folder, which is
                 then converted in memory.
             lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
-                Face folder.
+                Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             device: auto, cpu, cuda or cuda:N.
             dtype: auto (the engine's), float32, bfloat16 or float16.
@@ -157,17 +66,21 @@ class LLM:
             UsageError: the folder or the settings are not usable.
             TrtlaError: the engine's backend cannot run here.
         """
-        self.engine = _open(Path(model), lookahead)
+        self._adaptive = lookahead == "auto"
+        server = None if lookahead == "auto" else lookahead
+        self.engine = _open(Path(model), server)
+        if self._adaptive and self.engine.backend == "tensorrt-llm":
+            raise refuse_auto(self.engine.name)
         self.tokenizer = _tokenizer(tokenizer_dir, self.engine)
         self._executor: Executor = open_executor(
             self.engine,
-            lookahead=lookahead,
+            lookahead=server,
             device=device,
             dtype=dtype,
             max_batch_size=max_batch_size,
             trtllm=trtllm,
         )
-        self._end_ids = self.engine.end_ids()
+        self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
         self._inboxes: dict[int, deque[Output]] = {}
 
@@ -194,7 +107,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        lookahead: LookaheadConfig | Sequence[LookaheadConfig | None] | None = None,
+        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
         margins: bool = False,
         names: Sequence[str] | None = None,
@@ -204,7 +117,9 @@ class LLM:
         Args:
             prompts: one prompt or several; a text, or token ids.
             sampling: one for all prompts, or one each.
-            lookahead: per-request triples, at most the server's; None is the server's.
+            lookahead: per-request triples, at most the server's, each step feeding all of them; or
+                `auto`: each step feeds what pays of the server's. None is what the LLM was opened
+                with. The text is the same in all cases.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
 
@@ -220,7 +135,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        lookahead: LookaheadConfig | Sequence[LookaheadConfig | None] | None = None,
+        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
         margins: bool = False,
         names: Sequence[str] | None = None,
@@ -228,7 +143,7 @@ class LLM:
         """Like `generate`, but yields what each step brings; checks come first."""
         many = _prompts(prompts)
         each_sampling = _one_each(sampling or SamplingParams(), len(many), "sampling settings")
-        each_lookahead = _one_each(lookahead, len(many), "lookahead triples")
+        each_lookahead = _one_each(lookahead, len(many), "lookahead triples")  # type: ignore[arg-type]
         labels = names or [f"prompt {index}" for index in range(len(many))]
         answers = [
             self._answer(index, prompt, settings, triple, label, margins)
@@ -245,10 +160,10 @@ class LLM:
         index: int,
         prompt: Prompt,
         sampling: SamplingParams,
-        lookahead: LookaheadConfig | None,
+        lookahead: Lookahead | None,
         name: str,
         margins: bool,
-    ) -> _Answer:
+    ) -> Answer:
         ids = self._encode(prompt, name)
         decode, stop = (self.tokenizer.decode if self.tokenizer else None), sampling.stop
         if decode is None and stop:
@@ -258,12 +173,20 @@ class LLM:
             )
         check = StopStrings(decode, ids, stop) if decode and stop else None
         request = Request(
-            next(self._ids), ids, sampling, lookahead, self._end_ids, check, margins, name
+            next(self._ids),
+            ids,
+            sampling,
+            None if lookahead == "auto" else lookahead,
+            self.end_ids,
+            check,
+            margins,
+            name,
+            adaptive=lookahead == "auto" or (lookahead is None and self._adaptive),
         )
         if decode is None:
-            return _Answer(index, request, None, None)
+            return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
-        return _Answer(index, request, text, TextStream(decode, ids, stop))
+        return Answer(index, request, text, TextStream(decode, ids, stop))
 
     def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -277,7 +200,7 @@ class LLM:
             )
         return self.tokenizer.encode(prompt)
 
-    def _run(self, answers: dict[int, _Answer]) -> Iterator[Chunk]:
+    def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         inbox: deque[Output] = deque()
         try:
             for request_id, answer in answers.items():
@@ -344,7 +267,3 @@ def _one_each(value: T | Sequence[T], number: int, what: str) -> list[T]:
             f"{len(value)} {what} for {number} prompts", "give one for all prompts, or one for each"
         )
     return list(value)
-
-
-def _join(pieces: Sequence[Piece]) -> str:
-    return "".join(text for text, _ in pieces)

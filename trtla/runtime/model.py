@@ -21,6 +21,7 @@ from trtla.runtime.attention import attend
 from trtla.runtime.batch import Batch
 from trtla.runtime.fp8 import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.kv_cache import Fp8KVCache, KVCache
+from trtla.runtime.linear import Linear, LinearPair
 from trtla.runtime.rope import Rotary, rotate
 
 
@@ -41,47 +42,6 @@ class TargetModel(Protocol):
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A weight [in, out] with an optional bias [out].
-
-    Stored the other way round than in the checkpoint: on CPUs the products with the 4 to 32 tokens
-    of a step then take a third to two thirds of the time.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """From a checkpoint's weight [out, in]."""
-        return cls(weight.t().contiguous(), bias)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        if self.bias is None:
-            return states @ self.weight
-        return torch.addmm(self.bias, states, self.weight)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPair:
-    """Two projections of the same input as one: their weights stacked."""
-
-    stacked: Linear
-
-    @classmethod
-    def of(cls, first: Linear, second: Linear) -> LinearPair:
-        """From two linears of the same sizes."""
-        weight = torch.cat((first.weight, second.weight), dim=1)
-        if first.bias is None or second.bias is None:
-            return cls(Linear(weight))
-        return cls(Linear(weight, torch.cat((first.bias, second.bias))))
-
-    def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = self.stacked(states).chunk(2, dim=-1)
-        return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +212,31 @@ class _LayerTensors:
             raise KeyError(f"{self.prefix}{error.args[0]}") from None
 
     def _linear(self, name: str) -> Linear | Fp8Linear:
-        weight, bias = self.tensors.pop(f"{name}.weight"), self.tensors.pop(f"{name}.bias", None)
-        if weight.dtype != E4M3:
-            return Linear.of(weight, bias)
+        return self._fp8_linear(name) if self._multiplied(name) else Linear.of(*self._plain(name))
+
+    def _pair(self, *names: str) -> LinearPair | Fp8Pair:
+        if self._multiplied(names[0]):
+            first, second = map(self._fp8_linear, names)
+            return Fp8Pair.of(first, second)
+        weights, biases = zip(*map(self._plain, names), strict=True)
+        return LinearPair.of(weights, biases)
+
+    def _multiplied(self, name: str) -> bool:
+        """Whether the weight stays in FP8."""
+        return self.products and self.tensors[f"{name}.weight"].dtype == E4M3
+
+    def _fp8_linear(self, name: str) -> Fp8Linear:
+        weight, bias = self._take(name)
         scale = self.tensors[f"{name}.weights_scaling_factor"]
-        if not self.products:
-            return Linear.of(dequantize(weight, scale, self.dtype), bias)
         input_scale = self.tensors[f"{name}.activation_scaling_factor"]
         return Fp8Linear(weight, scale, input_scale, bias, self.dtype)
 
-    def _pair(self, *names: str) -> LinearPair | Fp8Pair:
-        first, second = map(self._linear, names)
-        if isinstance(first, Fp8Linear) and isinstance(second, Fp8Linear):
-            return Fp8Pair.of(first, second)
-        assert isinstance(first, Linear)
-        assert isinstance(second, Linear)
-        return LinearPair.of(first, second)
+    def _plain(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """A weight [out, in] in the model's type, and its bias."""
+        weight, bias = self._take(name)
+        if weight.dtype != E4M3:
+            return weight, bias
+        return dequantize(weight, self.tensors[f"{name}.weights_scaling_factor"], self.dtype), bias
+
+    def _take(self, name: str) -> tuple[Tensor, Tensor | None]:
+        return self.tensors.pop(f"{name}.weight"), self.tensors.pop(f"{name}.bias", None)

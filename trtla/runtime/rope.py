@@ -84,5 +84,10 @@ def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
 
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Apply the rotation to [tokens, heads, head_size]."""
+    halves = states.view(*states.shape[:-1], 2, -1)
+    turned = (halves * cosine.unsqueeze(-2)).flatten(-2)
     first, second = states.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    turned_first, turned_second = turned.chunk(2, dim=-1)
+    turned_first.addcmul_(second, sine, value=-1)
+    turned_second.addcmul_(first, sine)
+    return turned

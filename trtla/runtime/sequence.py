@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trtla.lookahead import LookaheadConfig
+from trtla.runtime.auto import Pilot
 from trtla.runtime.draft import Drafter
 from trtla.runtime.executor import FinishReason, Request, RequestStats
 
@@ -25,6 +26,8 @@ class Sequence:
     blocks: tuple[int, ...] = ()
     stats: RequestStats = field(default_factory=RequestStats)
     finish_reason: FinishReason | None = None
+    pilot: Pilot | None = None
+    """What chooses how much of its drafts is fed; None: all of them."""
 
     @property
     def prompt(self) -> tuple[int, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
+from trtla.runtime.tokenizer_json import open_tokenizer_json
 
 Decode = Callable[[Sequence[int]], str]
 """Ids to text without special tokens and without any tidying of spaces."""
@@ -20,23 +22,35 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used."""
+        self._folder = folder
+        self._plain = open_tokenizer_json(folder)
+        if self._plain is None:
+            _ = self.inner  # a folder that cannot be used is told now
+
+    @cached_property
+    def inner(self) -> Any:
+        """The tokenizer in transformers, loaded when it is asked for."""
         from transformers import AutoTokenizer
 
         try:
-            self.inner: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(
-                f"the tokenizer in {folder} cannot be loaded: {reason}",
+                f"the tokenizer in {self._folder} cannot be loaded: {reason}",
                 "give a folder that holds tokenizer.json with --tokenizer-dir",
             ) from None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, with the special tokens that the model wants in front."""
+        if self._plain is not None:
+            return tuple(self._plain.encode(text).ids)
         return tuple(self.inner.encode(text, verbose=False))  # lengths are checked by limits
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
+        if self._plain is not None:
+            return str(self._plain.decode(list(ids), skip_special_tokens=True))
         text = self.inner.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

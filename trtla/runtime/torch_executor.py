@@ -12,8 +12,11 @@ from torch import Tensor
 
 from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
+from trtla.runtime.adaptive import AdaptiveSteps
 from trtla.runtime.batch import Feed, make_batch
 from trtla.runtime.commit import committed_prefix
+from trtla.runtime.cost_probe import cost_source, measure_costs
+from trtla.runtime.cost_table import CostTable
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 DrafterFactory = Callable[[LookaheadConfig, tuple[int, ...], int], Drafter]
 """(triple, prompt, seed) -> the drafter of a request."""
 
+CostSource = Callable[[TargetModel, KVCache, ExecutorLimits], CostTable]
+"""Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
+
 
 @dataclass(slots=True)
 class Prediction:
@@ -57,6 +63,7 @@ class TorchExecutor(OpenExecutor):
         cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
         limits: what requests must fit into.
         drafter: makes each request's drafter; lookahead decoding unless said otherwise.
+        costs: what forwards cost, for adaptive requests; measured unless said otherwise.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -68,6 +75,7 @@ class TorchExecutor(OpenExecutor):
         cache: KVCache,
         limits: ExecutorLimits,
         drafter: DrafterFactory = lookahead_drafter,
+        costs: CostSource = measure_costs,
     ) -> None:
         largest = limits.max_text_len + limits.lookahead.max_draft_len
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -78,6 +86,7 @@ class TorchExecutor(OpenExecutor):
         super().__init__(limits)
         self._model, self._cache = model, cache
         self._make_drafter = drafter
+        self._adaptive = AdaptiveSteps(lambda: costs(self._model, self._cache, limits))
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
         self._active: set[int] = set()
         self._deadlines: dict[int, float] = {}
@@ -104,6 +113,8 @@ class TorchExecutor(OpenExecutor):
         lookahead = request.lookahead or self._limits.lookahead
         drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
         sequence = Sequence(request, lookahead, drafter, stats=RequestStats(lookahead))
+        if request.adaptive:
+            self._adaptive.join(sequence)
         self._scheduler.add(sequence)
         self._active.add(request.request_id)
         if request.sampling.allotted_time_ms is not None:
@@ -140,7 +151,9 @@ class TorchExecutor(OpenExecutor):
 
     def _step(self, plan: Plan) -> list[Output]:
         feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
-        feeds += [Feed.step(s, s.drafter.propose()) for s in plan.generation]
+        started = time.perf_counter()
+        drafts = self._adaptive.drafts(plan.generation, sum(feed.length for feed in feeds))
+        feeds += map(Feed.step, plan.generation, drafts)
         predictions = self._predict(feeds)
         moves: list[tuple[Feed, tuple[int, ...]]] = []
         outputs = []
@@ -150,6 +163,7 @@ class TorchExecutor(OpenExecutor):
             else:
                 feed.sequence.num_cached += feed.length
         self._move_accepted(moves)
+        self._adaptive.record(time.perf_counter() - started)
         for feed in feeds:
             if feed.sequence.finish_reason is not None:
                 self._scheduler.finish(feed.sequence)
@@ -270,4 +284,5 @@ def open_torch_executor(
         checkpoint.vocab_size,
         server,
     )
-    return TorchExecutor(model, model.new_cache(blocks), limits)
+    costs = cost_source(engine, model.arithmetic, on)
+    return TorchExecutor(model, model.new_cache(blocks), limits, costs=costs)

@@ -138,6 +138,7 @@ def _limits(
         engine.config.pretrained_config.vocab_size,
         server,
         greedy_only=not server.is_autoregressive,
+        fixed_triples=True,
         text_len_hint=hint,
     )
 

@@ -1,0 +1,61 @@
+"""Lookahead `auto` on the command line: the flag, a prompt's own, the table's file, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.build.trtllm_engines import write_engine
+from tests.cli.conftest import refused, trtla
+
+PROMPT = ("--input-text", "abcabcabcabc", "--max-output-len", "24", "--json")
+
+
+@pytest.fixture
+def copied(engine: Path, tmp_path: Path) -> Path:
+    """An engine folder of its own, with the files of the session's."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    for path in engine.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_auto_says_what_plain_decoding_says_and_keeps_its_costs(copied: Path) -> None:
+    ran = trtla("run", "--engine-dir", copied, *PROMPT, "--lookahead", "auto", "--check-lossless")
+    assert ran.code == 0, ran.err
+    (result,) = ran.json["results"]
+    assert result["lossless"] is True
+    assert result["lookahead"] == [4, 3, 4]
+    (kept,) = copied.glob("trtla-cost-*.json")
+    assert json.loads(kept.read_text())["rows"][0]["sequences"] == 1
+    again = trtla("run", "--engine-dir", copied, *PROMPT, "--lookahead", "auto")
+    assert again.json["results"][0]["output_ids"] == result["output_ids"]
+    assert trtla("inspect", copied).code == 0
+
+
+def test_prompts_choose_for_themselves(copied: Path, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    lines = [{"text": "one", "lookahead": "auto"}, {"text": "one"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    ran = trtla("run", "--engine-dir", copied, "--input-file", file, "--json")
+    assert ran.code == 0, ran.err
+    first, second = ran.json["results"]
+    assert first["output_ids"] == second["output_ids"]
+    assert list(copied.glob("trtla-cost-*.json"))
+    ran = trtla("run", "--engine-dir", copied, *PROMPT, "--request-lookahead", "auto")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("flag", ["--lookahead", "--request-lookahead"])
+def test_compiled_engines_refuse_it(tmp_path: Path, flag: str) -> None:
+    folder = write_engine(tmp_path / "compiled", max_draft_len=0)
+    ran = trtla("run", "--engine-dir", folder, *PROMPT[:2], flag, "auto")
+    refused(ran, 2, "lookahead auto, but TensorRT-LLM feeds", "--backend torch")
+
+
+def test_nonsense_is_refused(engine: Path) -> None:
+    ran = trtla("run", "--engine-dir", engine, *PROMPT[:2], "--lookahead", "automatic")
+    refused(ran, 2, "--lookahead 'automatic' is not a triple")

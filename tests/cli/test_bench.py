@@ -1,0 +1,158 @@
+"""`trtla bench` on a tiny random model: JSON, CSV and Markdown, equal texts, every refusal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ran, refused, trtla
+
+FIGURES = {
+    "arm", "setting", "rounds", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms",
+    "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
+    "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
+    "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
+    "first_divergence",
+}  # fmt: skip
+AXES = {"device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "category"}
+
+
+@pytest.fixture(autouse=True)
+def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtla.bench import sweep
+    from trtla.bench.hardware import read_bandwidth
+
+    monkeypatch.setattr(sweep, "read_bandwidth", lambda device: read_bandwidth(device, 2**22))
+
+
+def bench(model: Path, *args: str | Path) -> Ran:
+    small = ("--num-prompts", "2", "--rounds", "2", "--max-output-len", "8", "--threads", "1")
+    return trtla("bench", "--engine-dir", model, "--prompts", "code", *small, *args)
+
+
+def test_the_json_document(engine: Path, model: Path) -> None:
+    ran = bench(
+        engine, "--lookahead", "4,3,4", "auto", "-o", "json", "--hf-model-dir", model,
+        "--compare", "hf,hf-prompt-lookup,hf-assisted", "--assistant-dir", model,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert set(found) == {"schema_version", "environment", "settings", "cells", "rows"}
+    assert found["environment"]["torch"]
+    assert found["settings"]["executors"] == ["torch on cpu, float32"]
+    assert all(set(row) == FIGURES | AXES for row in found["rows"])
+    arms = [
+        "ar", "lookahead 4,3,4", "lookahead auto", "hf", "hf-prompt-lookup", "hf-assisted"
+    ]  # fmt: skip
+    assert [row["arm"] for row in found["rows"]] == arms * 2
+    assert [cell["temperature"] for cell in found["cells"]] == [0.0, 0.5]
+    for cell in found["cells"]:
+        assert cell["order"] == arms * 2 * 2  # prompts, rounds
+        assert all(len(samples) == 2 for samples in cell["tokens_per_s"].values())
+    for row in found["rows"]:
+        assert row["output_tokens"] == 16  # end tokens are ignored: every arm writes as many
+        if row["temperature"] == 0.0 or not row["arm"].startswith("hf"):
+            assert (row["texts"], row["equal_texts"]) == (2, 2), row
+        else:
+            assert row["equal_texts"] is None
+        assert row["tokens_per_s_min"] <= row["tokens_per_s"] <= row["tokens_per_s_max"]
+    lookup = found["rows"][4]
+    assert lookup["setting"].startswith("prompt_lookup_num_tokens=")
+    assert "code, temperature 0.5, batch 1, round 2 of 2: ar " in ran.err
+
+
+def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:
+    ran = bench(
+        engine, "--batch-size", "1,3", "--prompt-len", "16,40", "--temperature", "0", "-o", "csv"
+    )
+    assert ran.code == 0, ran.err
+    lines = list(csv.DictReader(io.StringIO(ran.out)))
+    assert set(lines[0]) == FIGURES | AXES | {
+        "cpu", "cores", "torch", "transformers", "trtla", "commit"
+    }  # fmt: skip
+    shapes = [(line["batch_size"], line["prompt_len"], line["arm"]) for line in lines]
+    arms = ("ar", "lookahead 4,3,4")
+    assert shapes == [(b, n, a) for b in ("1", "3") for n in ("16", "40") for a in arms]
+    assert all(float(line["tokens_per_s"]) > 0 for line in lines)
+    assert {line["equal_texts"] for line in lines} == {"2", "3"}  # batches of 3 are filled up
+
+
+def test_markdown_tells_the_circumstances(model: Path) -> None:
+    ran = bench(
+        model, "--lookahead", "2,3,2", "--temperature", "0", "--batch-size", "2",
+        "--compare", "hf", "--dtype", "float32,bfloat16",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "- machine: " in ran.out
+    assert "read bandwidth" in ran.out
+    assert "(cpu, float32, 1 threads)" in ran.out
+    assert "(cpu, bfloat16, 1 threads)" in ran.out
+    assert ran.out.count("| lookahead 2,3,2 |") == 2
+    assert ran.out.count("| hf ") == 2
+
+
+def test_lists_in_a_preset(engine: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "bench.yaml"
+    preset.write_text(
+        "batch_size: [1, 2]\ntemperature: 0.5\nlookahead: [[4, 3, 4], [2, 2, 1]]\n"
+        "ignore_eos: false\noutput_format: json\n"
+    )
+    ran = bench(engine, "--config", preset)
+    assert ran.code == 0, ran.err
+    arms = ["ar", "lookahead 4,3,4", "lookahead 2,2,1"]
+    assert [(row["batch_size"], row["arm"]) for row in ran.json["rows"]] == [
+        (size, arm) for size in (1, 2) for arm in arms
+    ]
+    assert not ran.json["settings"]["ignore_eos"]
+
+
+def test_long_prompts_are_cut_and_told(engine: Path) -> None:
+    ran = bench(engine, "--temperature", "0", "--rounds", "1")
+    assert ran.code == 0, ran.err
+    assert "note: 2 prompts of code are cut to 128 tokens" in ran.err
+
+
+def test_peers_that_take_one_prompt_are_left_out_of_batches(model: Path) -> None:
+    ran = bench(
+        model, "--compare", "hf-prompt-lookup", "--batch-size", "1,2", "--temperature", "0",
+        "--lookahead", "2,2,1", "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "note: hf-prompt-lookup does not take batches of 2" in ran.err
+    arms = [(row["batch_size"], row["arm"]) for row in ran.json["rows"]]
+    assert (1, "hf-prompt-lookup") in arms
+    assert (2, "hf-prompt-lookup") not in arms
+
+
+def test_bad_settings(engine: Path, model: Path, tmp_path: Path) -> None:
+    refused(bench(engine, "--lookahead", "7,7,7"), 2, "--lookahead", "7,7,7", "4,3,4")
+    refused(bench(engine, "--batch-size", "1,5"), 2, "batch size 5", "above the 4")
+    refused(bench(engine, "--compare", "vllm"), 2, "vllm", "hf-prompt-lookup")
+    refused(bench(engine, "--compare", "hf"), 2, "--hf-model-dir")
+    refused(bench(model, "--compare", "hf-assisted"), 2, "--assistant-dir")
+    refused(bench(model, "--compare", "hf-prompt-lookup", "--batch-size", "4"), 2, "--batch-size")
+    refused(bench(engine, "--prompts", "poems"), 2, "poems", "summarization")
+    refused(bench(engine, "--categories", "math"), 2, "math", "code")
+    refused(bench(engine, "--dtype", "int8"), 2, "int8", "bfloat16")
+    refused(bench(engine, "--temperature", "0,-1"), 2, "-1")
+    refused(bench(engine, "--prompt-len", "200"), 2, "--prompt-len 200", "128")
+    refused(bench(engine, "--max-output-len", "256"), 2, "256")
+    refused(bench(engine, "--batch-size", "1,,2"), 2, "1,,2")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    refused(bench(engine, "--prompts", str(empty)), 2, "holds no prompts")
+    refused(bench(tmp_path), 2, "config.json")
+
+
+def test_errors_are_json_with_json(engine: Path) -> None:
+    ran = bench(engine, "--batch-size", "9", "-o", "json")
+    assert ran.code == 2
+    assert "batch size 9" in json.loads(ran.out)["error"]["message"]
+
+
+def test_a_model_without_tokenizer(bare_engine: Path) -> None:
+    refused(bench(bare_engine), 2, "tokenizer", "--tokenizer-dir")

@@ -1,0 +1,106 @@
+"""Random steps over a shuffled cache, and paged attention written down directly."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.attention import attend
+from trtla.runtime.batch import Feed
+from trtla.runtime.cuda.paged_attention import HEADER
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import Request, SamplingParams
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.sequence import Sequence
+
+NUM_BLOCKS = 40
+CPU = torch.device("cpu")
+
+
+def tree_feed(sequence, parents, token=0):
+    """A step's feed with a tree of these parents, all of its logits wanted."""
+    draft = Draft(tuple((token + i) % 97 for i in range(len(parents))), tuple(parents))
+    return Feed.step(sequence, draft)
+
+
+def sequence_of(cached, fed, blocks, prompt=(), outputs=(5,)):
+    """A sequence with so many cached tokens; it takes its blocks from `blocks`."""
+    request = Request(0, tuple(prompt) or (3,) * max(1, cached), SamplingParams(max_output_len=1))
+    count = -(-(cached + fed) // TOKENS_PER_BLOCK)
+    own = tuple(blocks.pop() for _ in range(count))
+    return Sequence(request, AUTOREGRESSIVE, NoDrafter(), list(outputs), cached, own)
+
+
+@st.composite
+def trees(draw, longest=90):
+    """Parents of a random tree: chains, stars and all between."""
+    size = draw(st.integers(0, longest - 1))
+    rng = draw(st.randoms(use_true_random=False))
+    reach = draw(st.sampled_from((1, 3, size + 1)))
+    return tuple(rng.randint(max(0, node - reach), node) for node in range(size))
+
+
+@st.composite
+def steps(draw, prompts=2, generating=3, most_cached=140):
+    """Feeds of a step, prompts first, in blocks that lie anywhere in the cache."""
+    blocks = draw(st.permutations(range(NUM_BLOCKS)))
+    feeds = []
+    for _ in range(draw(st.integers(0, prompts))):
+        cached, length = draw(st.integers(0, 40)), draw(st.integers(1, 70))
+        prompt = tuple((7 * i + length) % 101 for i in range(cached + length))
+        sequence = sequence_of(cached, length, blocks, prompt, outputs=())
+        feeds.append(Feed.prompt(sequence, length, draw(st.booleans())))
+    for _ in range(draw(st.integers(0 if feeds else 1, generating))):
+        cached, parents = draw(st.integers(1, most_cached)), draw(trees())
+        sequence = sequence_of(cached, len(parents) + 1, blocks)
+        feeds.append(tree_feed(sequence, parents, cached))
+    return feeds
+
+
+def empty_cache(kv_heads=2, size=16, dtype=torch.float32, layers=1, device=CPU):
+    """A cache of random keys and values."""
+    cache = KVCache(layers, kv_heads, size, NUM_BLOCKS, dtype, device)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0)))
+    return cache
+
+
+def visible(group, row, sequence):
+    """The cache slots that a row of a paged group attends to, read from its integers."""
+    cached, _, start = group.sequences[sequence, :HEADER].tolist()
+    blocks = group.sequences[sequence, HEADER:].tolist()
+    node = row - start
+    seen = range(node + 1)
+    if group.masks is not None:
+        words = group.masks[row].tolist()
+        seen = [i for i in range(64 * len(words)) if words[i // 64] >> (i % 64) & 1]
+    places = [*range(cached), *(cached + i for i in seen)]
+    return [blocks[p // TOKENS_PER_BLOCK] * TOKENS_PER_BLOCK + p % TOKENS_PER_BLOCK for p in places]
+
+
+def owners(group):
+    """(row, sequence) of all rows that belong to one."""
+    return [
+        (start + node, index)
+        for index, (_, fed, start) in enumerate(group.sequences[:, :HEADER].tolist())
+        for node in range(fed)
+    ]
+
+
+def paged_reference(queries, keys, values, group, scale=None):
+    """What paged attention computes, a row at a time; rows of no sequence become NaN."""
+    assert scale is None
+    out = queries.new_full((len(queries), queries[0].numel()), float("nan"))
+    folds = queries.shape[1] // keys.shape[1]
+    for row, sequence in owners(group):
+        slots = visible(group, row, sequence)
+        k, v = (part[slots].repeat_interleave(folds, 1) for part in (keys, values))
+        scores = torch.einsum("hd,nhd->hn", queries[row], k) / queries.shape[-1] ** 0.5
+        out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).flatten()
+    return out
+
+
+def attend_packed(queries, keys, values, groups, scale=None):
+    """trtla's attention without pages, over all groups of a batch."""
+    return torch.cat([attend(queries[g.rows], keys, values, g, scale) for g in groups])

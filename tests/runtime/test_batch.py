@@ -1,0 +1,45 @@
+"""The attention bias of one sequence, with query heads folded into the query axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.toys import request
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.sequence import Sequence
+
+
+def step(prompt_len, parents):
+    lookahead = LookaheadConfig(2, 3, 2)
+    sequence = Sequence(request([1] * prompt_len, 8), lookahead, NoDrafter())
+    sequence.num_cached, sequence.output_ids, sequence.blocks = prompt_len, [5], (0, 1)
+    return Feed.step(sequence, Draft(tuple(range(len(parents))), parents, read=(0, len(parents))))
+
+
+def ancestors(node, parents):
+    return {node} if node == 0 else {node} | ancestors(parents[node - 1], parents)
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_every_fold_sees_the_cache_and_its_own_ancestors(folds):
+    parents = (0, 1, 0, 3, 3)
+    cache = KVCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
+    batch = make_batch([step(4, parents)], cache, folds, torch.float32)
+    bias = batch.groups[0].bias
+    assert bias.shape == (1, 1, folds * 6, 10)
+    for row, hidden in enumerate(bias[0, 0].tolist()):
+        seen = {slot for slot, value in enumerate(hidden) if value == 0.0}
+        assert seen == {0, 1, 2, 3} | {4 + node for node in ancestors(row % 6, parents)}
+
+
+def test_positions_lengths_and_rows_follow_from_the_tree():
+    cache = KVCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
+    batch = make_batch([step(4, (0, 1, 0))], cache, 1, torch.float32)
+    assert batch.positions.tolist() == [4, 5, 6, 5]
+    assert batch.lengths.tolist() == [5, 6, 7, 6]
+    assert batch.rows.tolist() == [0, 1, 2, 3]

@@ -1,0 +1,226 @@
+"""The Triton kernels against trtla's own attention: interpreted on a CPU, compiled on a GPU.
+
+Without Triton everything here is skipped. bfloat16 is for GPUs only: Triton's interpreter
+multiplies its bit patterns.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+pytest.importorskip("triton")
+
+from tests.runtime.paged import (
+    CPU,
+    NUM_BLOCKS,
+    attend_packed,
+    empty_cache,
+    sequence_of,
+    steps,
+    tree_feed,
+)
+from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
+from trtla.e4m3 import quantize
+from trtla.runtime import model as model_module
+from trtla.runtime.attention import attend
+from trtla.runtime.batch import make_batch
+from trtla.runtime.cuda import kernels
+from trtla.runtime.cuda.graph_runner import CudaCapture, GraphRunner
+from trtla.runtime.cuda.paged_attention import PagedGroup, paged_attend, triton_attends
+from trtla.runtime.cuda.step_inputs import Room, StepInputs
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, Fp8KVCache
+
+CUDA = torch.device("cuda")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+interpreted = pytest.mark.skipif(
+    not type(kernels.attend_pages).__name__.startswith("Interpreted"),
+    reason="Triton was imported to compile, not to interpret",
+)
+sizes = st.sampled_from((16, 32, 64, 128))
+folds = st.integers(1, 4)
+small_steps = steps(prompts=1, generating=2)
+split_counts = st.sampled_from((1, 2, 4))
+
+
+def check(feeds, cache, folds, dtype, splits, room=None):
+    """Paged attention of all of a step's groups equals the packed one."""
+    device, (kv_heads, size) = cache.device, cache.data.shape[-2:]
+    expected_batch = make_batch(feeds, cache, folds, dtype)
+    batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device).fill(feeds)
+    shape = (len(batch.tokens), folds * kv_heads + 2, size)  # rows with keys and values behind
+    heads = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    queries, (keys, values), scale = heads[:, :-2], cache.layer(0), cache.scale(0)
+    used = len(expected_batch.tokens)
+    groups = expected_batch.groups
+    expected = attend_packed(queries[:used], keys, values, groups, scale)
+    got = torch.cat(
+        [paged_attend(queries[g.rows], keys, values, g, scale, splits) for g in batch.groups]
+    )
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(got[:used], expected, rtol=tolerance, atol=tolerance)
+
+
+@interpreted
+@settings(max_examples=12)
+@given(small_steps, st.integers(1, 2), folds, sizes, split_counts, st.booleans())
+def test_trees_and_prompts_equal_packed_attention(feeds, kv_heads, folds, size, splits, padded):
+    cache = empty_cache(kv_heads, size)
+    room = wide_room(feeds) if padded else None
+    check(feeds, cache, folds, torch.float32, splits, room)
+
+
+@interpreted
+@settings(max_examples=4)
+@given(small_steps, folds, sizes, split_counts)
+def test_half_precision_stays_within_its_rounding(feeds, folds, size, splits):
+    check(feeds, empty_cache(2, size, torch.float16), folds, torch.float16, splits)
+
+
+def fp8_cache(size, device=CPU):
+    """A cache of random e4m3 numbers, with a scale that is not a power of 2."""
+    cache = Fp8KVCache(1, 2, size, NUM_BLOCKS, [0.013], device)
+    numbers = torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0))
+    cache.data.copy_(quantize(numbers.to(device), cache.scale(0)).view(torch.uint8))
+    return cache
+
+
+@interpreted
+@settings(max_examples=4)
+@given(small_steps, folds, sizes, split_counts)
+def test_fp8_caches_are_scaled(feeds, folds, size, splits):
+    check(feeds, fp8_cache(size), folds, torch.float32, splits)
+
+
+@interpreted
+@settings(max_examples=12)
+@given(st.integers(1, 300), st.sampled_from((2, 8, 16)))
+def test_more_splits_than_context_change_nothing(cached, splits):
+    feeds = [tree_feed(sequence_of(cached, 3, list(range(NUM_BLOCKS))), (0, 0))]
+    check(feeds, empty_cache(), 2, torch.float32, splits)
+
+
+@interpreted
+def test_every_bit_of_a_word_is_seen():
+    blocks = list(range(NUM_BLOCKS))
+    feeds = [tree_feed(sequence_of(33, 130, blocks), tuple(range(129)))]
+    check(feeds, empty_cache(), 4, torch.float32, 1)
+
+
+@interpreted
+@settings(max_examples=6)
+@given(steps(prompts=1, generating=2, most_cached=60))
+def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
+    model = llama()
+    cache, other = filled_cache(model), filled_cache(model)
+    expected = model.forward(make_batch(feeds, other, model.folds, model.dtype), other)
+    runner = GraphRunner(model.forward, cache, 4, 90, 400, fake_capture)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_module, "attend", either, raising=False)
+        for _ in range(2):
+            torch.testing.assert_close(runner(feeds), expected, rtol=1e-4, atol=1e-4)
+
+
+def either(queries, keys, values, group, scale=None):
+    """Paged groups by the kernels, others as ever."""
+    if isinstance(group, PagedGroup):
+        return group.attend(queries, keys, values, scale)
+    return attend(queries, keys, values, group, scale)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from trtla.runtime.cuda import kernels
+
+sizes = dict(KV_HEADS=8, FOLDS=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
+modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})
+pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
+pointers |= dict(masks="*i64", scale="*fp32", out="*fp32", logs="*fp32", factor="fp32")
+numbers = dict.fromkeys(("rows", "query_stride", "slot_stride", "sequence_stride"), "i32")
+constants = sizes | modes
+signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
+target = GPUTarget("cuda", {capability}, 32)
+done = compile(ASTSource(kernels.attend_pages, signature, constants), target=target)
+assert done.asm["cubin"] and done.metadata.shared <= 101376, done.metadata.shared
+pointers = dict(parts="*fp32", logs="*fp32", out="*{dtype}", stride="i32")
+constants = dict(HEAD_SIZE=128, SPLITS=16)
+signature = pointers | dict.fromkeys(constants, "constexpr")
+assert compile(ASTSource(kernels.combine, signature, constants), target=target).asm["cubin"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "mode"),
+    [
+        (80, ("bf16", "bf16", 128, 4, 0, 0)),
+        (90, ("fp16", "fp16", 16, 1, 1, 0)),
+        (90, ("bf16", "fp8e4nv", 64, 2, 0, 1)),
+    ],
+    ids=["bfloat16", "float16-prompt", "fp8-cache"],
+)
+def test_kernels_compile_to_machine_code_without_a_gpu(capability, mode, tmp_path):
+    names = ("dtype", "cache", "tile", "splits", "causal", "scaled")
+    code = COMPILE.format(**dict(zip(names, mode, strict=True)), capability=capability)
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def on_cuda(cache):
+    """The same cache on the GPU."""
+    copy = empty_cache(*cache.data.shape[-2:], cache.data.dtype, device=CUDA)
+    copy.data.copy_(cache.data)
+    return copy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@settings(max_examples=20)
+@given(steps(), st.sampled_from((1, 3, 4)), st.sampled_from((64, 128)), st.booleans())
+def test_compiled_kernels_equal_packed_attention(dtype, feeds, folds, size, padded):
+    cache = on_cuda(empty_cache(2, size, dtype))
+    for splits in (1, 4, None):
+        check(feeds, cache, folds, dtype, splits, wide_room(feeds) if padded else None)
+
+
+@pytest.mark.gpu
+@settings(max_examples=10)
+@given(steps(), st.sampled_from((64, 128)))
+@example([tree_feed(sequence_of(70, 84, list(range(40))), tuple(range(83)))], 128)
+def test_compiled_kernels_read_fp8_caches(feeds, size):
+    if not triton_attends(size, torch.bfloat16, CUDA, fp8=True):
+        pytest.skip("no FP8 on this GPU")
+    check(feeds, fp8_cache(size, CUDA), 4, torch.bfloat16, None)
+
+
+@pytest.mark.gpu
+@settings(max_examples=10)
+@given(steps(prompts=0))
+def test_a_captured_graph_gives_what_the_kernels_give(feeds):
+    cache = empty_cache(2, 64, torch.bfloat16, device=CUDA)
+    inputs = StepInputs(wide_room(feeds), NUM_BLOCKS, CUDA)
+    batch = inputs.fill(feeds)
+    queries = torch.randn(len(batch.tokens), 8, 64, device=CUDA, dtype=torch.bfloat16)
+
+    def run():
+        return paged_attend(queries, *cache.layer(0), batch.groups[0])
+
+    used, expected = sum(feed.length for feed in feeds), run()
+    replay, out = CudaCapture()(run)
+    inputs.fill(feeds[:1])
+    replay()
+    inputs.fill(feeds)
+    replay()
+    torch.testing.assert_close(out[:used], expected[:used], rtol=0, atol=0)
+    assert cache.data.shape[2] == NUM_BLOCKS * TOKENS_PER_BLOCK

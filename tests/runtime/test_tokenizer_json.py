@@ -1,0 +1,79 @@
+"""Tokenising without transformers: the same ids and texts, and only where that is certain."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtla.runtime.text import Tokenizer
+from trtla.runtime.tokenizer_json import open_tokenizer_json
+
+
+@pytest.fixture(scope="module")
+def shipped(tiny_llama):
+    return Tokenizer(tiny_llama)
+
+
+@pytest.fixture
+def folder(tiny_llama, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_llama / name, tmp_path / name)
+    return tmp_path
+
+
+def change(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_shipped_tokenizer_needs_no_transformers(folder):
+    assert open_tokenizer_json(folder) is not None
+
+
+@given(text=st.text())
+def test_texts_become_the_same_ids_as_in_transformers(shipped, text):
+    assert shipped.encode(text) == tuple(shipped.inner.encode(text))
+
+
+@given(ids=st.lists(st.integers(0, 2047)))
+def test_ids_become_the_same_text_as_in_transformers(shipped, ids):
+    expected = shipped.inner.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    assert shipped.decode(ids) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"add_bos_token": True},
+        {"eos_token": "<|elsewhere|>"},
+        {"eos_token": {"content": "<|elsewhere|>"}},
+        {"additional_special_tokens": ["<|elsewhere|>"]},
+        {"added_tokens_decoder": {"7": {"content": "x", "special": True}}},
+    ],
+)
+def test_what_changes_tokenizer_json_is_left_to_transformers(folder, changes):
+    change(folder / "tokenizer_config.json", **changes)
+    assert open_tokenizer_json(folder) is None
+
+
+def test_a_frame_of_special_tokens_is_left_to_transformers(folder):
+    change(folder / "tokenizer.json", post_processor={"type": "TemplateProcessing"})
+    assert open_tokenizer_json(folder) is None
+
+
+def test_a_folder_without_configuration_is_left_to_transformers(folder):
+    (folder / "tokenizer_config.json").unlink()
+    assert open_tokenizer_json(folder) is None
+
+
+def test_saved_truncation_does_not_shorten_a_text(folder, shipped):
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    change(folder / "tokenizer.json", truncation=cut)
+    text = "def main(arguments):\n    return 0\n"
+    assert Tokenizer(folder).encode(text) == shipped.encode(text)

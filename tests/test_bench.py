@@ -1,0 +1,197 @@
+"""The benchmark's arithmetic on runs with known numbers, its prompt sets, and its turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trtla.bench.arms import Run
+from trtla.bench.figures import Hardware, agreement, rows
+from trtla.bench.hardware import peak_bytes, read_bandwidth, reset_peak, weight_bytes
+from trtla.bench.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
+from trtla.bench.rounds import Cell, add, measure
+from trtla.config import CheckpointConfig
+from trtla.errors import UsageError
+from trtla.runtime.executor import SamplingParams
+
+CELL = Cell("cpu", "float32", 1, 2, None, 0.0, "code")
+PLAIN = Run(
+    outputs=((1, 2, 3, 4, 5), (1, 1, 1, 1, 1)),
+    wall_s=2.0,
+    first_s=(0.5, 0.7),
+    last_s=(1.8, 2.0),
+    steps=8,
+    fed=8,
+    forwards=5,
+    forward_s=1.5,
+)
+"""Two requests of five tokens, one by one."""
+FAST = replace(
+    PLAIN, wall_s=1.25, first_s=(0.4, 0.6), last_s=(0.9, 1.1), steps=4, fed=40, forwards=3
+)
+
+
+class FakeArm:
+    """Gives the run it was made with, and remembers what it was asked."""
+
+    own = True
+    setting = None
+
+    def __init__(self, name: str, run: Run) -> None:
+        self.name, self._run = name, run
+        self.warmed_up = 0
+        self.seeds: list[int] = []
+
+    def takes(self, batch_size: int) -> bool:
+        return True
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        self.warmed_up += 1
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        self.seeds += [params.seed for params in sampling]
+        return self._run
+
+
+def test_figures_are_the_arithmetic_of_the_runs() -> None:
+    arms = [FakeArm("ar", PLAIN), FakeArm("lookahead 7,7,7", FAST)]
+    measured = measure(CELL, arms, [[(1,), (2,)]], SamplingParams(max_output_len=5), 3)
+    plain, fast = rows(measured, Hardware(weight_bytes=10**9, read_bandwidth=4e9))
+    assert plain["tokens_per_s"] == 5.0
+    assert plain["tokens_per_step"] == plain["speedup_vs_ar"] == plain["efficiency"] == 1.0
+    assert plain["ttft_ms"] == pytest.approx(600.0)
+    assert plain["ms_per_token"] == pytest.approx(1000 * (1.3 + 1.3) / 8)
+    assert plain["host_ms_per_step"] == pytest.approx(100.0)
+    assert plain["read_gb_per_s"] == pytest.approx(5 / 1.5)
+    assert plain["share_of_bandwidth"] == pytest.approx(5 / 1.5 / 4)
+    assert plain["distinct_4grams"] == 0.75
+    assert fast["tokens_per_s"] == fast["tokens_per_s_min"] == 8.0
+    assert fast["tokens_per_step"] == 2.0
+    assert fast["speedup_vs_ar"] == pytest.approx(1.6)
+    assert fast["efficiency"] == pytest.approx(0.8)
+    assert fast["fed_per_step"] == 10.0
+    assert (fast["texts"], fast["equal_texts"], fast["first_divergence"]) == (2, 2, None)
+    assert fast["rounds"] == 3
+
+
+def test_what_a_run_does_not_tell_is_none() -> None:
+    silent = replace(PLAIN, fed=None, forward_s=None)
+    measured = measure(CELL, [FakeArm("ar", silent)], [[(1,), (2,)]], SamplingParams(), 1)
+    (row,) = rows(measured, Hardware(1, 1.0))
+    for key in ("fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth"):
+        assert row[key] is None
+    assert add([silent, PLAIN]).fed is None
+    assert add([PLAIN, PLAIN]).forward_s == 3.0
+
+
+def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:
+    """Both arms slow down threefold in one round: the ratio must not."""
+    measured = measure(
+        CELL, [FakeArm("ar", PLAIN), FakeArm("x", FAST)], [[(1,)]], SamplingParams(), 2
+    )
+    for runs in measured.runs.values():
+        runs[1] = replace(runs[1], wall_s=runs[1].wall_s * 3)
+    row = rows(measured, Hardware(1, 1.0))[1]
+    assert row["speedup_vs_ar_min"] == pytest.approx(1.6)
+    assert row["speedup_vs_ar_max"] == pytest.approx(1.6)
+    assert row["tokens_per_s_min"] < row["tokens_per_s"] < row["tokens_per_s_max"]
+
+
+def test_arms_take_turns_on_the_same_seeds() -> None:
+    arms = [FakeArm("ar", PLAIN), FakeArm("b", FAST), FakeArm("c", FAST)]
+    measured = measure(CELL, arms, [[(1,), (2,)], [(3,), (1,)]], SamplingParams(seed=7), 2)
+    assert measured.order == ["ar", "b", "c"] * 2 * 2  # batches, rounds
+    assert [len(runs) for runs in measured.runs.values()] == [2, 2, 2]
+    assert [arm.warmed_up for arm in arms] == [1, 1, 1]
+    assert arms[0].seeds == arms[2].seeds == [7, 8, 9, 10] * 2
+
+
+def test_peers_sampled_texts_are_not_compared() -> None:
+    arm = FakeArm("hf", FAST)
+    arm.own = False
+    for temperature, expected in ((0.0, 2), (0.5, None)):
+        cell = replace(CELL, temperature=temperature)
+        measured = measure(cell, [FakeArm("ar", PLAIN), arm], [[(1,)]], SamplingParams(), 1)
+        assert rows(measured, Hardware(1, 1.0))[1]["equal_texts"] == expected
+
+
+def test_agreement_names_the_earliest_difference() -> None:
+    found = agreement([(1, 2, 3), (1, 2), (5,)], [(1, 2, 4), (1, 2, 9), (5,)])
+    assert found == {"texts": 3, "equal_texts": 1, "first_divergence": 2}
+
+
+def test_the_shipped_sets() -> None:
+    sets = load_sets(SHIPPED, (), 100)
+    assert [found.category for found in sets] == list(SHIPPED)
+    assert all(len(set(found.texts)) == 12 for found in sets)
+    assert [len(found.texts) for found in load_sets(SHIPPED, ("chat",), 5)] == [5]
+
+
+def test_spec_bench_lines_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "spec.jsonl"
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter."]},
+        {"question_id": 101, "category": "math", "turns": ["1 + 1?"], "reference": ["2"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    writing, math = load_sets([str(path)], (), 10)
+    assert (writing.category, writing.texts) == ("writing", ("Write a poem.",))
+    assert math.texts == ("1 + 1?",)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "holds no prompts"),
+        ('{"text": "a"}\n', "category"),
+        ('{"category": "c"}\n', 'line 1 of .*needs either "text" or "turns"'),
+        ('{"category": "c", "turns": []}\n', "empty prompt"),
+        ('{"category": "c", "text": "a"}\nno\n', "line 2"),
+    ],
+)
+def test_bad_sets_are_refused(text: str, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=part):
+        load_sets([str(path)], (), 1)
+
+
+def test_prompts_get_the_length_asked_for() -> None:
+    prompts = [(1, 2, 3), (4, 5)]
+    assert fit(prompts, None, 2) == [(2, 3), (4, 5)]
+    assert fit(prompts, 2, 9) == [(2, 3), (4, 5)]
+    assert fit(prompts, 5, 9) == [(4, 5, 1, 2, 3), (1, 2, 3, 4, 5)]
+    assert fit([(1, 2)], 5, 9) == [(2, 1, 2, 1, 2)]
+    with pytest.raises(UsageError, match="--prompt-len 10"):
+        fit(prompts, 10, 9)
+
+
+def test_batches_are_full_and_hold_every_prompt() -> None:
+    assert batches([(1,), (2,), (3,)], 2) == [[(1,), (2,)], [(3,), (1,)]]
+    assert batches([(1,)], 3) == [[(1,), (1,), (1,)]]
+
+
+def test_weight_bytes_of_the_shipped_model(tiny_llama: Path) -> None:
+    """With a tied embedding the head is all of it, so a forward reads every parameter."""
+    from transformers import AutoModelForCausalLM
+
+    from trtla.build.engine import engine_from_hugging_face
+
+    engine = engine_from_hugging_face(tiny_llama)
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    count = sum(p.numel() for p in model.parameters())
+    config: CheckpointConfig = engine.config.pretrained_config
+    assert weight_bytes(config, torch.float32) == 4 * count
+    assert weight_bytes(config, torch.bfloat16, fp8=True) < 2 * count
+
+
+def test_what_the_machine_does_is_measured() -> None:
+    cpu = torch.device("cpu")
+    assert 1e8 < read_bandwidth(cpu, 2**24) < 1e13
+    reset_peak(cpu)
+    assert peak_bytes(cpu) > 2**24

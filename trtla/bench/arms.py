@@ -1,0 +1,126 @@
+"""What is compared: the protocol of an arm, what one decoding tells, and the arms of our engine.
+
+Peers are in trtla.bench.peers. All arms get token ids and give token ids: no arm pays for text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from trtla.bench.prompt_sets import Ids
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.runtime.executor import ExecutorStats, SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.runtime.llm import LLM, Completion
+
+AR = "ar"
+"""The arm that all others are compared with: the engine without lookahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What decoding one batch gave, or the sum over several batches."""
+
+    outputs: tuple[Ids, ...]
+    wall_s: float
+    first_s: tuple[float, ...]
+    """Seconds from the start to each request's first token."""
+    last_s: tuple[float, ...]
+    """Seconds from the start to each request's last token."""
+    steps: int
+    """Forwards after the prompt pass, summed over requests."""
+    fed: int | None
+    """Tokens fed in those steps."""
+    forwards: int
+    forward_s: float | None
+    """Seconds inside the forwards; None where they are not measured."""
+    peak_bytes: int = 0
+
+    @property
+    def output_tokens(self) -> int:
+        """All tokens written."""
+        return sum(map(len, self.outputs))
+
+
+class Arm(Protocol):
+    """One way of decoding."""
+
+    name: str
+    own: bool
+    """Whether sampled text must equal that of `ar`: our noise depends on seed and position."""
+
+    @property
+    def setting(self) -> str | None:
+        """What the arm chose for itself."""
+
+    def takes(self, batch_size: int) -> bool:
+        """Whether it can decode such a batch."""
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        """Decode untimed, and choose what there is to choose."""
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        """Decode one batch."""
+
+
+class EngineArm:
+    """Our engine with one triple, or auto, for all requests."""
+
+    own = True
+    setting = None
+
+    def __init__(self, llm: LLM, triple: Lookahead) -> None:
+        self.name = AR if triple == AUTOREGRESSIVE else f"lookahead {triple}"
+        self._llm, self._triple = llm, triple
+
+    def takes(self, batch_size: int) -> bool:
+        """Whether the engine is made for such a batch."""
+        return batch_size <= self._llm.limits.max_batch_size
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        """Decode untimed."""
+        self.decode(prompts, sampling)
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        """Decode one batch, all in flight at once."""
+        first: dict[int, float] = {}
+        last: dict[int, float] = {}
+        done: dict[int, Completion] = {}
+        before = replace(self._llm.stats())
+        start = time.perf_counter()
+        for chunk in self._llm.stream(list(prompts), list(sampling), self._triple):
+            last[chunk.index] = time.perf_counter() - start
+            if chunk.token_ids:
+                first.setdefault(chunk.index, last[chunk.index])
+            if chunk.completion is not None:
+                done[chunk.index] = chunk.completion
+        wall_s = time.perf_counter() - start
+        order = range(len(prompts))
+        times = (wall_s, tuple(first[i] for i in order), tuple(last[i] for i in order))
+        return _run([done[i] for i in order], times, before, self._llm.stats())
+
+
+def _run(
+    done: Sequence[Completion],
+    times: tuple[float, tuple[float, ...], tuple[float, ...]],
+    before: ExecutorStats,
+    after: ExecutorStats,
+) -> Run:
+    fed = [c.stats.fed - len(c.input_ids) for c in done if c.stats.fed is not None]
+    return Run(
+        tuple(c.output_ids for c in done),
+        *times,
+        steps=sum(c.stats.steps for c in done),
+        fed=sum(fed) if len(fed) == len(done) else None,
+        forwards=after.steps - before.steps,
+        forward_s=after.forward_s - before.forward_s or None,
+    )
+
+
+def engine_arms(llm: LLM, triples: Sequence[Lookahead]) -> list[Arm]:
+    """`ar`, then the triples."""
+    return [EngineArm(llm, triple) for triple in dict.fromkeys((AUTOREGRESSIVE, *triples))]

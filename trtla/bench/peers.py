@@ -1,0 +1,234 @@
+"""Peers on transformers: generate as it is, with prompt lookup, with an assistant model.
+
+They get the same ids, type, threads and device as the engine; forwards are counted and timed by
+hooks on the model, tokens by a streamer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from trtla.bench.arms import Arm, Run
+from trtla.bench.prompt_sets import Ids
+from trtla.errors import UsageError, sentence
+from trtla.runtime.executor import SamplingParams
+
+LOOKUP_TOKENS = (3, 5, 10, 20)
+"""The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
+
+_Options = Mapping[str, Any]
+
+
+class _Meter:
+    """Counts and times the forwards of a model; on CUDA it does not time, that would stall it."""
+
+    def __init__(self, model: Any) -> None:
+        self._timed = model.device.type == "cpu"
+        self.forwards, self.fed, self.seconds, self._start = 0, 0, 0.0, 0.0
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_hook(self._after)
+
+    def reset(self) -> None:
+        self.forwards, self.fed, self.seconds = 0, 0, 0.0
+
+    @property
+    def forward_s(self) -> float | None:
+        return self.seconds if self._timed else None
+
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.forwards += 1
+        if self.forwards > 1:  # the first one is the prompt pass
+            self.fed += kwargs["input_ids"].numel()
+        self._start = time.perf_counter()
+
+    def _after(self, *_: Any) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+class _Clock(BaseStreamer):
+    """When tokens came: (seconds, tokens of a request so far)."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._start = time.perf_counter()
+        self._prompt = True
+        self.seen: list[tuple[float, int]] = [(0.0, 0)]
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called with the prompt first, then with what each step brings."""
+        if self._prompt:
+            self._prompt = False
+            return
+        count = self.seen[-1][1] + value.numel() // self._batch_size
+        self.seen.append((time.perf_counter() - self._start, count))
+
+    def end(self) -> None:
+        """Called at the end of the output."""
+
+    def when(self, count: int) -> float:
+        """Seconds until `count` tokens were there."""
+        return next((s for s, seen in self.seen if seen >= count), self.seen[-1][0])
+
+
+class HuggingFace:
+    """A transformers model, ready for all its arms."""
+
+    def __init__(
+        self, folder: str, device: torch.device, dtype: torch.dtype, end_ids: frozenset[int]
+    ) -> None:
+        self.model = _load(folder, device, dtype)
+        self.meter = _Meter(self.model)
+        self._end_ids = sorted(end_ids)
+
+    def decode(
+        self,
+        prompts: Sequence[Ids],
+        sampling: Sequence[SamplingParams],
+        options: _Options,
+        assistant: Any = None,
+    ) -> Run:
+        """One call of generate, padded on the left; `options` join its configuration."""
+        ids, mask = _padded(prompts, self.model.device)
+        config = _generation(sampling[0], self._end_ids, options)
+        self.model.generation_config = config  # what a config leaves out is filled from here
+        torch.manual_seed(sampling[0].seed)
+        self.meter.reset()
+        clock = _Clock(len(prompts))
+        start = time.perf_counter()
+        with torch.inference_mode():
+            found = self.model.generate(
+                ids,
+                attention_mask=mask,
+                generation_config=config,
+                streamer=clock,
+                assistant_model=assistant,
+            )
+        rows = found[:, ids.shape[1] :].tolist()
+        wall_s = time.perf_counter() - start
+        return self._run([_until_end(row, self._end_ids) for row in rows], wall_s, clock)
+
+    def _run(self, outputs: Sequence[Ids], wall_s: float, clock: _Clock) -> Run:
+        meter = self.meter
+        return Run(
+            tuple(outputs),
+            wall_s,
+            tuple(clock.when(1) for _ in outputs),
+            tuple(clock.when(len(row)) for row in outputs),
+            steps=(meter.forwards - 1) * len(outputs),
+            fed=meter.fed,
+            forwards=meter.forwards,
+            forward_s=meter.forward_s,
+        )
+
+
+class HuggingFaceArm:
+    """One way of calling generate: the fastest of its choices."""
+
+    own = False
+
+    def __init__(
+        self,
+        name: str,
+        inner: HuggingFace,
+        choices: Sequence[_Options] = ({},),
+        *,
+        assistant: Any = None,
+    ) -> None:
+        self.name, self._inner, self._choices, self._assistant = name, inner, choices, assistant
+        self._chosen = choices[0]
+
+    @property
+    def setting(self) -> str | None:
+        """The choice, where there is one."""
+        if len(self._choices) == 1:
+            return None
+        return ", ".join(f"{key}={value}" for key, value in self._chosen.items())
+
+    def takes(self, batch_size: int) -> bool:
+        """Assisted decoding in transformers takes one prompt at a time."""
+        return batch_size == 1 or self.name == "hf"
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        """Decode untimed, then once with each choice."""
+        self.decode(prompts, sampling)
+        if len(self._choices) > 1:
+            self._chosen = min(
+                self._choices, key=lambda c: self._inner.decode(prompts, sampling, c).wall_s
+            )
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        """Decode one batch."""
+        return self._inner.decode(prompts, sampling, self._chosen, self._assistant)
+
+
+def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | None) -> list[Arm]:
+    """The peers by name."""
+    return [_arm(name, inner, assistant_dir) for name in names]
+
+
+def _arm(name: str, inner: HuggingFace, assistant_dir: str | None) -> Arm:
+    if name == "hf-prompt-lookup":
+        choices = [{"prompt_lookup_num_tokens": number} for number in LOOKUP_TOKENS]
+        return HuggingFaceArm(name, inner, choices)
+    if name == "hf-assisted" and assistant_dir is not None:
+        model = inner.model
+        assistant = _load(assistant_dir, model.device, model.dtype)
+        return HuggingFaceArm(name, inner, assistant=assistant)
+    return HuggingFaceArm(name, inner)
+
+
+def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder", "give a Hugging Face model folder")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"transformers cannot load {folder}: {sentence(error)}",
+            "give a Hugging Face model folder",
+        ) from None
+    return model.to(device).eval()
+
+
+def _padded(prompts: Sequence[Ids], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, prompts))
+    ids = [[0] * (longest - len(p)) + list(p) for p in prompts]
+    mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _generation(
+    sampling: SamplingParams, end_ids: Sequence[int], options: _Options
+) -> GenerationConfig:
+    drawn: dict[str, Any] = {}
+    if not sampling.greedy:
+        drawn = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+    settings: dict[str, Any] = {
+        "max_new_tokens": sampling.max_output_len,
+        "do_sample": not sampling.greedy,
+        "eos_token_id": list(end_ids) or None,
+        "pad_token_id": min(end_ids, default=0),
+        **drawn,
+        **options,
+    }
+    return GenerationConfig.from_dict(settings)
+
+
+def _until_end(row: Sequence[int], end_ids: Sequence[int]) -> Ids:
+    """The ids up to and with the first end id: a batch is padded behind it."""
+    end = next((i for i, token in enumerate(row) if token in end_ids), len(row))
+    return tuple(row[: end + 1])

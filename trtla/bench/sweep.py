@@ -1,0 +1,221 @@
+"""The cells of a benchmark one after the other: models opened, arms made, prompts cut, rounds run.
+
+Nothing here prints; `on_note` and `on_round` tell how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtla.bench.arms import Arm, engine_arms
+from trtla.bench.figures import Hardware, rows, tokens_per_s
+from trtla.bench.hardware import read_bandwidth, weight_bytes
+from trtla.bench.prompt_sets import Ids, PromptSet, batches, encode, fit
+from trtla.bench.rounds import Cell, Measured, OnRound, measure
+from trtla.errors import UsageError
+from trtla.lookahead import Lookahead, LookaheadConfig, check_request
+from trtla.runtime.device import resolve_device, resolve_dtype
+from trtla.runtime.executor import SamplingParams, TrtllmSettings
+from trtla.runtime.llm import LLM
+
+if TYPE_CHECKING:
+    from trtla.runtime.text import Tokenizer
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to measure: every combination of the lists is a cell."""
+
+    model: str
+    server: LookaheadConfig | None
+    """The triple to open the model with; None is the engine's own."""
+    triples: tuple[Lookahead, ...]
+    """Empty: the engine's own."""
+    peers: tuple[str, ...]
+    hf_model_dir: str | None
+    assistant_dir: str | None
+    tokenizer_dir: str | None
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    threads: tuple[int, ...]
+    """Empty: PyTorch's own number."""
+    batch_sizes: tuple[int, ...]
+    prompt_lens: tuple[int, ...]
+    """Empty: the prompts' own lengths."""
+    temperatures: tuple[float, ...]
+    sampling: SamplingParams
+    rounds: int
+    ignore_eos: bool
+    trtllm: TrtllmSettings | None = None
+
+
+@dataclass(slots=True)
+class Results:
+    """Rows for the table, and what every cell was measured with."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    executors: list[str] = field(default_factory=list)
+
+
+def run_sweep(
+    sweep: Sweep, sets: Sequence[PromptSet], on_note: Note, on_round: OnRound
+) -> Results | None:
+    """Measure everything; None in the serving ranks of mpirun.
+
+    Raises:
+        UsageError: a triple, a batch size or a prompt does not fit the engine.
+    """
+    results = Results()
+    for name, dtype in product(sweep.devices, sweep.dtypes):
+        device = resolve_device(name)
+        threads = sweep.threads or (torch.get_num_threads(),)
+        bandwidth = {count: _bandwidth(device, count) for count in threads}
+        with _open(sweep, name, dtype) as llm:
+            if not llm.is_leader:
+                return None
+            _Bench(sweep, llm, device, dtype, on_note).run(results, sets, bandwidth, on_round)
+    return results
+
+
+def _bandwidth(device: torch.device, threads: int) -> float:
+    torch.set_num_threads(threads)
+    return read_bandwidth(device)
+
+
+def _open(sweep: Sweep, device: str, dtype: str) -> LLM:
+    return LLM(
+        sweep.model,
+        lookahead=sweep.server,
+        tokenizer_dir=sweep.tokenizer_dir,
+        device=device,
+        dtype=dtype,
+        max_batch_size=max(sweep.batch_sizes),
+        trtllm=sweep.trtllm,
+    )
+
+
+class _Bench:
+    """One opened model with its arms."""
+
+    def __init__(
+        self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
+    ) -> None:
+        self._sweep, self._llm, self._device, self._on_note = sweep, llm, device, on_note
+        self._checkpoint = llm.engine.config.pretrained_config
+        self._dtype = resolve_dtype(dtype, self._checkpoint.dtype, device)
+        self._check_temperatures()
+        self._tokenizer = _take_tokenizer(llm)
+        if sweep.ignore_eos:
+            llm.end_ids = frozenset()
+        self._arms = self._make_arms()
+
+    def _check_temperatures(self) -> None:
+        """Refuse sampling now: the cells without it come first."""
+        hot = max(self._sweep.temperatures)
+        if hot > 0 and self._llm.limits.greedy_only:
+            raise UsageError(
+                f"--temperature has {hot:g}, but lookahead decoding in TensorRT-LLM is greedy only",
+                "use --temperature 0",
+            )
+
+    def _make_arms(self) -> list[Arm]:
+        limit = self._llm.limits.lookahead
+        for triple in self._sweep.triples:
+            if triple != "auto":
+                check_request(triple, limit, "--lookahead")
+        arms = engine_arms(self._llm, self._sweep.triples or (limit,))
+        if not self._sweep.peers:
+            return arms
+        from trtla.bench.peers import HuggingFace, peer_arms
+
+        folder = self._sweep.hf_model_dir or self._sweep.model
+        inner = HuggingFace(folder, self._device, self._dtype, self._llm.end_ids)
+        return arms + peer_arms(self._sweep.peers, inner, self._sweep.assistant_dir)
+
+    def run(
+        self,
+        results: Results,
+        sets: Sequence[PromptSet],
+        bandwidth: dict[int, float],
+        on_round: OnRound,
+    ) -> None:
+        """Measure the cells of this device and type."""
+        results.executors.append(self._llm.description)
+        for cell, prompts in self._cells(sets, tuple(bandwidth)):
+            torch.set_num_threads(cell.threads)
+            measured = self._measure(cell, prompts, on_round)
+            hardware = Hardware(self._weight_bytes(), bandwidth[cell.threads])
+            results.rows += rows(measured, hardware)
+            results.cells.append(_describe(measured, hardware, prompts))
+
+    def _cells(
+        self, sets: Sequence[PromptSet], threads: Sequence[int]
+    ) -> Iterator[tuple[Cell, list[Ids]]]:
+        sweep = self._sweep
+        encoded = {chosen.category: encode(self._tokenizer, chosen) for chosen in sets}
+        lengths = sweep.prompt_lens or (None,)
+        shape = (str(self._device), str(self._dtype).removeprefix("torch."))
+        for count, batch_size, length, temperature, category in product(
+            threads, sweep.batch_sizes, lengths, sweep.temperatures, encoded
+        ):
+            cell = Cell(*shape, count, batch_size, length, temperature, category)
+            yield cell, self._fit(encoded[category], length, category)
+
+    def _fit(self, prompts: Sequence[Ids], length: int | None, category: str) -> list[Ids]:
+        limits, output_len = self._llm.limits, self._sweep.sampling.max_output_len
+        room = min(limits.max_input_len, limits.max_text_len - output_len)
+        if room < 1:
+            raise UsageError(
+                f"--max-output-len {output_len} leaves no room for a prompt: prompt and output "
+                f"together may have {limits.max_text_len} tokens",
+                "lower --max-output-len, or rebuild with a larger --max-seq-len",
+            )
+        fitted = fit(prompts, length, room)
+        cut = sum(len(a) < len(b) for a, b in zip(fitted, prompts, strict=True))
+        if cut and length is None:
+            self._on_note(f"{cut} prompts of {category} are cut to {room} tokens")
+        return fitted
+
+    def _measure(self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound) -> Measured:
+        arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
+        for arm in self._arms:
+            if arm not in arms:
+                self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
+        sampling = replace(self._sweep.sampling, temperature=cell.temperature)
+        work = batches(prompts, cell.batch_size)
+        return measure(cell, arms, work, sampling, self._sweep.rounds, on_round)
+
+    def _weight_bytes(self) -> int:
+        fp8 = self._checkpoint.fp8 and "FP8" in self._llm.description
+        return weight_bytes(self._checkpoint, self._dtype, fp8=fp8)
+
+
+def _take_tokenizer(llm: LLM) -> Tokenizer:
+    """The tokenizer, taken away from the model: peers do not turn ids into text while timed."""
+    tokenizer, llm.tokenizer = llm.tokenizer, None
+    if tokenizer is None:
+        raise UsageError(
+            f"{llm.engine.name} has no tokenizer files", "give them with --tokenizer-dir"
+        )
+    return tokenizer
+
+
+def _describe(measured: Measured, hardware: Hardware, prompts: Sequence[Ids]) -> dict[str, Any]:
+    """A cell for the JSON document: the samples behind the medians, and the order they came in."""
+    return {
+        **asdict(measured.cell),
+        "prompts": len(prompts),
+        "mean_prompt_tokens": sum(map(len, prompts)) / len(prompts),
+        "weight_bytes": hardware.weight_bytes,
+        "read_bandwidth_gb_per_s": hardware.read_bandwidth / 1e9,
+        "order": measured.order,
+        "tokens_per_s": {k: list(map(tokens_per_s, runs)) for k, runs in measured.runs.items()},
+    }

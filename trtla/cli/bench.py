@@ -1,0 +1,341 @@
+"""`trtla bench`: flags, checks and printing; the work is in trtla.bench."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.build.folder_kind import folder_kind
+from trtla.cli.command import Command
+from trtla.cli.engine_check import check_batch_size, check_triples
+from trtla.cli.options import (
+    PATH,
+    setting,
+    several,
+    trtllm_flags,
+    trtllm_settings,
+)
+from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+
+if TYPE_CHECKING:
+    from trtla.bench.prompt_sets import PromptSet
+    from trtla.bench.rounds import Measured
+    from trtla.bench.sweep import Results, Sweep
+
+PEERS = ("hf", "hf-prompt-lookup", "hf-assisted")
+DTYPES = ("auto", "float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFlags:
+    """The command's flags as click parsed them."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    lookahead: tuple[Lookahead, ...]
+    compare: tuple[str, ...]
+    hf_model_dir: str | None
+    assistant_dir: str | None
+    prompts: tuple[str, ...]
+    categories: tuple[str, ...]
+    num_prompts: int
+    device: tuple[str, ...]
+    dtype: tuple[str, ...]
+    threads: tuple[int, ...]
+    batch_size: tuple[int, ...]
+    prompt_len: tuple[int, ...]
+    temperature: tuple[float, ...]
+    max_output_len: int
+    top_k: int
+    top_p: float
+    seed: int
+    ignore_eos: bool
+    rounds: int
+    output_format: str
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
+
+
+def _remember_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """With -o json errors are JSON as well."""
+    console = ctx.find_object(Console)
+    if console is not None:
+        console.json = value == "json"
+    return value
+
+
+def _or_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A list that is not given is empty."""
+    return value or ()
+
+
+listed = partial(setting, callback=_or_empty)
+
+
+@click.command(
+    cls=Command,
+    short_help="Lookahead, plain decoding and peers, measured in turns.",
+    examples=[
+        "trtla bench --engine-dir engine --lookahead 7,7,7 3,4,2",
+        "trtla bench --engine-dir llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
+        "trtla bench --engine-dir engine --batch-size 1,4,8 --prompts code --temperature 0 -o csv",
+    ],
+)
+@setting(
+    "--engine-dir",
+    section="Arms",
+    type=PATH,
+    required=True,
+    help="Engine made by trtla build; a Hugging Face Llama folder works too, it is converted "
+    "in memory.",
+)
+@setting(
+    "--tokenizer-dir",
+    section="Arms",
+    type=PATH,
+    help="Folder with the tokenizer files, when they are not in the engine.",
+)
+@several(
+    "--lookahead",
+    section="Arms",
+    type=LOOKAHEAD,
+    show_default="the engine's",
+    help="Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
+    "the engine's. A Hugging Face folder takes any.",
+)
+@listed(
+    "--compare",
+    section="Arms",
+    type=NAMES,
+    metavar=",".join(PEERS),
+    help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
+    "some settings), with an assistant model.",
+)
+@setting(
+    "--hf-model-dir",
+    section="Arms",
+    type=PATH,
+    show_default="--engine-dir where that is one",
+    help="The Hugging Face folder that peers load.",
+)
+@setting("--assistant-dir", section="Arms", type=PATH, help="The small model of hf-assisted.")
+@listed(
+    "--prompts",
+    section="Prompts",
+    type=NAMES,
+    default="code,chat,summarization",
+    help="Shipped sets, or .jsonl files with {category, text} lines or in Spec-Bench's format.",
+)
+@listed("--categories", section="Prompts", type=NAMES, help="Keep these categories only.")
+@setting(
+    "--num-prompts", section="Prompts", type=COUNT, default=12, help="Most prompts of a category."
+)
+@listed(
+    "--prompt-len",
+    section="Lists: every combination is measured",
+    type=COUNTS,
+    show_default="the prompts' own",
+    help="Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
+    "front.",
+)
+@listed(
+    "--batch-size",
+    section="Lists: every combination is measured",
+    type=COUNTS,
+    default="1",
+    help="Prompts decoded together.",
+)
+@listed(
+    "--dtype",
+    section="Lists: every combination is measured",
+    type=NAMES,
+    metavar="|".join(DTYPES),
+    default="auto",
+    help="Types to compute in; auto is the engine's.",
+)
+@listed(
+    "--device",
+    section="Lists: every combination is measured",
+    type=DEVICES,
+    metavar="auto|cpu|cuda",
+    default="auto",
+    help="Where to run; auto takes CUDA where it is.",
+)
+@listed(
+    "--threads",
+    section="Lists: every combination is measured",
+    type=COUNTS,
+    show_default="PyTorch's",
+    help="Threads of PyTorch, for all arms.",
+)
+@listed(
+    "--temperature",
+    section="Lists: every combination is measured",
+    type=NUMBERS,
+    default="0,0.5",
+    help="0 takes the most probable token.",
+)
+@setting("--max-output-len", section="Sampling", type=COUNT, default=128, help="Tokens to write.")
+@setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens.")
+@setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens.")
+@setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
+@setting(
+    "--ignore-eos/--respect-eos",
+    section="Sampling",
+    default=True,
+    help="Whether texts go on behind an end token, so that all arms write the same number.",
+)
+@setting("--rounds", section="Output", type=COUNT, default=5, help="Turns of every arm.")
+@trtllm_flags
+@setting(
+    "-o",
+    "--output-format",
+    section="Output",
+    type=click.Choice(["md", "csv", "json"]),
+    default="md",
+    is_eager=True,
+    callback=_remember_format,
+    help="What to print on stdout.",
+)
+@click.pass_obj
+def bench(console: Console, /, **flags: Any) -> None:
+    """Measure arms in turns, in one process: plain decoding, lookahead triples, peers.
+
+    Every arm warms up on the first batch, then all take turns (A B A B). Figures are medians over
+    rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
+    is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
+    """
+    given = BenchFlags(**flags)
+    sweep, sets = _check(given)
+    results = _run(console, sweep, sets)
+    if results is not None:  # a serving rank of mpirun has nothing to tell
+        _print(console, results, sweep, given.output_format)
+
+
+def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
+    """What can be refused before torch is imported."""
+    from trtla.bench.prompt_sets import load_sets
+
+    folder = Path(given.engine_dir)
+    is_engine = folder_kind(folder) == "engine"
+    _check_choices("--dtype", given.dtype, DTYPES)
+    _check_choices("--compare", given.compare, PEERS)
+    _check_peers(given, is_engine)
+    sampling = [_sampling(given, temperature) for temperature in given.temperature]
+    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
+    server = None if (folder / "trtla.json").is_file() else _covering(given.lookahead)
+    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
+    check_batch_size(given.engine_dir, max(given.batch_size))
+    sets = load_sets(given.prompts, given.categories, given.num_prompts)
+    return _sweep(given, server, sampling[0]), sets
+
+
+def _check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag} has the unknown {name}", f"use {', '.join(known)}")
+
+
+def _check_peers(given: BenchFlags, is_engine: bool) -> None:
+    if given.compare and is_engine and not given.hf_model_dir:
+        raise UsageError(
+            f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
+            "give the folder that it was made from with --hf-model-dir",
+        )
+    if "hf-assisted" in given.compare and not given.assistant_dir:
+        raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
+    single = [name for name in given.compare if name != "hf"]
+    if single and 1 not in given.batch_size:
+        raise UsageError(
+            f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
+            "add 1 to --batch-size, or leave the peer away",
+        )
+
+
+def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
+    """The smallest triple that all fit into; None where there are none."""
+    triples = [triple for triple in asked if triple != "auto"]
+    if not triples:
+        return None
+    sizes = [triple.as_tuple() for triple in (*triples, AUTOREGRESSIVE)]
+    return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def _sampling(given: BenchFlags, temperature: float) -> Any:
+    from trtla.runtime.executor import SamplingParams
+
+    return SamplingParams(
+        max_output_len=given.max_output_len,
+        temperature=temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+    )
+
+
+def _sweep(given: BenchFlags, server: LookaheadConfig | None, sampling: Any) -> Sweep:
+    from trtla.bench.sweep import Sweep
+
+    return Sweep(
+        model=given.engine_dir,
+        server=server,
+        triples=given.lookahead,
+        peers=tuple(dict.fromkeys(given.compare)),
+        hf_model_dir=given.hf_model_dir,
+        assistant_dir=given.assistant_dir,
+        tokenizer_dir=given.tokenizer_dir,
+        devices=given.device,
+        dtypes=given.dtype,
+        threads=given.threads,
+        batch_sizes=given.batch_size,
+        prompt_lens=given.prompt_len,
+        temperatures=given.temperature,
+        sampling=sampling,
+        rounds=given.rounds,
+        ignore_eos=given.ignore_eos,
+        trtllm=trtllm_settings(given),
+    )
+
+
+def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | None:
+    from trtla.bench.sweep import run_sweep
+
+    def on_round(measured: Measured, number: int) -> None:
+        console.note(f"{_name(measured)}, round {number} of {sweep.rounds}: {_speeds(measured)}")
+
+    return run_sweep(sweep, sets, lambda text: console.note(f"note: {text}"), on_round)
+
+
+def _name(measured: Measured) -> str:
+    cell = measured.cell
+    return f"{cell.category}, temperature {cell.temperature:g}, batch {cell.batch_size}"
+
+
+def _speeds(measured: Measured) -> str:
+    from trtla.bench.figures import tokens_per_s
+
+    last = ((name, tokens_per_s(runs[-1])) for name, runs in measured.runs.items())
+    return ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
+
+
+def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
+    from trtla.bench.report import csv_text, document, environment, markdown_text
+
+    found = environment(shlex.join(["trtla", *sys.argv[1:]]))
+    if output_format == "json":
+        console.document(document(results, sweep, found))
+    elif output_format == "csv":
+        console.out(csv_text(results, found), end="")
+    else:
+        console.out(markdown_text(results, sweep, found))

@@ -1,0 +1,104 @@
+"""The forwards behind a cost table: made-up sequences in free blocks, on the real model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import trtla
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.cost_table import CostTable, Forward, get, measure, user_cache
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import ExecutorLimits, Request
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.model import TargetModel
+from trtla.runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from trtla.build.engine import Engine
+
+_CONTEXT = 192  # cached tokens of each sequence: a modest text
+_BATCHES = (1, 4, 16)
+_MOST_TOKENS = 512
+_MOST_EACH = 128
+
+
+def measure_costs(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> CostTable:
+    """Time the model's forwards for up to the limits' number of sequences; some 2 s if small.
+
+    Takes free blocks of the cache and gives them back; what runs meanwhile is not touched.
+    """
+    context = max(1, min(_CONTEXT, limits.max_text_len // 2))
+    each = min(_MOST_EACH, limits.max_text_len + limits.lookahead.max_draft_len - context)
+    owned: list[tuple[int, ...]] = []
+    while len(owned) < min(_BATCHES[-1], limits.max_batch_size):
+        blocks = cache.pool.allocate(context + each)
+        if blocks is None:
+            break
+        owned.append(blocks)
+    try:
+        if not owned:  # all in use: as if each token cost the same, which drafts nothing
+            return CostTable.of([(1, 1.0), (2, 2.0)])
+        batches = [count for count in _BATCHES if count <= len(owned)]
+        most = min(_MOST_TOKENS, limits.max_num_tokens)
+        return measure(_forward(model, cache, owned, context), batches, each, most)
+    finally:
+        for blocks in owned:
+            cache.pool.release(blocks)
+
+
+def _forward(
+    model: TargetModel, cache: KVCache, owned: list[tuple[int, ...]], context: int
+) -> Forward:
+    request = Request(0, (0,) * context)
+
+    def forward(sequences: int, each: int) -> None:
+        draft = Draft((0,) * (each - 1), tuple(range(each - 1)))
+        feeds = []
+        for blocks in owned[:sequences]:
+            sequence = Sequence(request, AUTOREGRESSIVE, NoDrafter(), [0], context, blocks)
+            feeds.append(Feed.step(sequence, draft))
+        batch = make_batch(feeds, cache, model.folds, model.dtype)
+        model.forward(batch, cache).argmax(dim=-1).tolist()
+
+    return forward
+
+
+def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
+    """What the time of a forward hangs on: the model's shape, arithmetic, device, threads, library.
+
+    The weights' values do not matter, so all engines of a shape share a table.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    facts = {
+        "shape": engine.config.pretrained_config.model_dump(mode="json"),
+        "arithmetic": arithmetic,
+        "device": [device.type, name],
+        "threads": torch.get_num_threads(),
+        "versions": [torch.__version__, trtla.__version__],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cost_source(
+    engine: Engine, arithmetic: str, device: torch.device
+) -> Callable[[TargetModel, KVCache, ExecutorLimits], CostTable]:
+    """An engine's table, from a file in the engine's folder or the user's, or measured now.
+
+    A Hugging Face folder is never written to.
+    """
+    folders: list[Path] = [engine.path] if engine.manifest is not None else []
+    folders.append(user_cache())
+
+    def source(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> CostTable:
+        key = cost_key(engine, arithmetic, device)
+        return get(key, folders, lambda: measure_costs(model, cache, limits))
+
+    return source

@@ -1,0 +1,38 @@
+"""How an executor runs its steps: through CUDA graphs and pages where it can, else packed.
+
+The one place that chooses; whoever steps calls what it returns and knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.cuda.graph_runner import CudaCapture, GraphRunner
+from trtla.runtime.cuda.paged_attention import triton_attends
+from trtla.runtime.executor import ExecutorLimits
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.model import TargetModel
+
+SPARE_BLOCKS = 1
+"""Blocks that a cache needs beside those of sequences."""
+StepForward = Callable[[Sequence[Feed]], Tensor]
+"""A step's feeds, prompts first -> float logits [wanted rows, vocab], feed by feed."""
+
+
+def step_forward(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> StepForward:
+    """The fastest way to run a model's steps; on CUDA it takes one block of the cache."""
+    fp8 = cache.data.dtype == torch.uint8
+    if triton_attends(cache.data.shape[-1], model.dtype, cache.device, fp8):
+        return GraphRunner(
+            model.forward,
+            cache,
+            limits.max_batch_size,
+            limits.lookahead.max_decoding_tokens,
+            limits.max_text_len + limits.lookahead.max_draft_len,
+            CudaCapture(),
+        )
+    return lambda feeds: model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)

@@ -1,0 +1,241 @@
+"""Triton kernels: attention of packed tree tokens over a paged cache, split along the context.
+
+A program owns a tile of queries (all query heads of one K/V head, token by token), one sequence and
+one stretch of its context. Scores, sums and outputs are float32; powers are of two, not of e.
+"""
+
+# Triton comes without type hints and is not there on every machine; its constants are capitals.
+# mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,misc,no-any-return"
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _absorb(
+    q: tl.tensor,
+    factor: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    places: tl.tensor,
+    inside: tl.tensor,
+    visible: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+) -> tl.tensor:
+    """Online softmax: take in a block of keys, and return (peak, total, sums)."""
+    k = tl.load(keys + places, mask=inside[:, None], other=0.0).to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+    scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    # A row that has seen nothing yet has -inf, and -inf - -inf would be NaN.
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp2(peak - base)
+    weights = tl.exp2(scores - base[:, None])
+    v = tl.load(values + places, mask=inside[:, None], other=0.0).to(q.dtype)
+    sums = sums * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+    return higher, total * shrink + tl.sum(weights, 1), sums
+
+
+@triton.jit
+def _places(
+    table: tl.tensor,
+    tokens: tl.tensor,
+    inside: tl.tensor,
+    slot_stride: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+) -> tl.tensor:
+    """Where the tokens' keys lie, [tokens, HEAD_SIZE] in elements."""
+    blocks = tl.load(table + tokens // PAGE, mask=inside, other=0)
+    slots = blocks.to(tl.int64) * PAGE + tokens % PAGE  # a cache may be larger than 2**31
+    return slots[:, None] * slot_stride + tl.arange(0, HEAD_SIZE)[None, :]
+
+
+@triton.jit
+def _visible(
+    masks: tl.tensor,
+    queries: tl.tensor,
+    nodes: tl.tensor,
+    fed: tl.tensor,
+    word: tl.tensor,
+    WORDS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+) -> tl.tensor:
+    """Which fed tokens a query sees: by its bits, or by their order. One word holds a block's."""
+    if CAUSAL:
+        seen = nodes[None, :] <= queries[:, None]
+    else:
+        bits = tl.load(masks + queries * WORDS + word, mask=queries < fed, other=0)
+        seen = ((bits[:, None] >> (nodes % 64)[None, :].to(tl.int64)) & 1) != 0
+    return seen & (nodes < fed)[None, :]
+
+
+@triton.jit
+def _absorb_cached(
+    q: tl.tensor,
+    factor: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    slot_stride: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """(peak, total, sums) of the cached tokens first..last, which every query sees."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, HEAD_SIZE], tl.float32)
+    for at in range(first, last, BLOCK_N):
+        tokens = at + tl.arange(0, BLOCK_N)
+        inside = tokens < last
+        places = _places(table, tokens, inside, slot_stride, HEAD_SIZE, PAGE)
+        peak, total, sums = _absorb(
+            q, factor, keys, values, places, inside, inside[None, :], peak, total, sums
+        )
+    return peak, total, sums
+
+
+@triton.jit
+def _absorb_fed(
+    q: tl.tensor,
+    factor: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    slot_stride: tl.tensor,
+    masks: tl.tensor,
+    queries: tl.tensor,
+    cached: tl.tensor,
+    fed: tl.tensor,
+    end: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WORDS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+) -> tl.tensor:
+    """(peak, total, sums) with the fed tokens 0..end, of which each query sees some."""
+    for at in range(0, end, BLOCK_N):
+        nodes = at + tl.arange(0, BLOCK_N)
+        inside = nodes < end
+        visible = _visible(masks, queries, nodes, fed, at // 64, WORDS, CAUSAL)
+        places = _places(table, cached + nodes, inside, slot_stride, HEAD_SIZE, PAGE)
+        peak, total, sums = _absorb(
+            q, factor, keys, values, places, inside, visible, peak, total, sums
+        )
+    return peak, total, sums
+
+
+@triton.jit
+def _store(
+    sums: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    out: tl.tensor,
+    logs: tl.tensor,
+    places: tl.tensor,
+    real: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Write the tile's outputs and, for `combine`, the logarithms of their weights."""
+    divisor = tl.where(total == 0.0, 1.0, total)
+    result = (sums / divisor[:, None]).to(out.dtype.element_ty)
+    lanes = tl.arange(0, HEAD_SIZE)
+    stored = real & (total > 0.0)
+    tl.store(out + places[:, None] * HEAD_SIZE + lanes[None, :], result, mask=stored[:, None])
+    if SPLITS > 1:
+        log = tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor))
+        tl.store(logs + places, log, mask=real)
+
+
+@triton.jit
+def attend_pages(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    sequences: tl.tensor,
+    masks: tl.tensor,
+    scale: tl.tensor,
+    out: tl.tensor,
+    logs: tl.tensor,
+    factor: tl.tensor,
+    rows: tl.tensor,
+    query_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    sequence_stride: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WORDS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> None:
+    """Grid (query tiles, K/V heads x SPLITS, sequences); out is [SPLITS, rows, heads, size]."""
+    head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    table = sequences + tl.program_id(2) * sequence_stride
+    cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
+    table, masks = table + 3, masks + start * WORDS
+    first = tl.program_id(0) * BLOCK_M
+    tile = first + tl.arange(0, BLOCK_M)
+    nodes, heads = tile // FOLDS, head * FOLDS + tile % FOLDS
+    real = nodes < fed
+    places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
+    places = places[:, None] + tl.arange(0, HEAD_SIZE)[None, :]
+    q = tl.load(queries + places, mask=real[:, None], other=0.0)
+    keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
+    value_scale = tl.load(scale) if SCALED else 1.0
+    factor *= value_scale
+    busy = first < fed * FOLDS
+    stretch = tl.cdiv(tl.cdiv(cached, BLOCK_N), SPLITS) * BLOCK_N
+    last = tl.where(busy, tl.minimum(cached, (split + 1) * stretch), 0)
+    peak, total, sums = _absorb_cached(
+        q, factor, keys, values, table, slot_stride, split * stretch, last,
+        HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    end = tl.minimum(fed, (first + BLOCK_M - 1) // FOLDS + 1)  # parents come first
+    end = tl.where(busy & (split == SPLITS - 1), end, 0)
+    peak, total, sums = _absorb_fed(
+        q, factor, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
+        peak, total, sums, HEAD_SIZE, PAGE, BLOCK_N, WORDS, CAUSAL,
+    )  # fmt: skip
+    places = (split * rows + start + nodes) * (KV_HEADS * FOLDS) + heads
+    _store(sums * value_scale, peak, total, out, logs, places, real, HEAD_SIZE, SPLITS)
+
+
+@triton.jit
+def combine(
+    parts: tl.tensor,
+    logs: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """One row and head a program, grid (stride,): the splits' outputs by their weights."""
+    place = tl.program_id(0)
+    splits, lanes = tl.arange(0, SPLITS), tl.arange(0, HEAD_SIZE)
+    log = tl.load(logs + splits * stride + place)
+    there = log > float("-inf")  # false for NaN, which rows of no sequence may hold
+    weights = tl.where(there, tl.exp2(log - tl.max(log, 0)), 0.0)
+    places = (splits.to(tl.int64) * stride + place)[:, None] * HEAD_SIZE + lanes[None, :]
+    part = tl.load(parts + places, mask=there[:, None], other=0.0)
+    divisor = tl.sum(weights, 0)
+    result = tl.sum(part * weights[:, None], 0) / tl.where(divisor == 0.0, 1.0, divisor)
+    tl.store(out + place * HEAD_SIZE + lanes, result.to(out.dtype.element_ty))
