@@ -8,12 +8,26 @@ are never repeated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.e4m3 import E4M3, dequantize
+
+
+class Group(Protocol):
+    """Sequences of a step that are attended together."""
+
+    @property
+    def rows(self) -> slice:
+        """The group's stretch of the packed tokens."""
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+    ) -> Tensor:
+        """As the function `attend`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,12 @@ class AttentionGroup:
     """Row (within the group) of each padded query, int64 [B * Q]; None when nothing is padded."""
     unpad: Tensor | None = None
     """Padded query of each row, int64 [rows]; None when nothing is padded."""
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+    ) -> Tensor:
+        """Attention outputs of the group's rows."""
+        return attend(queries, keys, values, self, scale)
 
 
 def attend(

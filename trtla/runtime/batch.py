@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from trtla.runtime.attention import AttentionGroup
+from trtla.runtime.attention import AttentionGroup, Group
 from trtla.runtime.draft import NO_DRAFT, Draft, depths
 from trtla.runtime.kv_cache import KVCache, SlotTable
 from trtla.runtime.sequence import Sequence
@@ -83,7 +83,7 @@ class Batch:
     """Text length each token's rotary scaling counts with."""
     slots: Tensor
     """Cache slot of each fed token."""
-    groups: tuple[AttentionGroup, ...]
+    groups: tuple[Group, ...]
     rows: Tensor
     """Packed rows whose logits are wanted, feed by feed."""
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from trtla.config import CheckpointConfig
 from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError
-from trtla.runtime.attention import attend
 from trtla.runtime.batch import Batch
 from trtla.runtime.fp8 import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.kv_cache import Fp8KVCache, KVCache
@@ -159,7 +158,7 @@ class LlamaModel:
         keys, values = cache.layer(index)
         scale = cache.scale(index)
         parts = [
-            attend(turned[group.rows, :q_heads], keys, values, group, scale)
+            group.attend(turned[group.rows, :q_heads], keys, values, scale)
             for group in batch.groups
         ]
         return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))

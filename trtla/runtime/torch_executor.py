@@ -13,10 +13,11 @@ from torch import Tensor
 from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
-from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.batch import Feed
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import cost_source, measure_costs
 from trtla.runtime.cost_table import CostTable
+from trtla.runtime.cuda.choice import SPARE_BLOCKS, step_forward
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
@@ -85,6 +86,7 @@ class TorchExecutor(OpenExecutor):
             )
         super().__init__(limits)
         self._model, self._cache = model, cache
+        self._forward = step_forward(model, cache, limits)
         self._make_drafter = drafter
         self._adaptive = AdaptiveSteps(lambda: costs(self._model, self._cache, limits))
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
@@ -172,8 +174,7 @@ class TorchExecutor(OpenExecutor):
     def _predict(self, feeds: list[Feed]) -> list[Prediction]:
         """One forward over all feeds, and the target's choices at the rows they want."""
         started = time.perf_counter()
-        batch = make_batch(feeds, self._cache, self._model.folds, self._model.dtype)
-        logits = self._model.forward(batch, self._cache)
+        logits = self._forward(feeds)
         greedy = logits.argmax(dim=-1).tolist() if len(logits) else []
         predictions, start = [], 0
         for feed in feeds:
@@ -237,7 +238,7 @@ class TorchExecutor(OpenExecutor):
 
     def _release(self) -> None:
         self._active.clear()
-        del self._model, self._cache
+        del self._model, self._cache, self._forward
 
 
 def _predict_one(feed: Feed, logits: Tensor, greedy: list[int]) -> Prediction:
@@ -285,4 +286,4 @@ def open_torch_executor(
         server,
     )
     costs = cost_source(engine, model.arithmetic, on)
-    return TorchExecutor(model, model.new_cache(blocks), limits, costs=costs)
+    return TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, costs=costs)

@@ -1,10 +1,11 @@
-"""How an executor runs its steps: through CUDA graphs and pages where it can, else packed.
+"""How an executor runs its steps: packed, or through CUDA graphs and pages.
 
 The one place that chooses; whoever steps calls what it returns and knows neither.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,9 +25,14 @@ StepForward = Callable[[Sequence[Feed]], Tensor]
 
 
 def step_forward(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> StepForward:
-    """The fastest way to run a model's steps; on CUDA it takes one block of the cache."""
+    """The way to run a model's steps: packed, or through graphs and pages where asked and possible.
+
+    The kernels equal `attend` under Triton's interpreter and compile for sm_80 and sm_90, but have
+    not run on a GPU yet: until they have, they are asked for with TRTLA_PAGED_ATTENTION=1.
+    """
     fp8 = cache.data.dtype == torch.uint8
-    if triton_attends(cache.data.shape[-1], model.dtype, cache.device, fp8):
+    asked = os.environ.get("TRTLA_PAGED_ATTENTION") == "1"
+    if asked and triton_attends(cache.data.shape[-1], model.dtype, cache.device, fp8):
         return GraphRunner(
             model.forward,
             cache,

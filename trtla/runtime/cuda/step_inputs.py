@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -181,7 +181,7 @@ def _batch(parts: _Parts, room: Room) -> Batch:
         parts.positions,
         parts.lengths,
         parts.slots,
-        cast(Any, tuple(groups)),
+        tuple(groups),
         parts.rows,
     )
 
