@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
 os.environ["HF_HUB_OFFLINE"] = "1"
+# What a forward costs is measured and kept: not in the user's cache, nor from there.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="trtla-tests-")
 
 import pytest
 import torch
