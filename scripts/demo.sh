@@ -33,10 +33,10 @@ run() {
 printf '\nFour pieces of code in one batch, with lookahead and without. Green: accepted in parallel.\n'
 run --color "$color" --engine-dir "$out/engine" $prompts --check-lossless
 
-printf '\nA smaller triple on the same engine: fewer tokens in a step, which is what a CPU wants.\n'
-run --engine-dir "$out/engine" $prompts --check-lossless --request-lookahead 3,4,2 >"$out/small.txt"
-head -n 1 "$out/small.txt"
-tail -n 9 "$out/small.txt"
+printf '\nThe same with auto: each step feeds what pays on this machine, from measured costs.\n'
+run --engine-dir "$out/engine" $prompts --check-lossless --request-lookahead auto >"$out/auto.txt"
+head -n 1 "$out/auto.txt"
+tail -n 9 "$out/auto.txt"
 
 step summarize --engine-dir "$out/engine" --dataset trtla/assets/articles.jsonl \
     --max-ite 3 --output-len 32
