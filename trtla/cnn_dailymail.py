@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, first_line
 
 CNN_DAILYMAIL = "cnn_dailymail"
 """The data set's name on the command line."""
@@ -43,7 +43,7 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
             continue
         rows = rows if seed is None else rows.shuffle(seed=seed)
         return [dict(row) for row in rows.select(range(min(count, len(rows))))]
-    reason = str(problem).strip().partition("\n")[0]
+    reason = first_line(problem)
     raise UsageError(f"{CNN_DAILYMAIL} cannot be loaded from the Hugging Face hub: {reason}", hint)
 
 

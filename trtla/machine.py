@@ -119,9 +119,14 @@ def _cpu() -> Cpu:
         model=info.get("model name") or platform.processor() or platform.machine(),
         cores=_cores(),
         memory_bytes=_kib(memory.get("MemTotal")),
-        free_bytes=_kib(memory.get("MemAvailable")),
+        free_bytes=available_memory(),
         instruction_sets=tuple(name for name in _SETS if name in flags),
     )
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still get, the page cache included; None where it is not told."""
+    return _kib(_proc("meminfo").get("MemAvailable"))
 
 
 def _cores() -> int:

@@ -132,13 +132,19 @@ def warm_up(llm: LLM, request: PromptRequest) -> None:
     llm.generate([request.prompt], [few], [request.lookahead], names=[request.name])
 
 
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """The first index at which two outputs differ, the shorter one's end included; None: equal."""
+    shorter = min(len(ours), len(theirs))
+    end = None if len(ours) == len(theirs) else shorter
+    return next((i for i in range(shorter) if ours[i] != theirs[i]), end)
+
+
 def divergence(output_ids: Sequence[int], plain: Completion) -> Divergence | None:
     """Where an output first differs from plain decoding's of the prompt; None when equal."""
     ours, theirs = tuple(output_ids), plain.output_ids
-    if ours == theirs:
+    position = first_difference(ours, theirs)
+    if position is None:
         return None
-    shorter = min(len(ours), len(theirs))
-    position = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
     return Divergence(
         position,
         ours[position] if position < len(ours) else None,

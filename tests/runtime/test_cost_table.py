@@ -54,7 +54,7 @@ def test_the_real_model_is_measured_and_its_blocks_come_back(tiny_llama):
     with LLM(tiny_llama, dtype="float32", max_batch_size=4) as llm:
         executor = llm._executor
         free = len(executor._cache.pool._free)
-        table = measure_costs(executor._model, executor._cache, executor.limits)
+        table = measure_costs(executor._forward, executor._cache, executor.limits)
         assert len(executor._cache.pool._free) == free
     assert [count for count, _ in table.rows] == [1, 4]
     assert table.seconds(64) > table.seconds(1) > 0

@@ -14,7 +14,7 @@ from typing import Any
 from trtla.bench.arms import AR, Run
 from trtla.bench.prompt_sets import Ids
 from trtla.bench.rounds import Measured
-from trtla.run import distinct_4grams
+from trtla.run import distinct_4grams, first_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,13 @@ def read_gb_per_s(run: Run, weight_bytes: int) -> float | None:
 
 def agreement(outputs: Sequence[Ids], reference: Sequence[Ids]) -> dict[str, Any]:
     """How many texts equal the reference's, and the earliest index where one does not."""
-    at = [_divergence(a, b) for a, b in zip(outputs, reference, strict=True)]
+    at = [first_difference(a, b) for a, b in zip(outputs, reference, strict=True)]
     different = [index for index in at if index is not None]
     return {
         "texts": len(at),
         "equal_texts": len(at) - len(different),
         "first_divergence": min(different, default=None),
     }
-
-
-def _divergence(ours: Ids, theirs: Ids) -> int | None:
-    if ours == theirs:
-        return None
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def rows(measured: Measured, hardware: Hardware) -> list[dict[str, Any]]:

@@ -6,8 +6,6 @@ and the tokenizer files. Nothing that TensorRT-LLM wrote is touched.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -17,12 +15,13 @@ from trtla.build.atomic import os_failure
 from trtla.build.compiled import check_compiled, some_triples, unknown_triple
 from trtla.build.engine_folder import MANIFEST, Engine, open_engine, read_engine
 from trtla.build.folder_kind import folder_kind
-from trtla.build.rank_writer import write_json
+from trtla.build.rank_writer import json_text
 from trtla.build.side_files import copy_side_files, tokenizer_dir
 from trtla.build.trtllm import file_digest
 from trtla.config import EngineManifest
 from trtla.errors import UsageError
 from trtla.lookahead import LookaheadConfig
+from trtla.whole_file import write_whole
 
 
 def adopt_engine(
@@ -64,7 +63,7 @@ def adopt_engine(
     try:
         if tokenizer is not None:
             copy_side_files(Path(tokenizer), folder)
-        _replace(folder / MANIFEST, manifest)
+        write_whole(folder / MANIFEST, json_text(manifest.model_dump(mode="json")))
     except OSError as error:
         raise os_failure(error, folder) from None
     return open_engine(folder)
@@ -104,17 +103,3 @@ def _manifest(engine: Engine, triple: LookaheadConfig, settings: dict[str, str])
         source_sha256=file_digest(engine.path / name for name in names),
         settings=settings,
     )
-
-
-def _replace(path: Path, manifest: EngineManifest) -> None:
-    """Write the file whole or not at all."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    part = Path(name)
-    try:
-        write_json(part, manifest.model_dump(mode="json"))
-        part.chmod(0o644)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

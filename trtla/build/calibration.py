@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trtla.build.plan import kv_scale
 from trtla.config import CheckpointConfig
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, first_line
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -114,7 +114,7 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error) or type(error).__name__
         raise UsageError(
             f"transformers cannot load {folder} for calibration: {reason}",
             "check the folder with transformers' AutoModelForCausalLM",

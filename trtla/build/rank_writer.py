@@ -105,5 +105,10 @@ def _start_writeback(file: BinaryIO, size: int) -> None:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write a JSON object, indented by 4 as TensorRT-LLM does."""
-    path.write_text(json.dumps(data, indent=4) + "\n", encoding="utf-8")
+    """Write a JSON object as a file of an engine or a checkpoint."""
+    path.write_text(json_text(data), encoding="utf-8")
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """A JSON object, indented by 4 as TensorRT-LLM does."""
+    return json.dumps(data, indent=4) + "\n"

@@ -16,6 +16,8 @@ from trtla.cli.command import Command
 from trtla.cli.engine_check import check_batch_size, check_triples
 from trtla.cli.options import (
     PATH,
+    engine_flags,
+    filter_flags,
     setting,
     several,
     trtllm_flags,
@@ -92,20 +94,7 @@ listed = partial(setting, callback=_or_empty)
         "trtla bench --engine-dir engine --batch-size 1,4,8 --prompts code --temperature 0 -o csv",
     ],
 )
-@setting(
-    "--engine-dir",
-    section="Arms",
-    type=PATH,
-    required=True,
-    help="Engine made by trtla build; a Hugging Face Llama folder works too, it is converted "
-    "in memory.",
-)
-@setting(
-    "--tokenizer-dir",
-    section="Arms",
-    type=PATH,
-    help="Folder with the tokenizer files, when they are not in the engine.",
-)
+@engine_flags("Arms")
 @several(
     "--lookahead",
     section="Arms",
@@ -187,8 +176,7 @@ listed = partial(setting, callback=_or_empty)
     help="0 takes the most probable token.",
 )
 @setting("--max-output-len", section="Sampling", type=COUNT, default=128, help="Tokens to write.")
-@setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens.")
-@setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens.")
+@filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(
     "--ignore-eos/--respect-eos",

@@ -66,21 +66,28 @@ def stack(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def engine_flags(section: str) -> Decorator:
+    """--engine-dir and --tokenizer-dir."""
+    return stack(
+        setting(
+            "--engine-dir",
+            section=section,
+            type=PATH,
+            required=True,
+            help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
+            "converted in memory.",
+        ),
+        setting(
+            "--tokenizer-dir",
+            section=section,
+            type=PATH,
+            help="Folder with the tokenizer files, when they are not in the engine.",
+        ),
+    )
+
+
 model_flags = stack(
-    setting(
-        "--engine-dir",
-        section="Model",
-        type=PATH,
-        required=True,
-        help="Engine made by trtla build; a Hugging Face Llama folder works too, it is converted "
-        "in memory.",
-    ),
-    setting(
-        "--tokenizer-dir",
-        section="Model",
-        type=PATH,
-        help="Folder with the tokenizer files, when they are not in the engine.",
-    ),
+    engine_flags("Model"),
     setting(
         "--device",
         section="Model",
@@ -149,6 +156,12 @@ def trtllm_settings(flags: Any) -> TrtllmSettings:
     )
 
 
+filter_flags = stack(
+    setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens."),
+    setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens."),
+)
+"""Which tokens may be drawn."""
+
 sampling_flags = stack(
     setting(
         "--temperature",
@@ -157,8 +170,7 @@ sampling_flags = stack(
         default=0.0,
         help="0 takes the most probable token.",
     ),
-    setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens."),
-    setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens."),
+    filter_flags,
     setting(
         "--seed",
         section="Sampling",

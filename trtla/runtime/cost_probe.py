@@ -12,13 +12,13 @@ import torch
 
 import trtla
 from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.batch import Feed
 from trtla.runtime.cost_table import CostTable, Forward, get, measure, user_cache
+from trtla.runtime.cuda.choice import StepForward
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import ExecutorLimits, Request
 from trtla.runtime.kv_cache import KVCache
-from trtla.runtime.model import TargetModel
 from trtla.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ _MOST_TOKENS = 512
 _MOST_EACH = 128
 
 
-def measure_costs(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> CostTable:
-    """Time the model's forwards for up to the limits' number of sequences; some 2 s if small.
+def measure_costs(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable:
+    """Time forwards as the executor runs its steps, for up to the limits' number of sequences.
 
-    Takes free blocks of the cache and gives them back; what runs meanwhile is not touched.
+    Some 2 s for a small model. Takes free blocks of the cache and gives them back; what runs
+    meanwhile is not touched.
     """
     context = max(1, min(_CONTEXT, limits.max_text_len // 2))
     each = min(_MOST_EACH, limits.max_text_len + limits.lookahead.max_draft_len - context)
@@ -48,15 +49,13 @@ def measure_costs(model: TargetModel, cache: KVCache, limits: ExecutorLimits) ->
             return CostTable.of([(1, 1.0), (2, 2.0)])
         batches = [count for count in _BATCHES if count <= len(owned)]
         most = min(_MOST_TOKENS, limits.max_num_tokens)
-        return measure(_forward(model, cache, owned, context), batches, each, most)
+        return measure(_forward(run, owned, context), batches, each, most)
     finally:
         for blocks in owned:
             cache.pool.release(blocks)
 
 
-def _forward(
-    model: TargetModel, cache: KVCache, owned: list[tuple[int, ...]], context: int
-) -> Forward:
+def _forward(run: StepForward, owned: list[tuple[int, ...]], context: int) -> Forward:
     request = Request(0, (0,) * context)
 
     def forward(sequences: int, each: int) -> None:
@@ -65,8 +64,7 @@ def _forward(
         for blocks in owned[:sequences]:
             sequence = Sequence(request, AUTOREGRESSIVE, NoDrafter(), [0], context, blocks)
             feeds.append(Feed.step(sequence, draft))
-        batch = make_batch(feeds, cache, model.folds, model.dtype)
-        model.forward(batch, cache).argmax(dim=-1).tolist()
+        run(feeds).argmax(dim=-1).tolist()
 
     return forward
 
@@ -89,7 +87,7 @@ def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
 
 def cost_source(
     engine: Engine, arithmetic: str, device: torch.device
-) -> Callable[[TargetModel, KVCache, ExecutorLimits], CostTable]:
+) -> Callable[[StepForward, KVCache, ExecutorLimits], CostTable]:
     """An engine's table, from a file in the engine's folder or the user's, or measured now.
 
     A Hugging Face folder is never written to.
@@ -97,8 +95,8 @@ def cost_source(
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
 
-    def source(model: TargetModel, cache: KVCache, limits: ExecutorLimits) -> CostTable:
+    def source(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable:
         key = cost_key(engine, arithmetic, device)
-        return get(key, folders, lambda: measure_costs(model, cache, limits))
+        return get(key, folders, lambda: measure_costs(run, cache, limits))
 
     return source

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+
+from trtla.whole_file import write_whole
 
 FORMAT_VERSION = 1
 _REPEATS = 5
@@ -139,20 +140,8 @@ def save(table: CostTable, key: str, folders: Sequence[Path]) -> Path | None:
     for folder in folders:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            return _replace(_file(folder, key), text)
+            return write_whole(_file(folder, key), text)
     return None
-
-
-def _replace(path: Path, text: str) -> Path:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        os.unlink(name)
-        raise
-    return path
 
 
 def _file(folder: Path, key: str) -> Path:

@@ -8,6 +8,7 @@ import torch
 
 from trtla.config import CheckpointConfig
 from trtla.errors import TrtlaError, UsageError
+from trtla.machine import available_memory
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -101,13 +102,4 @@ def _free_bytes(device: torch.device) -> int:
         free = pages * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not every system counts free pages
         free = 2**32
-    return int(max(free, _linux_available()) * _CPU_SHARE)
-
-
-def _linux_available() -> int:
-    """MemAvailable, which counts the page cache that can be given back; 0 where unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):
-        return 0
+    return int(max(free, available_memory() or 0) * _CPU_SHARE)

@@ -17,7 +17,7 @@ from trtla.runtime.batch import Feed
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import cost_source, measure_costs
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.cuda.choice import SPARE_BLOCKS, step_forward
+from trtla.runtime.cuda.choice import SPARE_BLOCKS, StepForward, step_forward
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DrafterFactory = Callable[[LookaheadConfig, tuple[int, ...], int], Drafter]
 """(triple, prompt, seed) -> the drafter of a request."""
 
-CostSource = Callable[[TargetModel, KVCache, ExecutorLimits], CostTable]
+CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable]
 """Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
 
 
@@ -88,7 +88,7 @@ class TorchExecutor(OpenExecutor):
         self._model, self._cache = model, cache
         self._forward = step_forward(model, cache, limits)
         self._make_drafter = drafter
-        self._adaptive = AdaptiveSteps(lambda: costs(self._model, self._cache, limits))
+        self._adaptive = AdaptiveSteps(lambda: costs(self._forward, self._cache, limits))
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
         self._active: set[int] = set()
         self._deadlines: dict[int, float] = {}

@@ -1,0 +1,26 @@
+"""Writes a file whole or not at all: beside its place first, then in one rename."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Replace a file's text; a failure leaves what was there, and nothing else.
+
+    Raises:
+        OSError: the disk is full, or permission is missing.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return path
