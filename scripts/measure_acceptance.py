@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Step compression S of the shipped model on prompts it has not seen: greedy and sampled.
+"""Step compression S and fed tokens a step of the shipped model: by triple, options, temperature.
 
-    .venv/bin/python scripts/measure_acceptance.py [--lookahead 7,7,7] [--prompts 24]
+    .venv/bin/python scripts/measure_acceptance.py --prompts code,chat --lookahead 7,7,7 3,4,2 \
+        --draft default context=3,merge cells=drawn,accept_window --temperature 0 0.8
 
-Prompts are the beginnings of functions and classes in the held-out files of the Python standard
-library (scripts/tiny_llama_data.py says which). Greedy text of small models loops, which flatters
-S: the share of distinct 4-grams stands beside it, and the sampled figure is the honest one.
+Prompts are shipped sets of trtla bench, or `held-out`: the beginnings of functions and classes in
+the held-out files of the Python standard library (scripts/tiny_llama_data.py says which). Greedy
+text of small models loops, which flatters S: the share of distinct 4-grams stands beside it, and
+the sampled figures are the honest ones. All figures but tokens/s are counts: a busy machine does no
+harm. Texts must be the same for all triples and options; the script stops where one is not.
 """
 
 from __future__ import annotations
@@ -14,17 +17,22 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tiny_llama_data import held_out_files, read_texts
 
 import trtla
-from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.run import Totals, totals
+from trtla import LLM, Completion, DraftOptions, LookaheadConfig, SamplingParams
+from trtla.bench.prompt_sets import load_sets
+from trtla.run import totals
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 _START = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)
 _BEFORE, _AFTER = 500, 60  # characters of a prompt before and after the start of the definition
+_KINDS = {"int": int, "bool": bool, "Cells": str}
 
 
 def held_out_prompts(number: int, seed: int = 0) -> list[str]:
@@ -38,40 +46,81 @@ def held_out_prompts(number: int, seed: int = 0) -> list[str]:
     return random.Random(seed).sample(prompts, min(number, len(prompts)))
 
 
-def measure(llm: LLM, prompts: list[str], params: SamplingParams) -> Totals:
-    """Decode the prompts one by one, as a single user would see it, and add up."""
-    started = time.perf_counter()
-    done = [llm.generate(prompt, params)[0] for prompt in prompts]
-    return totals(done, time.perf_counter() - started)
+def shipped_prompts(names: str, number: int) -> list[str]:
+    """The first prompts of each of the shipped sets."""
+    sets = load_sets(names.split(","), (), number)
+    return [text for one in sets for text in one.texts]
+
+
+def draft_options(text: str) -> DraftOptions:
+    """`context=3,merge` or `default` as options."""
+    kinds = {field.name: _KINDS[str(field.type)] for field in fields(DraftOptions)}
+    given: dict[str, Any] = {}
+    for part in text.split(",") if text != "default" else ():
+        name, equals, value = part.partition("=")
+        given[name] = kinds[name](value) if equals else True
+    return DraftOptions(**given)
+
+
+def row(done: Sequence[Completion], seconds: float) -> str:
+    """The figures of one table row."""
+    t, fed = totals(done, seconds), sum((c.stats.fed or 0) - len(c.input_ids) for c in done)
+    return (
+        f"{t.output_tokens} | {t.tokens_per_step:.3f} | {fed / max(1, t.steps):.1f} | "
+        f"{t.distinct_4grams or 0:.2f} | {t.accepted} / {t.drafted} | {t.tokens_per_s:.0f}"
+    )
 
 
 def parse_args() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model-dir", type=Path, default=SHIPPED)
-    parser.add_argument("--lookahead", type=LookaheadConfig.parse, default="7,7,7")
-    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--lookahead", nargs="+", default=["7,7,7"])
+    parser.add_argument("--draft", nargs="+", default=["default"])
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.5])
+    parser.add_argument("--prompts", default="held-out", help="held-out, or code,chat,...")
+    parser.add_argument("--num-prompts", type=int, default=24, help="of a set")
     parser.add_argument("--max-output-len", type=int, default=96)
+    parser.add_argument("--batch-size", type=int, default=1, help="1: as a single user sees it")
     return parser.parse_args()
 
 
+def measure(args: argparse.Namespace, llm: LLM, prompts: list[str], heat: float) -> tuple[Any, str]:
+    """Decode the prompts, `batch_size` at a time; the texts and their table row."""
+    params = SamplingParams(args.max_output_len, heat, seed=1)
+    started, done = time.perf_counter(), []
+    for start in range(0, len(prompts), args.batch_size):
+        done += llm.generate(prompts[start : start + args.batch_size], params)
+    return [c.output_ids for c in done], row(done, time.perf_counter() - started)
+
+
 def main() -> None:
-    """Print a table: one row greedy, one sampled at temperature 0.5."""
+    """Print a table: one row a triple, set of options and temperature."""
     args = parse_args()
-    triple = LookaheadConfig.parse(args.lookahead)
-    prompts = held_out_prompts(args.prompts)
-    print(f"{len(prompts)} held-out prompts, {triple.describe()}\n")
-    print("| temperature | tokens | S | distinct 4-grams | accepted / drafted | tokens/s |")
-    print("|---|---|---|---|---|---|")
-    with LLM(args.model_dir, lookahead=triple, dtype="float32") as llm:
-        for temperature in (0.0, 0.5):
-            params = SamplingParams(args.max_output_len, temperature, seed=1)
-            t = measure(llm, prompts, params)
-            print(
-                f"| {temperature} | {t.output_tokens} | {t.tokens_per_step:.2f} "
-                f"| {t.distinct_4grams or 0:.2f} | {t.accepted} / {t.drafted} "
-                f"| {t.tokens_per_s:.0f} |"
-            )
+    held_out = args.prompts == "held-out"
+    prompts = (
+        held_out_prompts(args.num_prompts)
+        if held_out
+        else shipped_prompts(args.prompts, args.num_prompts)
+    )
+    print(f"{len(prompts)} prompts ({args.prompts})\n")
+    print("| triple | draft | temperature | tokens | S | fed a step | distinct 4-grams "
+          "| accepted / drafted | tokens/s |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    texts: dict[float, Any] = {}
+    for triple in args.lookahead:
+        for draft in args.draft:
+            for heat in args.temperature:
+                with LLM(
+                    args.model_dir,
+                    lookahead=LookaheadConfig.parse(triple) if triple != "auto" else "auto",
+                    dtype="float32",
+                    max_batch_size=args.batch_size,
+                    draft_options=draft_options(draft),
+                ) as llm:
+                    said, figures = measure(args, llm, prompts, heat)
+                print(f"| {triple} | {draft} | {heat} | {figures} |", flush=True)
+                if texts.setdefault(heat, said) != said:
+                    raise SystemExit(f"{triple} {draft}: a text differs from the first row's")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class ToyModel:
 
     folds = 1
     dtype = torch.float64
+    weight_bytes = None
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores

@@ -8,6 +8,7 @@ from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig, max_draft_len
 
 if TYPE_CHECKING:
+    from trtla.runtime.drafters.options import DraftOptions
     from trtla.runtime.executor import SamplingParams
     from trtla.runtime.llm import LLM, Chunk, Completion
 
@@ -18,6 +19,7 @@ __all__ = [
     "CheckFailed",
     "Chunk",
     "Completion",
+    "DraftOptions",
     "LookaheadConfig",
     "SamplingParams",
     "TrtlaError",
@@ -30,6 +32,7 @@ _LAZY = {
     "LLM": "trtla.runtime.llm",
     "Chunk": "trtla.runtime.llm",
     "Completion": "trtla.runtime.llm",
+    "DraftOptions": "trtla.runtime.drafters.options",
     "SamplingParams": "trtla.runtime.executor",
 }
 

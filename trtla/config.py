@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pydantic
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -306,6 +305,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is missing, not YAML, or not a mapping.
     """
+    import yaml
+
     try:
         data = yaml.safe_load(_read_text(path))
     except yaml.YAMLError as error:

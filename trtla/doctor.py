@@ -14,6 +14,7 @@ from typing import Any
 from trtla import __version__, kernels, trtllm_library
 from trtla.errors import TrtlaError, sentence
 from trtla.machine import Gpu, Machine, look
+from trtla.runtime.cpu import compiler
 from trtla.trtllm_library import Library
 
 _OLDEST = (0, 20)
@@ -32,6 +33,8 @@ class Report:
     """Why."""
     device: str | None
     """Where trtla's own executor runs without --device."""
+    cpu_forward: str
+    """How the CPU's forward is run."""
     warnings: tuple[str, ...]
 
 
@@ -39,7 +42,8 @@ def examine() -> Report:
     """Look at the machine and at TensorRT-LLM, which is imported if it is installed."""
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
-    return Report(machine, library, backend, reason, device, tuple(_findings(machine, library)))
+    findings = tuple(_findings(machine, library))
+    return Report(machine, library, backend, reason, device, compiler.state(), findings)
 
 
 def _choice() -> tuple[str | None, str, str | None]:
@@ -130,6 +134,7 @@ def document(report: Report) -> dict[str, Any]:
         },
         "backend": {"auto": report.backend, "reason": report.reason},
         "torch_device": report.device,
+        "cpu_forward": report.cpu_forward,
         "lookahead_kernels": {
             "head_sizes": list(kernels.HEAD_SIZES),
             "jit_head_sizes": {"multiple_of": kernels.JIT_MULTIPLE, "largest": kernels.JIT_LARGEST},

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,7 +46,8 @@ def test_the_json_document(engine: Path, model: Path) -> None:
     found = ran.json
     assert set(found) == {"schema_version", "environment", "settings", "cells", "rows"}
     assert found["environment"]["torch"]
-    assert found["settings"]["executors"] == ["torch on cpu, float32"]
+    [executor] = found["settings"]["executors"]
+    assert executor.startswith("torch on cpu, float32")
     assert all(set(row) == FIGURES | AXES for row in found["rows"])
     arms = [
         "ar", "lookahead 4,3,4", "lookahead auto", "hf", "hf-prompt-lookup", "hf-assisted"
@@ -146,6 +150,60 @@ def test_bad_settings(engine: Path, model: Path, tmp_path: Path) -> None:
     empty.write_text("\n")
     refused(bench(engine, "--prompts", str(empty)), 2, "holds no prompts")
     refused(bench(tmp_path), 2, "config.json")
+
+
+@pytest.mark.parametrize("peer", ["llama.cpp", "llama.cpp-prompt-lookup"])
+@pytest.mark.parametrize("package", ["llama_cpp", "gguf"])
+def test_llama_cpp_is_refused_before_a_model_is_loaded(
+    package: str, peer: str, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtla.bench import sweep
+
+    monkeypatch.setattr(sweep, "run_sweep", lambda *_: pytest.fail("a model is loaded"))
+    for module in ("llama_cpp", "gguf"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        sys.modules[module].__spec__ = ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    name = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}[package]
+    refused(bench(engine, "--compare", peer), 1, peer, f'"{name}"', "pip install 'trtla[bench]'")
+
+
+def test_llama_cpp_writes_the_engines_texts(engine: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    ran = bench(
+        engine, "--compare", "llama.cpp,llama.cpp-prompt-lookup", "--batch-size", "1,2",
+        "--lookahead", "2,2,1", "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["environment"]["llama_cpp_python"]
+    assert "note: llama.cpp does not take batches of 2" in ran.err
+    peers = [row for row in ran.json["rows"] if row["arm"].startswith("llama.cpp")]
+    arms = ["llama.cpp", "llama.cpp-prompt-lookup"]
+    assert [(row["arm"], row["temperature"]) for row in peers] == [
+        (arm, temperature) for temperature in (0.0, 0.5) for arm in arms
+    ]
+    for row in peers:
+        assert row["output_tokens"] == 16
+        assert row["equal_texts"] == (2 if row["temperature"] == 0.0 else None)
+        assert row["host_ms_per_step"] is not None
+    assert peers[0]["tokens_per_step"] == peers[0]["fed_per_step"] == 1.0
+    assert peers[1]["setting"].startswith("num_pred_tokens=")
+
+
+def test_llama_cpp_reads_fp8_dequantised_and_says_so(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from tests.build.fp8_models import to_fp8
+    from trtla.build.engine import BuildSettings, build_engine
+
+    checkpoint = to_fp8(model, tmp_path / "checkpoint", fp8_kv_cache=True)
+    build_engine(checkpoint, tmp_path / "engine", BuildSettings(max_input_len=128))
+    ran = bench(
+        tmp_path / "engine", "--compare", "llama.cpp", "--temperature", "0",
+        "--dtype", "bfloat16", "--tokenizer-dir", model, "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "note: llama.cpp has no FP8: its weights, keys and values are bfloat16" in ran.err
+    assert [row["arm"] for row in ran.json["rows"]][-1] == "llama.cpp"
 
 
 def test_errors_are_json_with_json(engine: Path) -> None:

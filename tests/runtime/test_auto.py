@@ -13,10 +13,11 @@ from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.acceptance import Acceptance
-from trtla.runtime.auto import NOTHING, AutoPolicy
+from trtla.runtime.auto import AutoPolicy
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.draft import Guess, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Guess, StepLimit
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.runtime.pilot import NOTHING
 from trtla.runtime.window_budget import WindowBudget
 
 SEVEN = LookaheadConfig(7, 7, 7)
@@ -113,6 +114,9 @@ class Guesses:
     def guesses(self):
         return self.found
 
+    def observe(self, greedy, committed):
+        """Hand-set guesses do not change."""
+
 
 def long_known(number=7, context=3):
     return [Guess((i, 1, 2, 3, 4, 5), context) for i in range(number)]
@@ -121,11 +125,12 @@ def long_known(number=7, context=3):
 def taught(table, accepted, guesses, steps=60):
     """A policy and its pilot after steps whose best guess matched `accepted` tokens."""
     policy = AutoPolicy(table, clock=lambda: 0.0)
-    pilot = policy.join(SEVEN, Guesses(guesses))
+    text = []
+    pilot = policy.join(SEVEN, Guesses(guesses), text)
     for _ in range(steps):
         policy.plan([pilot])
         best = guesses[0].tokens[:accepted]
-        pilot.committed([*best, 99, 99, 99, 99, 99, 99])
+        text += [*best, 99, 99, 99, 99, 99, 99]
     policy.plan([pilot])
     return pilot
 
@@ -139,7 +144,7 @@ def test_a_flat_table_gives_whole_guesses():
     limit = taught(FLAT, 6, long_known(1)).limit
     assert limit.guess_lengths == (6,)
     untaught = AutoPolicy(FLAT)
-    pilot = untaught.join(SEVEN, Guesses(long_known()))
+    pilot = untaught.join(SEVEN, Guesses(long_known()), [])
     untaught.plan([pilot])
     assert pilot.limit.guess_lengths == (6,) * 7
 
@@ -151,10 +156,11 @@ def test_high_acceptance_keeps_feeding_and_low_stops():
 
 
 def test_chances_follow_what_was_seen():
-    own = Acceptance.prior(3).child()
+    own, text = Acceptance.prior(3).child(), []
     for _ in range(80):
-        own.watch([Guess((1, 2, 3), 2)])
-        assert own.saw([1, 2, 9]) == 2
+        own.watch([Guess((1, 2, 3), 2)], len(text))
+        text += [1, 2, 9]
+        assert own.saw(text) == 2
     first, second, third = own.chances(2, 0)
     assert first > 0.9
     assert second > 0.9
@@ -165,11 +171,11 @@ def drive(text, prompt, table=CPU):
     """(fed drafts, tokens, steps) per step of a known text under the policy."""
     policy = AutoPolicy(table, clock=lambda: 0.0)
     drafter = LookaheadDrafter(SEVEN, prompt, random_from_prompt(0))
-    drafter.observe((), text[:1])
-    pilot, place, steps = policy.join(SEVEN, drafter), 1, []
+    output = text[:1]
+    pilot, place, steps = policy.join(SEVEN, drafter, output), 1, []
     while place < len(text):
-        policy.plan([pilot])
-        draft = drafter.propose(pilot.limit)
+        fed = policy.plan([pilot])
+        draft = drafter.propose(pilot.limit) if fed else NO_DRAFT
         node, accepted = 0, 0
         while place + accepted < len(text):
             token = text[place + accepted]
@@ -181,8 +187,9 @@ def drive(text, prompt, table=CPU):
                 break
             accepted += 1
         new = text[place : place + accepted + 1]
-        drafter.observe((), new)
-        pilot.committed(new)
+        output += new
+        if draft.read:
+            pilot.learn([0] * len(draft.read))
         policy.record(draft.size, 1, 1, len(new), table.seconds(draft.size))
         steps.append((draft.size - 1, len(new)))
         place += len(new)
@@ -249,16 +256,15 @@ def test_seeds_and_steps_are_deterministic_for_the_same_costs():
 
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
     free = AutoPolicy(FLAT)
-    pilot = free.join(SEVEN, Guesses())
+    pilot = free.join(SEVEN, Guesses(), [])
     free.plan([pilot])
     assert pilot.limit == StepLimit((), with_window=True)
     dear = AutoPolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0)
-    pilot = dear.join(SEVEN, Guesses())
-    fed = []
+    text, fed = [], []
+    pilot = dear.join(SEVEN, Guesses(), text)
     for _ in range(10_000):
-        dear.plan([pilot])
-        fed.append(pilot.limit.with_window)
-        pilot.committed([1])
+        fed.append(dear.plan([pilot]) and pilot.limit.with_window)
+        text.append(1)
     assert sum(fed) == 24 * 2  # half a percent of the time
     assert not any(fed[:4000])
 
@@ -290,3 +296,44 @@ def test_guesses_of_the_window_are_told_apart():
             seen.add(guess.from_window)
             assert guess.from_window != ((text[-1], *guess.tokens) in grams)
     assert seen == {True, False}
+
+
+class Listener(Guesses):
+    """Keeps what it was told."""
+
+    def __init__(self, guesses):
+        super().__init__(guesses)
+        self.told = []
+
+    def observe(self, greedy, committed):
+        self.told.append(list(committed))
+
+
+def test_sequences_sleep_together_and_their_drafters_are_told_later():
+    policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
+    drafters = [Listener(long_known()) for _ in range(4)]
+    pilots = [policy.join(SEVEN, drafter, text) for drafter in drafters]
+    slept = 0
+    for step in range(400):
+        if policy.sleeps_on:
+            policy.skip()
+            slept += 1
+        else:
+            policy.plan(pilots)
+        text.append(100 + step)
+    assert slept > 300
+    assert len({len(drafter.told) for drafter in drafters}) == 1
+    for drafter in drafters:
+        told = [token for tokens in drafter.told for token in tokens]
+        assert told == text[: len(told)]
+        assert len(told) > 400 - 64
+
+
+def test_a_sequence_that_begins_wakes_the_others():
+    policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
+    pilot = policy.join(SEVEN, Guesses(long_known()), text)
+    while not policy.sleeps_on:
+        policy.plan([pilot])
+        text.append(99)
+    policy.wake()
+    assert not policy.sleeps_on

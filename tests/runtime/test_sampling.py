@@ -15,7 +15,7 @@ from trtla.errors import UsageError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.executor import SamplingParams
-from trtla.runtime.sampling import draw, probabilities, uniform
+from trtla.runtime.sampling import draw, draw_at, probabilities, uniform
 
 triples = st.tuples(st.integers(1, 6), st.integers(2, 6), st.integers(0, 6))
 
@@ -198,3 +198,19 @@ def test_values_out_of_range_are_named(field, value):
     with pytest.raises(UsageError, match=field) as raised:
         SamplingParams(**{field: value})
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 7}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.9}], ids=str
+)
+@pytest.mark.parametrize("vocab", [5, 2048])
+def test_rows_of_many_requests_in_one_call_draw_what_each_draws_alone(filters, vocab):
+    logits = torch.randn(12, vocab, generator=torch.Generator().manual_seed(4)) * 3
+    params = [SamplingParams(8, 0.7, seed=seed, **filters) for seed in range(12)]
+    noise = [uniform(one.seed, 40 + row) for row, one in enumerate(params)]
+    together = draw_at(logits, params[0], noise)
+    alone = [draw(logits[row : row + 1], one, [40 + row]) for row, one in enumerate(params)]
+    assert together.tolist() == torch.cat(alone).tolist()
+    whole = probabilities(logits, params[0])
+    rows = [probabilities(logits[row : row + 1], params[0]) for row in range(12)]
+    assert torch.equal(whole, torch.cat(rows))

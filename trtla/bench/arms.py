@@ -1,6 +1,7 @@
 """What is compared: the protocol of an arm, what one decoding tells, and the arms of our engine.
 
-Peers are in trtla.bench.peers. All arms get token ids and give token ids: no arm pays for text.
+Peers are in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
+ids: no arm pays for text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
+LOOKUP_TOKENS = (3, 5, 10, 20)
+"""The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Run:
     forward_s: float | None
     """Seconds inside the forwards; None where they are not measured."""
     peak_bytes: int = 0
+    weight_bytes: int | None = None
+    """Of weights that a forward reads, where the arm knows; else the model's in the cell's type."""
 
     @property
     def output_tokens(self) -> int:
@@ -118,6 +123,7 @@ def _run(
         fed=sum(fed) if len(fed) == len(done) else None,
         forwards=after.steps - before.steps,
         forward_s=after.forward_s - before.forward_s or None,
+        weight_bytes=after.weight_bytes,
     )
 
 

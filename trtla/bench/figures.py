@@ -22,7 +22,7 @@ class Hardware:
     """What forwards are held against."""
 
     weight_bytes: int
-    """Read by one forward."""
+    """Read by one forward of an arm that does not know better."""
     read_bandwidth: float
     """Bytes a second."""
 
@@ -61,11 +61,11 @@ def host_ms_per_step(run: Run) -> float | None:
     return 1000.0 * (run.wall_s - run.forward_s) / run.forwards
 
 
-def read_gb_per_s(run: Run, weight_bytes: int) -> float | None:
+def read_gb_per_s(run: Run, hardware: Hardware) -> float | None:
     """Weights read a second of forwards, in GB."""
     if not run.forward_s:
         return None
-    return weight_bytes * run.forwards / run.forward_s / 1e9
+    return (run.weight_bytes or hardware.weight_bytes) * run.forwards / run.forward_s / 1e9
 
 
 def agreement(outputs: Sequence[Ids], reference: Sequence[Ids]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _row(measured: Measured, name: str, hardware: Hardware) -> dict[str, Any]:
     runs, plain = measured.runs[name], measured.runs[AR]
     ratios = [tokens_per_s(a) / tokens_per_s(b) for a, b in zip(runs, plain, strict=True)]
     step = tokens_per_step(runs[0])
-    gb_per_s = _median(runs, lambda run: read_gb_per_s(run, hardware.weight_bytes))
+    gb_per_s = _median(runs, lambda run: read_gb_per_s(run, hardware))
     comparable = measured.own[name] or measured.cell.temperature == 0.0
     return {
         **asdict(measured.cell),

@@ -15,13 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from trtla.bench.arms import Arm, Run
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, Run
+from trtla.bench.peer_names import BATCHING
 from trtla.bench.prompt_sets import Ids
 from trtla.errors import UsageError, sentence
 from trtla.runtime.executor import SamplingParams
-
-LOOKUP_TOKENS = (3, 5, 10, 20)
-"""The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
 _Options = Mapping[str, Any]
 
@@ -153,7 +151,7 @@ class HuggingFaceArm:
 
     def takes(self, batch_size: int) -> bool:
         """Assisted decoding in transformers takes one prompt at a time."""
-        return batch_size == 1 or self.name == "hf"
+        return batch_size == 1 or self.name in BATCHING
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         """Decode untimed, then once with each choice."""

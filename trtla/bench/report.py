@@ -6,11 +6,13 @@ import csv
 import io
 import subprocess
 from collections.abc import Sequence
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import trtla
+from trtla.bench.peer_names import LLAMA_CPP
 from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell, markdown
 from trtla.machine import look
@@ -55,7 +57,16 @@ def environment(command: str) -> dict[str, Any]:
         "python": machine.python,
         "torch": machine.torch.version,
         "transformers": machine.transformers,
+        "llama_cpp_python": _version("llama-cpp-python"),
     }
+
+
+def _version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:
@@ -117,13 +128,16 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c["threads"]: c["read_bandwidth_gb_per_s"] for c in results.cells}
     told = ", ".join(f"{gb:.1f} GB/s with {n} threads" for n, gb in bandwidth.items())
+    llama_cpp = any(name in LLAMA_CPP for name in sweep.peers)
+    peer = f", llama-cpp-python {found['llama_cpp_python']}" if llama_cpp else ""
     return "\n".join(
         (
             f"`{found['command']}`",
             "",
             f"- machine: {found['cores']} cores of {found['cpu']}{gpus}; read bandwidth {told}",
             f"- versions: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
-            f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}",
+            f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
+            f"{peer}",
             f"- engine: {', '.join(results.executors)}; {sweep.sampling.max_output_len} tokens a "
             f"prompt, end tokens {ends}, {sweep.rounds} rounds in turns, medians",
         )

@@ -112,4 +112,5 @@ def add(runs: Sequence[Run]) -> Run:
         sum(run.forwards for run in runs),
         sum(forward_s) if len(forward_s) == len(runs) else None,
         max(run.peak_bytes for run in runs),
+        runs[0].weight_bytes,
     )

@@ -15,11 +15,14 @@ import torch
 from trtla.bench.arms import Arm, engine_arms
 from trtla.bench.figures import Hardware, rows, tokens_per_s
 from trtla.bench.hardware import read_bandwidth, weight_bytes
+from trtla.bench.peer_names import HUGGING_FACE, LLAMA_CPP
 from trtla.bench.prompt_sets import Ids, PromptSet, batches, encode, fit
 from trtla.bench.rounds import Cell, Measured, OnRound, measure
+from trtla.build.engine import Engine, engine_from_hugging_face
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig, check_request
 from trtla.runtime.device import resolve_device, resolve_dtype
+from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import SamplingParams, TrtllmSettings
 from trtla.runtime.llm import LLM
 
@@ -54,6 +57,7 @@ class Sweep:
     rounds: int
     ignore_eos: bool
     trtllm: TrtllmSettings | None = None
+    draft_options: DraftOptions | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +103,7 @@ def _open(sweep: Sweep, device: str, dtype: str) -> LLM:
         dtype=dtype,
         max_batch_size=max(sweep.batch_sizes),
         trtllm=sweep.trtllm,
+        draft_options=sweep.draft_options,
     )
 
 
@@ -132,13 +137,31 @@ class _Bench:
             if triple != "auto":
                 check_request(triple, limit, "--lookahead")
         arms = engine_arms(self._llm, self._sweep.triples or (limit,))
-        if not self._sweep.peers:
-            return arms
+        peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
+        return arms + [peers[name] for name in self._sweep.peers]
+
+    def _hugging_face_arms(self) -> list[Arm]:
+        names = [name for name in self._sweep.peers if name in HUGGING_FACE]
+        if not names:
+            return []
         from trtla.bench.peers import HuggingFace, peer_arms
 
         folder = self._sweep.hf_model_dir or self._sweep.model
         inner = HuggingFace(folder, self._device, self._dtype, self._llm.end_ids)
-        return arms + peer_arms(self._sweep.peers, inner, self._sweep.assistant_dir)
+        return peer_arms(names, inner, self._sweep.assistant_dir)
+
+    def _llama_cpp_arms(self) -> list[Arm]:
+        names = [name for name in self._sweep.peers if name in LLAMA_CPP]
+        if not names:
+            return []
+        from trtla.bench.llama_cpp import LlamaCpp, LlamaCppArm
+
+        engine = readable_engine(self._llm.engine, self._sweep.hf_model_dir)
+        dtype = str(self._dtype).removeprefix("torch.")
+        if self._checkpoint.fp8 or self._checkpoint.fp8_kv_cache:
+            self._on_note(f"llama.cpp has no FP8: its weights, keys and values are {dtype}")
+        inner = LlamaCpp(engine, self._device, self._dtype, self._llm.end_ids)
+        return [LlamaCppArm(name, inner) for name in names]
 
     def run(
         self,
@@ -196,6 +219,13 @@ class _Bench:
     def _weight_bytes(self) -> int:
         fp8 = self._checkpoint.fp8 and "FP8" in self._llm.description
         return weight_bytes(self._checkpoint, self._dtype, fp8=fp8)
+
+
+def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
+    """The engine, or the model it was made from where TensorRT-LLM compiled its weights."""
+    if engine.backend == "tensorrt-llm" and hf_model_dir is not None:
+        return engine_from_hugging_face(hf_model_dir)
+    return engine
 
 
 def _take_tokenizer(llm: LLM) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Building: from a checkpoint or a Hugging Face folder to an engine, on disk or in memory.
+"""Building: from a checkpoint or a Hugging Face folder to an engine on disk.
 
 A Hugging Face folder is converted on the way, tensor by tensor. TensorRT-LLM reads checkpoints
 only, so its builder has one on disk for as long as it works.
@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtla import __version__
 from trtla.build.atomic import atomic_directory, check_target
 from trtla.build.backend import choose_backend, gpu_capability
 from trtla.build.build_source import open_source, read_source
-from trtla.build.convert import checkpoint_config
 from trtla.build.engine_folder import MANIFEST, Engine, open_engine
-from trtla.build.hf import HFModel
 from trtla.build.memory import MemoryEstimate, estimate_memory
 from trtla.build.plan import single_rank
 from trtla.build.rank_writer import Progress
@@ -25,7 +22,7 @@ from trtla.build.torch import TorchBuild
 from trtla.build.trtllm import TrtllmBuild
 from trtla.build.trtllm_check import check_trtllm
 from trtla.build.trtllm_command import TrtllmCommand
-from trtla.config import BuildConfig, EngineConfig
+from trtla.config import BuildConfig
 
 _NO_COMMAND = (
     "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
@@ -100,26 +97,6 @@ def build_engine(
     with atomic_directory(target, force=force, sources=(source_dir,)) as folder:
         build.write(folder, progress)
     return open_engine(target)
-
-
-def engine_from_hugging_face(
-    path: str | Path, settings: BuildSettings | None = None, dtype: str = "auto"
-) -> Engine:
-    """An engine in memory: nothing is written, `weights()` converts on the fly.
-
-    Here `auto` keeps the stored dtype: the float16 rule of `convert` is for TensorRT-LLM's files.
-
-    Raises:
-        UsageError: the folder or the settings are not usable.
-    """
-    asked, model = settings or BuildSettings(), HFModel.open(path)
-    config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
-    engine = EngineConfig(
-        version=__version__,
-        pretrained_config=config,
-        build_config=plan_build_config(asked, config),
-    )
-    return Engine(Path(path), engine, None, model, asked.lookahead)
 
 
 def describe_build(

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.bench.peer_names import BATCHING, HUGGING_FACE, PEERS, check_installed
 from trtla.build.folder_kind import folder_kind
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_batch_size, check_triples
 from trtla.cli.options import (
     PATH,
+    draft_flags,
+    draft_options,
     engine_flags,
     filter_flags,
     setting,
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
     from trtla.bench.prompt_sets import PromptSet
     from trtla.bench.rounds import Measured
     from trtla.bench.sweep import Results, Sweep
+    from trtla.runtime.drafters.options import Cells
 
-PEERS = ("hf", "hf-prompt-lookup", "hf-assisted")
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
@@ -67,6 +70,11 @@ class BenchFlags:
     kv_cache_enable_block_reuse: bool
     enable_chunked_context: bool
     scheduler_policy: str
+    draft_context: int
+    draft_merge: bool
+    draft_accept_window: bool
+    draft_keep_pool: int
+    draft_cells: Cells
 
 
 def _remember_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -109,7 +117,7 @@ listed = partial(setting, callback=_or_empty)
     type=NAMES,
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
-    "some settings), with an assistant model.",
+    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]).",
 )
 @setting(
     "--hf-model-dir",
@@ -185,6 +193,7 @@ listed = partial(setting, callback=_or_empty)
     help="Whether texts go on behind an end token, so that all arms write the same number.",
 )
 @setting("--rounds", section="Output", type=COUNT, default=5, help="Turns of every arm.")
+@draft_flags
 @trtllm_flags
 @setting(
     "-o",
@@ -236,19 +245,21 @@ def _check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) ->
 
 
 def _check_peers(given: BenchFlags, is_engine: bool) -> None:
-    if given.compare and is_engine and not given.hf_model_dir:
+    loaded = [name for name in given.compare if name in HUGGING_FACE]
+    if loaded and is_engine and not given.hf_model_dir:
         raise UsageError(
             f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
             "give the folder that it was made from with --hf-model-dir",
         )
     if "hf-assisted" in given.compare and not given.assistant_dir:
         raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
-    single = [name for name in given.compare if name != "hf"]
+    single = [name for name in given.compare if name not in BATCHING]
     if single and 1 not in given.batch_size:
         raise UsageError(
             f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
             "add 1 to --batch-size, or leave the peer away",
         )
+    check_installed(given.compare)
 
 
 def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
@@ -293,6 +304,7 @@ def _sweep(given: BenchFlags, server: LookaheadConfig | None, sampling: Any) -> 
         rounds=given.rounds,
         ignore_eos=given.ignore_eos,
         trtllm=trtllm_settings(given),
+        draft_options=draft_options(given),
     )
 
 

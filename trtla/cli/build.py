@@ -164,7 +164,19 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
             sources=origin,
             progress=progress,
         )
+    if plan.backend == "torch":
+        _compile_forward(console)
     show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+
+
+def _compile_forward(console: Console) -> None:
+    """Have the CPU's forward ready for the first run."""
+    from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
+
+    try:
+        compiled_library()
+    except NotCompiled as error:
+        console.note(f"note: on CPUs it runs through PyTorch's operations, slower: {error}")
 
 
 def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:

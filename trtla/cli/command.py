@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -143,6 +144,8 @@ def _switch(short: str, long: str, help_text: str) -> Setting:
         console = ctx.find_object(Console)
         if value and console is not None and param.name:
             setattr(console, param.name, True)
+        if value and param.name == "quiet":
+            logging.getLogger("trtla").setLevel(logging.ERROR)
 
     return Setting(
         [short, long],

@@ -40,6 +40,7 @@ def machine_rows(report: Report) -> Iterator[Row]:
     yield "TensorRT backend", _backend(report.library)
     yield "--backend auto", f"{report.backend or 'none'}: {report.reason}"
     yield "--device auto", report.device
+    yield "CPU forward", report.cpu_forward
     yield "lookahead kernels", _kernels()
 
 

@@ -12,6 +12,7 @@ from trtla.cli.values import DEVICE, LOOKAHEAD
 from trtla.console import Console
 
 if TYPE_CHECKING:
+    from trtla.runtime.drafters.options import DraftOptions
     from trtla.runtime.executor import TrtllmSettings
 
 Function = Callable[..., Any]
@@ -153,6 +154,53 @@ def trtllm_settings(flags: Any) -> TrtllmSettings:
         flags.kv_cache_enable_block_reuse,
         flags.enable_chunked_context,
         flags.scheduler_policy.replace("-", "_"),
+    )
+
+
+_DRAFTS = "Drafts of torch engines: they change the speed, never the text"
+
+draft_flags = stack(
+    setting(
+        "--draft-context",
+        section=_DRAFTS,
+        type=click.IntRange(1, 16),
+        metavar="TOKENS",
+        default=1,
+        help="Most tokens that candidates are looked up by: 1 is the pool alone, from 2 on prompt "
+        "and output are searched for the longest match.",
+    ),
+    switch("--draft-merge", section=_DRAFTS, help="Feed what candidates begin with alike once."),
+    switch("--draft-accept-window", section=_DRAFTS, help="Accept tokens of the window too."),
+    setting(
+        "--draft-keep-pool",
+        section=_DRAFTS,
+        type=click.IntRange(0),
+        metavar="NGRAMS",
+        default=0,
+        help="N-grams kept from one request for the next, as further candidates.",
+    ),
+    setting(
+        "--draft-cells",
+        section=_DRAFTS,
+        type=click.Choice(["greedy", "drawn"]),
+        default="greedy",
+        help="What the window of a sampled request is made of: the most probable tokens, or drawn "
+        "ones.",
+    ),
+)
+"""How lookahead drafts; the defaults are what TensorRT-LLM does."""
+
+
+def draft_options(flags: Any) -> DraftOptions:
+    """The values of `draft_flags`, from an object that has them as attributes."""
+    from trtla.runtime.drafters.options import DraftOptions
+
+    return DraftOptions(
+        flags.draft_context,
+        flags.draft_merge,
+        flags.draft_accept_window,
+        flags.draft_keep_pool,
+        flags.draft_cells,
     )
 
 

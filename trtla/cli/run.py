@@ -13,7 +13,10 @@ import click
 from trtla import mpi
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_triples
+from trtla.cli.loading import loading
 from trtla.cli.options import (
+    draft_flags,
+    draft_options,
     json_flag,
     model_flags,
     sampling_flags,
@@ -31,6 +34,7 @@ from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 if TYPE_CHECKING:
     from trtla.prompts import PromptRequest
     from trtla.run import Decoded
+    from trtla.runtime.drafters.options import Cells
     from trtla.runtime.llm import LLM
 
 
@@ -62,6 +66,11 @@ class RunFlags:
     kv_cache_enable_block_reuse: bool
     enable_chunked_context: bool
     scheduler_policy: str
+    draft_context: int
+    draft_merge: bool
+    draft_accept_window: bool
+    draft_keep_pool: int
+    draft_cells: Cells
 
 
 @click.command(
@@ -114,6 +123,7 @@ class RunFlags:
     type=COUNT,
     help="Milliseconds after which a request ends as it is.",
 )
+@draft_flags
 @trtllm_flags
 @switch("--stream", section="Output", help="Print text as it comes.")
 @switch(
@@ -142,20 +152,26 @@ def run(console: Console, /, **flags: Any) -> None:
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
     requests = _requests(given) if mpi.rank() == 0 else []
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
-    from trtla.runtime.llm import LLM
-
-    with LLM(
-        given.engine_dir,
-        lookahead=given.lookahead,
-        tokenizer_dir=given.tokenizer_dir,
-        device=given.device,
-        dtype=given.dtype,
-        max_batch_size=given.max_batch_size,
-        trtllm=trtllm_settings(given),
-    ) as llm:
+    with _open(given) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         _decode_and_report(console, llm, requests, given)
+
+
+def _open(given: RunFlags) -> LLM:
+    with loading():
+        from trtla.runtime.llm import LLM
+
+        return LLM(
+            given.engine_dir,
+            lookahead=given.lookahead,
+            tokenizer_dir=given.tokenizer_dir,
+            device=given.device,
+            dtype=given.dtype,
+            max_batch_size=given.max_batch_size,
+            trtllm=trtllm_settings(given),
+            draft_options=draft_options(given),
+        )
 
 
 def _requests(given: RunFlags) -> list[PromptRequest]:

@@ -17,6 +17,8 @@ from trtla.cli.command import Command
 from trtla.cli.engine_check import check_triples
 from trtla.cli.options import (
     PATH,
+    draft_flags,
+    draft_options,
     json_flag,
     model_flags,
     sampling_flags,
@@ -33,6 +35,7 @@ from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from trtla.runtime.drafters.options import Cells
     from trtla.runtime.executor import ExecutorLimits, SamplingParams
     from trtla.runtime.llm import LLM
     from trtla.summarize import Article, Side
@@ -79,6 +82,11 @@ class SummarizeFlags:
     kv_cache_enable_block_reuse: bool
     enable_chunked_context: bool
     scheduler_policy: str
+    draft_context: int
+    draft_merge: bool
+    draft_accept_window: bool
+    draft_keep_pool: int
+    draft_cells: Cells
 
     @property
     def run_engine(self) -> bool:
@@ -119,6 +127,7 @@ class SummarizeFlags:
 )
 @setting("--output-len", section="Data", type=COUNT, default=100, help="Longest summary in tokens.")
 @sampling_flags
+@draft_flags
 @trtllm_flags
 @switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
 @switch("--test-hf", section="Sides", help="Measure transformers' greedy generate.")
@@ -193,6 +202,7 @@ def _measure(
         dtype=given.dtype,
         max_batch_size=given.batch_size,
         trtllm=trtllm_settings(given),
+        draft_options=draft_options(given),
     ) as llm:
         if not llm.is_leader:
             return [], []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from trtla.runtime.draft import Guess
 
@@ -16,47 +15,58 @@ _PRIOR_WEIGHT = 6.0  # guesses that the chances of the sequences before count fo
 _WATCHED = 6  # guesses of a step that are followed up
 
 
-@dataclass(slots=True)
+_TOO_LARGE = 1e100  # of a unit: floats still hold far more
+
+
 class _Tally:
-    """Guesses of one kind: how many were seen, and how many of them added their i-th token."""
+    """Guesses of one kind: how many were seen, and how many of them added their i-th token.
 
-    weight: float
-    hits: list[float]
-    parent: _Tally | None
-    memory: float
-    """What a guess counts after the next one of its kind was seen."""
-    chances: tuple[float, ...] = ()
+    The young count more: a guess is worth `1 / memory` of the one before, so nothing has to fade.
+    """
 
-    def __post_init__(self) -> None:
-        self._settle()
+    __slots__ = ("_hits", "_parent", "_step", "_unit", "_weight")
+
+    def __init__(self, weight: float, hits: list[float], parent: _Tally | None, memory: float):
+        self._weight, self._hits, self._parent = weight, hits, parent
+        self._unit, self._step = 1.0, 1.0 / memory
+
+    def child(self, memory: float) -> _Tally:
+        """One that has seen nothing of its own."""
+        return _Tally(0.0, [0.0] * len(self._hits), self, memory)
 
     def add(self, start: int, end: int) -> None:
         """A guess was seen that added its tokens [start, end)."""
-        memory = self.memory
-        self.weight = self.weight * memory + 1.0
-        self.hits = [hit * memory + (start <= place < end) for place, hit in enumerate(self.hits)]
-        self._settle()
+        unit = self._unit = self._unit * self._step
+        self._weight += unit
+        for place in range(start, end):
+            self._hits[place] += unit
+        if unit > _TOO_LARGE:
+            self._weight, self._unit = self._weight / unit, 1.0
+            self._hits = [hit / unit for hit in self._hits]
 
-    def _settle(self) -> None:
-        if self.parent is None:
-            self.chances = tuple(hit / self.weight for hit in self.hits)
-        else:
-            total = self.weight + _PRIOR_WEIGHT
-            self.chances = tuple(
-                (hit + _PRIOR_WEIGHT * prior) / total
-                for hit, prior in zip(self.hits, self.parent.chances, strict=True)
-            )
+    def chances(self) -> list[float]:
+        """Of each token to be accepted where better guesses fail."""
+        return [self._chance(place) for place in range(len(self._hits))]
+
+    def _chance(self, place: int) -> float:
+        parent = self._parent
+        if parent is None:
+            return self._hits[place] / self._weight
+        prior = _PRIOR_WEIGHT * parent._hits[place] / parent._weight
+        unit = self._unit
+        return (self._hits[place] / unit + prior) / (self._weight / unit + _PRIOR_WEIGHT)
+
+    def cut(self, least: float) -> tuple[int, float]:
+        """How many leading tokens have this chance each, and the sum of their chances."""
+        value = 0.0
+        for place in range(len(self._hits)):
+            chance = self._chance(place)
+            if chance < least:
+                return place, value
+            value += chance
+        return len(self._hits), value
 
 
-@dataclass(slots=True)
-class _Watch:
-    """A step's guesses, waiting for the text that follows."""
-
-    guesses: list[Guess]
-    start: int
-
-
-@dataclass(slots=True)
 class Acceptance:
     """Chances of a sequence's guesses, with those of all sequences before as their prior.
 
@@ -64,12 +74,11 @@ class Acceptance:
     guesses add up.
     """
 
-    tallies: list[list[_Tally]]
-    parent: Acceptance | None = None
-    from_window: int = 0
-    """Tokens that came true and that only the window's n-grams had, counted up."""
-    _watched: list[_Watch] = field(default_factory=list)
-    _text: list[int] = field(default_factory=list)
+    def __init__(self, tallies: list[list[_Tally]], parent: Acceptance | None = None) -> None:
+        self._tallies, self._parent = tallies, parent
+        self.from_window = 0
+        """Tokens that came true and that only the window's n-grams had, counted up."""
+        self._watched: list[tuple[list[Guess], int]] = []
 
     @classmethod
     def prior(cls, length: int) -> Acceptance:
@@ -86,68 +95,65 @@ class Acceptance:
 
     def child(self) -> Acceptance:
         """A sequence's own, which starts with what this one has seen and teaches it in turn."""
-        return Acceptance(
-            [
-                [_Tally(0.0, [0.0] * len(tally.hits), tally, 0.96) for tally in row]
-                for row in self.tallies
-            ],
-            self,
-        )
+        return Acceptance([[tally.child(0.96) for tally in row] for row in self._tallies], self)
 
-    def chances(self, context: int, rank: int) -> tuple[float, ...]:
+    def chances(self, context: int, rank: int) -> list[float]:
         """The chance of each token of a guess to be accepted where better guesses fail."""
-        return self.tallies[context - 1][min(rank, _RANKS - 1)].chances
+        return self._tallies[min(context, _CONTEXTS) - 1][min(rank, _RANKS - 1)].chances()
 
-    def watch(self, guesses: Sequence[Guess]) -> None:
-        """Follow up what becomes of these guesses of the next tokens."""
+    def cuts(self, guesses: list[Guess], least: float) -> list[tuple[int, float]]:
+        """Of each guess, the best first: tokens of at least this chance, and their chances' sum."""
+        found: list[tuple[int, float]] = []
+        before = 0
+        for rank, guess in enumerate(guesses):
+            context = min(guess.context, _CONTEXTS)
+            if rank < _RANKS or context != before:
+                cut = self._tallies[context - 1][min(rank, _RANKS - 1)].cut(least)
+            found.append(cut)
+            before = context
+        return found
+
+    def watch(self, guesses: list[Guess], start: int) -> None:
+        """Follow up what becomes of these guesses of the text from place `start` on."""
         if guesses:
-            self._watched.append(_Watch(list(guesses[:_WATCHED]), len(self._text)))
+            self._watched.append((guesses[:_WATCHED], start))
 
-    def saw(self, tokens: Sequence[int]) -> int:
-        """The text went on; how many tokens of a guess that this decided came true, at most."""
-        if not self._watched:
-            return 0
-        self._text += tokens
-        decided, waiting = 0, []
+    def saw(self, text: Sequence[int]) -> int:
+        """The text went on; how many tokens of a guess came true, at most."""
+        best, waiting = 0, []
         for watch in self._watched:
-            came_true = self._judge(watch)
-            if came_true is None:
+            came_true, decided = self._judge(*watch, text)
+            best = max(best, came_true)
+            if not decided:
                 waiting.append(watch)
-            else:
-                decided = max(decided, came_true)
         self._watched = waiting
-        self._forget()
-        return decided
-
-    def _forget(self) -> None:
-        """Drop text that nothing waits for."""
-        start = self._watched[0].start if self._watched else len(self._text)
-        del self._text[:start]
-        for watch in self._watched:
-            watch.start -= start
-
-    def _judge(self, watch: _Watch) -> int | None:
-        """Count a step's guesses once all are decided; how far the best came, None before that."""
-        text = self._text[watch.start :]
-        matched = [_matched(guess.tokens, text) for guess in watch.guesses]
-        if len(text) < len(watch.guesses[0].tokens) and max(matched) == len(text):
-            return None
-        best = 0
-        for rank, (guess, count) in enumerate(zip(watch.guesses, matched, strict=True)):
-            tally = self.tallies[guess.context - 1][min(rank, _RANKS - 1)]
-            tally.add(best, count)
-            if tally.parent is not None:
-                tally.parent.add(best, count)
-            if guess.from_window:
-                self.from_window += max(0, count - best)
-            best = max(best, count)
         return best
 
+    def _judge(self, guesses: list[Guess], start: int, text: Sequence[int]) -> tuple[int, bool]:
+        """How far a step's best guess came; all are counted once this is decided."""
+        matched = [_matched(guess.tokens, text, start) for guess in guesses]
+        most, known = max(matched), len(text) - start
+        if most == known < len(guesses[0].tokens):
+            return most, False
+        best, parent = 0, self._parent
+        for rank, count in enumerate(matched):
+            guess, place = guesses[rank], min(rank, _RANKS - 1)
+            context = min(guess.context, _CONTEXTS) - 1
+            self._tallies[context][place].add(best, count)
+            if parent is not None:
+                parent._tallies[context][place].add(best, count)
+            if count > best:
+                self.from_window += (count - best) * guess.from_window
+                best = count
+        return most, True
 
-def _matched(guess: tuple[int, ...], text: Sequence[int]) -> int:
+
+def _matched(guess: tuple[int, ...], text: Sequence[int], start: int) -> int:
+    if start == len(text) or text[start] != guess[0]:
+        return 0
     count = 0
-    for ours, theirs in zip(guess, text, strict=False):
-        if ours != theirs:
+    for token, said in zip(guess, text[start : start + len(guess)], strict=False):
+        if token != said:
             break
         count += 1
     return count

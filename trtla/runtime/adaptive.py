@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from trtla.runtime.auto import AutoPolicy, Guesser
+from trtla.runtime.auto import AutoPolicy
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.draft import Draft
+from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.pilot import NOTHING, Guesser
 from trtla.runtime.sequence import Sequence as Sequence_
 
 
@@ -25,7 +26,10 @@ class AdaptiveSteps:
     def __init__(self, costs: Callable[[], CostTable]) -> None:
         self._costs = costs
         self._policy: AutoPolicy | None = None
-        self._planned: list[tuple[Sequence_, int]] = []
+        self._adaptive = 0
+        """Adaptive sequences in the step."""
+        self._drafted: list[tuple[Sequence_, int]] = []
+        """Those, with their tokens before, where one of them feeds a draft; else empty."""
         self._base = 0
         self._fed = 0
 
@@ -35,34 +39,43 @@ class AdaptiveSteps:
         if isinstance(drafter, _LimitedDrafter):
             if self._policy is None:
                 self._policy = AutoPolicy(self._costs())
-            sequence.pilot = self._policy.join(sequence.lookahead, drafter)
+            sequence.pilot = self._policy.join(sequence.lookahead, drafter, sequence.output_ids)
+
+    def observe(self, sequence: Sequence_, greedy: Sequence[int], tokens: Sequence[int]) -> None:
+        """What a forward said goes to the drafter; adaptive ones without a window ask for it."""
+        if sequence.pilot is None:
+            sequence.drafter.observe(greedy, tokens)
+        elif greedy:
+            sequence.pilot.learn(greedy)
+        elif self._policy is not None and len(sequence.output_ids) == len(tokens):
+            self._policy.wake()
 
     def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int) -> list[Draft]:
         """The drafts of the next step, in order; `prompt_tokens` are fed beside them."""
-        adaptive = [s for s in generation if s.pilot is not None]
-        self._planned = [(s, len(s.output_ids)) for s in adaptive]
-        if not adaptive or self._policy is None:
+        self._adaptive, self._drafted = 0, []
+        if self._policy is None:
             return [s.drafter.propose() for s in generation]
-        fixed = {id(s): s.drafter.propose() for s in generation if s.pilot is None}
-        others = prompt_tokens + sum(draft.size for draft in fixed.values())
-        self._policy.plan([s.pilot for s in adaptive if s.pilot is not None], others)
-        drafts = [
-            fixed[id(s)] if s.pilot is None else s.drafter.propose(s.pilot.limit)
-            for s in generation
-        ]
-        self._base = others + len(adaptive)
-        self._fed = prompt_tokens + sum(draft.size for draft in drafts)
+        drafts = [NO_DRAFT if s.pilot else s.drafter.propose() for s in generation]
+        pilots = [s.pilot for s in generation if s.pilot]
+        self._adaptive = len(pilots)
+        self._fed = self._base = prompt_tokens + len(drafts)
+        if len(pilots) < len(drafts):
+            self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
+        if not pilots or self._policy.sleeps_on:
+            self._policy.skip()
+        elif self._policy.plan(pilots, self._base - len(pilots)):
+            self._drafted = [(s, len(s.output_ids)) for s in generation if s.pilot]
+            for index, sequence in enumerate(generation):
+                if sequence.pilot and sequence.pilot.limit is not NOTHING:
+                    drafts[index] = sequence.drafter.propose(sequence.pilot.limit)
+            self._fed = prompt_tokens + sum(draft.size for draft in drafts)
         return drafts
 
     def record(self, seconds: float) -> None:
         """Tell the policy what the planned step brought and took."""
-        if not self._planned or self._policy is None:
+        if not self._adaptive or self._policy is None:
             return
-        committed = 0
-        for sequence, before in self._planned:
-            tokens = sequence.output_ids[before:]
-            committed += len(tokens)
-            if sequence.pilot is not None:
-                sequence.pilot.committed(tokens)
-        count = len(self._planned)
-        self._policy.record(self._fed, self._base, count, committed, seconds)
+        committed = self._adaptive
+        if self._drafted:
+            committed = sum(len(s.output_ids) - before for s, before in self._drafted)
+        self._policy.record(self._fed, self._base, self._adaptive, committed, seconds)

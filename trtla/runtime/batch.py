@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,9 +38,9 @@ class Feed:
     @classmethod
     def step(cls, sequence: Sequence, draft: Draft) -> Feed:
         """The last committed token and the draft below it."""
-        first = draft.first_candidate
-        rows = (0, *draft.candidates, *(node for node in draft.read if 0 < node < first))
-        return cls(sequence, (sequence.output_ids[-1], *draft.tokens), rows, draft)
+        if not draft.tokens:
+            return cls(sequence, (sequence.output_ids[-1],), (0,), draft)
+        return cls(sequence, (sequence.output_ids[-1], *draft.tokens), draft.rows, draft)
 
     @property
     def length(self) -> int:
@@ -49,7 +50,7 @@ class Feed:
     @property
     def total(self) -> int:
         """Cache slots the fed tokens can see: cached ones and their own."""
-        return self.sequence.num_cached + self.length
+        return self.sequence.num_cached + len(self.tokens)
 
     @property
     def tree(self) -> Draft:
@@ -59,14 +60,14 @@ class Feed:
     def positions(self) -> list[int]:
         """Absolute position of each fed token."""
         start = self.sequence.num_cached
-        if self.draft is None:
-            return list(range(start, start + self.length))
+        if self.draft is None or len(self.tokens) == 1:
+            return list(range(start, start + len(self.tokens)))
         return [start + depth for depth in _depths(self.draft.parents)]
 
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Text length when each token was first seen: the prompt's, then one more per token."""
         if self.draft is None:
-            return [len(self.sequence.prompt)] * self.length
+            return [len(self.sequence.prompt)] * len(self.tokens)
         return [position + 1 for position in positions]
 
 
@@ -100,12 +101,13 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype)
     lengths = [feed.lengths(row) for feed, row in zip(feeds, positions, strict=True)]
     starts = [0]
     for feed in feeds:
-        starts.append(starts[-1] + feed.length)
+        starts.append(starts[-1] + len(feed.tokens))
     rows = [start + row for start, feed in zip(starts, feeds, strict=False) for row in feed.rows]
     tables = [cache.table(feed.sequence.blocks) for feed in feeds]
-    new_slots = [
-        table.slots[feed.sequence.num_cached : feed.total]
+    slots = [
+        slot
         for feed, table in zip(feeds, tables, strict=True)
+        for slot in table.order[feed.sequence.num_cached :][: len(feed.tokens)]
     ]
     prompts = sum(feed.draft is None for feed in feeds)
     groups = [
@@ -115,11 +117,11 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype)
     if prompts < len(feeds):
         groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], folds, dtype))
     tokens = [token for feed in feeds for token in feed.tokens]
-    parts = (tokens, [*chain.from_iterable(positions)], [*chain.from_iterable(lengths)], rows)
+    flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
+    parts = (tokens, *flat, slots, rows)
     packed = _integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
-    fed, at, seen, wanted = torch.split(packed, [len(part) for part in parts])
-    slots = torch.cat(new_slots) if len(new_slots) > 1 else new_slots[0]
-    return Batch(fed, at, seen, slots, tuple(groups), wanted)
+    fed, at, seen, written, wanted = torch.split(packed, [len(part) for part in parts])
+    return Batch(fed, at, seen, written, tuple(groups), wanted)
 
 
 def _integers(values: list[int], device: torch.device) -> Tensor:
@@ -129,51 +131,69 @@ def _integers(values: list[int], device: torch.device) -> Tensor:
 def _group(
     feeds: Seq[Feed], tables: Seq[SlotTable], start: int, folds: int, dtype: torch.dtype
 ) -> AttentionGroup:
-    counts = [feed.length for feed in feeds]
-    count, length = max(counts), max(feed.total for feed in feeds)
+    counts = [len(feed.tokens) for feed in feeds]
+    totals = [feed.total for feed in feeds]
+    count, length = max(counts), max(totals)
     rows = slice(start, start + sum(counts))
     shape = (len(feeds), count, length)
-    keys = _keys(feeds, tables, length)
+    keys = _keys(feeds, tables, totals)
     if feeds[0].draft is None and feeds[0].sequence.num_cached == 0:
         return AttentionGroup(rows, shape, keys, None, causal=True)
-    bias = _bias(feeds, shape, folds, dtype, tables[0].slots.device)
+    bias = None
+    if count > 1 or min(totals) < length:
+        bias = _bias(feeds, shape, folds, dtype).to(tables[0].slots.device)
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
     pad, unpad = _padding(counts, tables[0].slots.device)
     return AttentionGroup(rows, shape, keys, bias, pad=pad, unpad=unpad)
 
 
-def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> slice | Tensor:
+def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], totals: list[int]) -> slice | Tensor:
     """Slots of all keys; shorter sequences are padded with a slot that the bias hides."""
-    if len(feeds) == 1 and tables[0].first is not None:
-        return slice(tables[0].first, tables[0].first + length)
+    firsts = [table.first for table in tables if table.first is not None]
+    if len(firsts) < len(feeds):
+        return _scattered_keys(feeds, tables, max(totals))
+    if len(feeds) == 1:
+        return slice(firsts[0], firsts[0] + totals[0])
+    places = _places(max(totals))
+    start, total = torch.tensor((firsts, totals)).unsqueeze(-1)
+    slots = torch.where(places < total, places + start, start)
+    return slots.flatten().to(tables[0].slots.device)
+
+
+def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Tensor:
     stretches = []
     for feed, table in zip(feeds, tables, strict=True):
         stretches += [table.slots[: feed.total], table.slots[:1].expand(length - feed.total)]
     return torch.cat(stretches)
 
 
-def _bias(
-    feeds: Seq[Feed],
-    shape: tuple[int, int, int],
-    folds: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor | None:
+def _bias(feeds: Seq[Feed], shape: tuple[int, int, int], folds: int, dtype: torch.dtype) -> Tensor:
     batch, count, length = shape
-    if count == 1 and all(feed.total == length for feed in feeds):
-        return None
     if batch == 1:
         bias = torch.zeros((1, 1, folds, count, length), dtype=dtype)
         bias[..., feeds[0].sequence.num_cached :] = _tree_bias(feeds[0])
-        return bias.flatten(2, 3).to(device)
-    bias = torch.full((batch, 1, count, length), float("-inf"), dtype=dtype)
-    for feed, one in zip(feeds, bias[:, 0], strict=True):
-        cached = feed.sequence.num_cached
-        one[:, :cached] = 0.0
-        one[: feed.length, cached : feed.total] = _tree_bias(feed)
-        one[feed.length :, 0] = 0.0  # padded queries see something: a row of -inf would give NaN
-    return bias.repeat(1, 1, folds, 1).to(device)
+        return bias.flatten(2, 3)
+    # Padded queries see what is cached: a row of -inf alone would give NaN.
+    alone = [len(feed.tokens) == 1 for feed in feeds]
+    seen = [
+        feed.total if one else feed.sequence.num_cached
+        for feed, one in zip(feeds, alone, strict=True)
+    ]
+    hidden = _places(length) >= torch.tensor(seen).unsqueeze(-1)
+    bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    bias = bias[:, None, None].repeat(1, 1, folds * count, 1)
+    by_fold = bias.view(batch, folds, count, length)
+    for index, feed in enumerate(feeds):
+        if not alone[index]:
+            cached = feed.sequence.num_cached
+            by_fold[index, :, : feed.length, cached : feed.total] = _tree_bias(feed)
+    return bias
+
+
+@lru_cache(maxsize=8)
+def _places(length: int) -> Tensor:
+    return torch.arange(length)
 
 
 def _tree_bias(feed: Feed) -> Tensor:
@@ -185,10 +205,14 @@ def _tree_bias(feed: Feed) -> Tensor:
 @lru_cache(maxsize=4096)
 def tree_bias(parents: tuple[int, ...]) -> Tensor:
     """0 where a node sees itself or an ancestor, -inf elsewhere; float32 [nodes, nodes]."""
-    visible = torch.eye(len(parents) + 1, dtype=torch.bool)
+    seen = [1]  # bit i: sees node i; a step whose shape is new must not cost what its forward does
     for node, parent in enumerate(parents, 1):
-        visible[node] |= visible[parent]
-    return torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        seen.append(seen[parent] | 1 << node)
+    count, size = len(seen), len(seen) // 8 + 1
+    data = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in seen), np.uint8)
+    visible = np.unpackbits(data.reshape(count, size), axis=1, count=count, bitorder="little")
+    hidden = torch.from_numpy(visible) == 0
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:

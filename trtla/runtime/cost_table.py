@@ -7,7 +7,6 @@ comes as a function from outside.
 from __future__ import annotations
 
 import json
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -146,11 +145,6 @@ def save(table: CostTable, key: str, folders: Sequence[Path]) -> Path | None:
 
 def _file(folder: Path, key: str) -> Path:
     return folder / f"trtla-cost-{key}.json"
-
-
-def user_cache() -> Path:
-    """Where tables go that cannot lie beside their engine."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
 
 
 def get(key: str, folders: Sequence[Path], make: Callable[[], CostTable]) -> CostTable:

@@ -24,7 +24,11 @@ class Draft:
     first_candidate: int = 1
     """Nodes from here on may be accepted; those before (the window) only feed the drafter."""
     read: tuple[int, ...] = ()
-    """Nodes whose greedy next token the drafter wants to observe."""
+    """Nodes whose next token the drafter wants to observe."""
+    window_candidates: tuple[int, ...] = ()
+    """Nodes before `first_candidate` that may be accepted as well."""
+    drawn: bool = False
+    """What of the nodes to read is observed: the target's own draw; its argmax if False."""
 
     @property
     def size(self) -> int:
@@ -32,9 +36,19 @@ class Draft:
         return len(self.tokens) + 1
 
     @property
-    def candidates(self) -> range:
+    def candidates(self) -> Sequence[int]:
         """Nodes that verification may accept."""
-        return range(self.first_candidate, self.size)
+        own = range(self.first_candidate, self.size)
+        return (*self.window_candidates, *own) if self.window_candidates else own
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Nodes whose logits are wanted, each once: the input, the candidates, others to read."""
+        if not self.window_candidates:
+            first = self.first_candidate
+            read = (node for node in self.read if 0 < node < first)
+            return (0, *range(first, self.size), *read)
+        return tuple(dict.fromkeys((0, *self.candidates, *self.read)))
 
 
 NO_DRAFT = Draft()
@@ -80,8 +94,8 @@ class Drafter(Protocol):
         """Learn from a forward.
 
         Args:
-            greedy: the target's argmax after each node of the draft's `read`, in that order; empty
-                for the prompt pass.
+            greedy: the target's argmax after each node of the draft's `read`, in that order, or
+                its draws where the draft asks for them; empty for the prompt pass.
             committed: the tokens that became output, in order.
         """
 

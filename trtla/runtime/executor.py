@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from trtla import mpi
 from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.runtime.drafters.options import DraftOptions
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
@@ -233,6 +234,8 @@ class ExecutorStats:
     forward_s: float = 0.0
     """Seconds inside the model's forwards, device synchronised."""
     max_in_flight: int = 0
+    weight_bytes: int | None = None
+    """Of weights that a forward reads; None where it is not told."""
 
 
 class Executor(Protocol):
@@ -289,6 +292,7 @@ def open_executor(
     dtype: str = "auto",
     max_batch_size: int | None = None,
     trtllm: TrtllmSettings | None = None,
+    draft_options: DraftOptions | None = None,
 ) -> Executor:
     """Open the executor that the engine was built for.
 
@@ -299,15 +303,16 @@ def open_executor(
         dtype: auto (the engine's), float32, bfloat16 or float16, for the torch executor.
         max_batch_size: at most the engine's; None takes the engine's.
         trtllm: settings of TensorRT-LLM's executor; None takes its defaults.
+        draft_options: how the torch executor drafts; None does what TensorRT-LLM does.
 
     Raises:
-        UsageError: triple, device, dtype, batch size or settings do not fit the engine.
+        UsageError: triple, device, dtype, batch size, settings or options do not fit the engine.
         TrtlaError: the engine's backend cannot run here.
     """
     if engine.backend == "tensorrt-llm":
-        from trtla.runtime.trtllm_start import open_trtllm_executor
+        from trtla.runtime.trtllm_start import open_trtllm_executor, refuse_torch_choices
 
-        _refuse_torch_choices(engine, device, dtype)
+        refuse_torch_choices(engine, device, dtype, draft_options or DraftOptions())
         return open_trtllm_executor(
             engine,
             lookahead=lookahead,
@@ -328,19 +333,10 @@ def open_executor(
     from trtla.runtime.torch_executor import open_torch_executor
 
     return open_torch_executor(
-        engine, lookahead=lookahead, device=device, dtype=dtype, max_batch_size=max_batch_size
+        engine,
+        lookahead=lookahead,
+        device=device,
+        dtype=dtype,
+        max_batch_size=max_batch_size,
+        draft_options=draft_options,
     )
-
-
-def _refuse_torch_choices(engine: Engine, device: str, dtype: str) -> None:
-    own = engine.config.pretrained_config.dtype
-    if device != "auto" and not device.startswith("cuda"):
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
-            "leave --device away, or build with --backend torch",
-        )
-    if dtype not in ("auto", own):
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
-            "leave --dtype away, or build with --backend torch",
-        )

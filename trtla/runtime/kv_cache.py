@@ -60,14 +60,19 @@ class SlotTable:
     """int64 [capacity]."""
     first: int | None
     """The first slot when all are consecutive, else None."""
+    order: Sequence[int]
+    """The same as `slots`, in integers."""
 
     @classmethod
     def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
         """The table of a sequence that owns these blocks."""
-        starts = torch.tensor(blocks, dtype=torch.int64) * TOKENS_PER_BLOCK
-        slots = (starts[:, None] + torch.arange(TOKENS_PER_BLOCK)).flatten().to(device)
-        consecutive = blocks[-1] - blocks[0] == len(blocks) - 1 and sorted(blocks) == list(blocks)
-        return cls(slots, blocks[0] * TOKENS_PER_BLOCK if consecutive else None)
+        consecutive = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+        first, size = blocks[0] * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
+        order: Sequence[int] = range(first, first + len(blocks) * size)
+        if not consecutive:
+            order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
+        slots = torch.tensor(order, dtype=torch.int64).to(device)
+        return cls(slots, first if consecutive else None, order)
 
 
 class KVCache:
@@ -87,6 +92,8 @@ class KVCache:
         shape = (num_layers, 2, slots, num_kv_heads, head_size)
         self.data = torch.empty(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
+        self.addresses = tuple(part.data_ptr() for layer in self._layers for part in layer)
+        """Where each layer's keys and values begin."""
         self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
         """The slot table of a sequence's blocks."""
 

@@ -8,11 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from trtla.build.engine import BuildSettings, Engine, engine_from_hugging_face, open_engine
+from trtla.build.engine_folder import Engine, open_engine
 from trtla.build.folder_kind import folder_kind
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig, refuse_auto
 from trtla.runtime.answer import Answer, Chunk, Completion, Piece
+from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
     Executor,
     ExecutorLimits,
@@ -48,6 +49,7 @@ class LLM:
         dtype: str = "auto",
         max_batch_size: int | None = None,
         trtllm: TrtllmSettings | None = None,
+        draft_options: DraftOptions | None = None,
     ) -> None:
         """Open the model.
 
@@ -61,6 +63,7 @@ class LLM:
             dtype: auto (the engine's), float32, bfloat16 or float16.
             max_batch_size: requests in flight at once; None takes the engine's limit.
             trtllm: settings of TensorRT-LLM's executor, for engines built for it.
+            draft_options: how torch engines draft; None does what TensorRT-LLM does.
 
         Raises:
             UsageError: the folder or the settings are not usable.
@@ -79,6 +82,7 @@ class LLM:
             dtype=dtype,
             max_batch_size=max_batch_size,
             trtllm=trtllm,
+            draft_options=draft_options,
         )
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
@@ -240,6 +244,9 @@ class LLM:
 
 def _open(path: Path, lookahead: LookaheadConfig | None) -> Engine:
     if folder_kind(path) == "Hugging Face model":
+        from trtla.build.in_memory import engine_from_hugging_face
+        from trtla.build.settings import BuildSettings
+
         return engine_from_hugging_face(path, BuildSettings(lookahead or DEFAULT_LOOKAHEAD))
     return open_engine(path)
 

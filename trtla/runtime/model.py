@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.config import CheckpointConfig
-from trtla.e4m3 import E4M3, dequantize
-from trtla.errors import TrtlaError
+from trtla.e4m3 import E4M3
 from trtla.runtime.batch import Batch
 from trtla.runtime.fp8 import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.linear import Linear, LinearPair
+from trtla.runtime.model_tensors import LayerTensors, ModelTensors
 from trtla.runtime.rope import Rotary, rotate
 
 
@@ -38,6 +38,10 @@ class TargetModel(Protocol):
     @property
     def arithmetic(self) -> str:
         """What it computes in, for people to read."""
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Of weights that a forward reads; None: those of the model in its type."""
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
@@ -76,23 +80,16 @@ class LlamaModel:
     ) -> None:
         self.config, self.dtype, self._device = config, dtype, device
         self._products = fp8_products(config, dtype, device) if products is None else products
-        tensors = {
-            name.removeprefix("transformer."): _moved(name, tensor, dtype, device)
-            for name, tensor in weights
-        }
-        try:
-            self._kv_scales = _pop_kv_scales(tensors, config)
-            self._layers = [
-                _LayerTensors.take(tensors, index, dtype, self._products).layer()
-                for index in range(config.num_hidden_layers)
-            ]
-            self._embedding = tensors.pop("vocab_embedding.weight")
-            self._norm = tensors.pop("ln_f.weight")
-            self._lm_head = Linear.of(tensors.pop("lm_head.weight"))
-        except KeyError as error:
-            raise TrtlaError(
-                f"the weights lack transformer.{error.args[0]}", "build the engine again"
-            ) from None
+        moved = ((name, tensor.to(device)) for name, tensor in weights)
+        tensors = ModelTensors(moved, lambda tensor: tensor.to(dtype), dtype)
+        self._kv_scales = tensors.kv_scales(config)
+        self._layers = [
+            _layer(tensors.layer(index), self._products)
+            for index in range(config.num_hidden_layers)
+        ]
+        self._embedding = tensors.take("vocab_embedding.weight")
+        self._norm = tensors.take("ln_f.weight")
+        self._lm_head = Linear.of(tensors.take("lm_head.weight"))
         self._rotary = Rotary(config, dtype, device)
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
@@ -111,6 +108,10 @@ class LlamaModel:
         if self._products:
             return f"FP8 matrix products, {dtype} activations{cache}"
         return f"{dtype}, FP8 weights dequantised at load{cache}"
+
+    @property
+    def weight_bytes(self) -> None:
+        """The model's own in its type; FP8 weights count as what they were dequantised to."""
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -164,78 +165,33 @@ class LlamaModel:
         return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
-def _moved(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A weight on the device; FP8 weights and their scales keep their types."""
-    kept = tensor.dtype == E4M3 or name.endswith("_scaling_factor")
-    return tensor.to(device=device, dtype=tensor.dtype if kept else dtype)
+def _layer(tensors: LayerTensors, products: bool) -> Layer:
+    return Layer(
+        tensors["input_layernorm.weight"],
+        _linear(tensors, "attention.qkv", products),
+        _linear(tensors, "attention.dense", products),
+        tensors["post_layernorm.weight"],
+        _pair(tensors, ("mlp.fc", "mlp.gate"), products),
+        _linear(tensors, "mlp.proj", products),
+    )
 
 
-def _pop_kv_scales(tensors: dict[str, Tensor], config: CheckpointConfig) -> list[float]:
-    """Every layer's scale of keys and values; none where the cache is not FP8."""
-    layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
-    names = [f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers]
-    return [tensors.pop(name).item() for name in names]
+def _linear(tensors: LayerTensors, name: str, products: bool) -> Linear | Fp8Linear:
+    if products and tensors.is_fp8(name):
+        return _fp8_linear(tensors, name)
+    return Linear.of(*tensors.take_plain(name))
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerTensors:
-    """One layer's tensors by their names within it, on their way into a `Layer`."""
+def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> LinearPair | Fp8Pair:
+    if products and tensors.is_fp8(names[0]):
+        first, second = (_fp8_linear(tensors, name) for name in names)
+        return Fp8Pair.of(first, second)
+    weights, biases = zip(*map(tensors.take_plain, names), strict=True)
+    return LinearPair.of(weights, biases)
 
-    prefix: str
-    tensors: dict[str, Tensor]
-    dtype: torch.dtype
-    products: bool
 
-    @classmethod
-    def take(
-        cls, tensors: dict[str, Tensor], index: int, dtype: torch.dtype, products: bool
-    ) -> _LayerTensors:
-        """Remove a layer's tensors from those of the model."""
-        prefix = f"layers.{index}."
-        names = [name for name in tensors if name.startswith(prefix)]
-        own = {name.removeprefix(prefix): tensors.pop(name) for name in names}
-        return cls(prefix, own, dtype, products)
-
-    def layer(self) -> Layer:
-        """The layer; raises KeyError with the name of a tensor that is missing."""
-        try:
-            return Layer(
-                self.tensors["input_layernorm.weight"],
-                self._linear("attention.qkv"),
-                self._linear("attention.dense"),
-                self.tensors["post_layernorm.weight"],
-                self._pair("mlp.fc", "mlp.gate"),
-                self._linear("mlp.proj"),
-            )
-        except KeyError as error:
-            raise KeyError(f"{self.prefix}{error.args[0]}") from None
-
-    def _linear(self, name: str) -> Linear | Fp8Linear:
-        return self._fp8_linear(name) if self._multiplied(name) else Linear.of(*self._plain(name))
-
-    def _pair(self, *names: str) -> LinearPair | Fp8Pair:
-        if self._multiplied(names[0]):
-            first, second = map(self._fp8_linear, names)
-            return Fp8Pair.of(first, second)
-        weights, biases = zip(*map(self._plain, names), strict=True)
-        return LinearPair.of(weights, biases)
-
-    def _multiplied(self, name: str) -> bool:
-        """Whether the weight stays in FP8."""
-        return self.products and self.tensors[f"{name}.weight"].dtype == E4M3
-
-    def _fp8_linear(self, name: str) -> Fp8Linear:
-        weight, bias = self._take(name)
-        scale = self.tensors[f"{name}.weights_scaling_factor"]
-        input_scale = self.tensors[f"{name}.activation_scaling_factor"]
-        return Fp8Linear(weight, scale, input_scale, bias, self.dtype)
-
-    def _plain(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """A weight [out, in] in the model's type, and its bias."""
-        weight, bias = self._take(name)
-        if weight.dtype != E4M3:
-            return weight, bias
-        return dequantize(weight, self.tensors[f"{name}.weights_scaling_factor"], self.dtype), bias
-
-    def _take(self, name: str) -> tuple[Tensor, Tensor | None]:
-        return self.tensors.pop(f"{name}.weight"), self.tensors.pop(f"{name}.bias", None)
+def _fp8_linear(tensors: LayerTensors, name: str) -> Fp8Linear:
+    weight, bias = tensors.take(name)
+    scale = tensors[f"{name}.weights_scaling_factor"]
+    input_scale = tensors[f"{name}.activation_scaling_factor"]
+    return Fp8Linear(weight, scale, input_scale, bias, tensors.dtype)

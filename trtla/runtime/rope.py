@@ -22,6 +22,7 @@ class Rotary:
         self._config, self._dtype = config, dtype
         self._dynamic = config.rope_type == "dynamic"
         self._frequencies = frequencies(config).to(device)
+        self._exponents = _exponents(config.head_size).to(device)
 
     def __call__(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [tokens, 1, head_size / 2].
@@ -43,7 +44,7 @@ class Rotary:
         factor = float((config.rotary_scaling or {})["factor"])
         growth = factor * lengths.clamp(min=limit).float() / limit - (factor - 1)
         base = config.rotary_base * growth ** (size / (size - 2))
-        return 1.0 / base[:, None] ** _exponents(size).to(lengths.device)
+        return 1.0 / base[:, None] ** self._exponents
 
 
 def _exponents(head_size: int) -> Tensor:

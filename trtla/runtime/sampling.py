@@ -1,13 +1,15 @@
 """Drawing tokens with noise that depends only on (seed, absolute position).
 
-A position's draw is the inverse of the filtered distribution's cumulative sum at one uniform
-number. Rows at the same position share the number, so plain decoding and every drafter draw the
-same token.
+Every token has its own Gumbel noise at a position, and the largest sum of noise and log probability
+wins: the filtered distribution exactly. Rows at the same position share the noise: plain decoding
+and every drafter draw the same token, and distributions that are alike mostly draw the same one,
+which a window of drawn cells lives on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,11 +17,21 @@ from torch import Tensor
 from trtla.runtime.executor import SamplingParams
 
 _MASK = (1 << 64) - 1
+# The constants of splitmix64 as signed integers: tensors have no others.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+_ODD = 0xD1B54A32D192ED03 - (1 << 64)
 
 
 def uniform(seed: int, position: int) -> float:
     """The noise of one position: 53 bits in [0, 1), from two rounds of the splitmix64 finaliser."""
-    return (_mix(_mix(seed) + position) >> 11) * 2.0**-53
+    return (_mix(_mixed_seed(seed) + position) >> 11) * 2.0**-53
+
+
+@lru_cache(maxsize=1024)
+def _mixed_seed(seed: int) -> int:
+    return _mix(seed)
 
 
 def _mix(value: int) -> int:
@@ -31,16 +43,20 @@ def _mix(value: int) -> int:
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
-    kept = logits.double()
-    if 0 < params.top_k < kept.shape[-1]:
-        kth = kept.topk(params.top_k, dim=-1).values[:, -1:]
-        kept = kept.masked_fill(kept < kth, float("-inf"))
+    kept = _top_k(logits.double(), params.top_k)
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
     relative = kept - kept.max(dim=-1, keepdim=True).values
-    probs = (relative / params.temperature).softmax(dim=-1)
+    probs = relative.div_(params.temperature).softmax(dim=-1)
     if params.top_p < 1.0:
         probs = _nucleus(probs, params.top_p)
     return probs
+
+
+def _top_k(logits: Tensor, top_k: int) -> Tensor:
+    if not 0 < top_k < logits.shape[-1]:
+        return logits
+    kth = logits.topk(top_k, dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < kth, float("-inf"))
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
@@ -49,7 +65,8 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     before = ordered.cumsum(dim=-1) - ordered
     ordered = ordered.masked_fill(before >= top_p, 0.0)
     kept = torch.zeros_like(probs).scatter_(-1, order, ordered)
-    return kept / kept.sum(dim=-1, keepdim=True)
+    # Not `sum`: the order of its additions, and so its last bit, may hang on the number of rows.
+    return kept / kept.cumsum(dim=-1)[:, -1:]
 
 
 def draw(logits: Tensor, params: SamplingParams, positions: Sequence[int]) -> Tensor:
@@ -63,14 +80,42 @@ def draw(logits: Tensor, params: SamplingParams, positions: Sequence[int]) -> Te
     Returns:
         Token ids, int64 [rows]; a token of probability 0 is never drawn.
     """
-    cumulative = probabilities(logits, params).cumsum(dim=-1)
-    noise = [uniform(params.seed, position) for position in positions]
-    targets = torch.tensor(noise, dtype=torch.float64, device=logits.device)
-    # Scaling by the last entry keeps rounding from pushing a target past the end.
-    targets = (targets * cumulative[:, -1]).unsqueeze(-1)
-    index = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()).squeeze(-1)
-    return torch.minimum(index, last)
+    return draw_at(logits, params, [uniform(params.seed, position) for position in positions])
+
+
+def draw_at(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> Tensor:
+    """As `draw`, with each row's noise in [0, 1) given: rows of several seeds in one call.
+
+    A row's token does not hang on the rows beside it.
+    """
+    places = {number: place for place, number in enumerate(dict.fromkeys(noise))}
+    gumbel = _gumbel(list(places), logits)
+    scores = _log_weights(logits, params) + gumbel[[places[number] for number in noise]]
+    return scores.argmax(dim=-1)
+
+
+def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Logarithms of `probabilities`, each row up to a constant."""
+    if params.top_p < 1.0:
+        return probabilities(logits, params).log()
+    kept = _top_k(logits.double(), params.top_k)
+    return (kept - kept.max(dim=-1, keepdim=True).values) / params.temperature
+
+
+def _gumbel(noise: Sequence[float], logits: Tensor) -> Tensor:
+    """Standard Gumbel noise of every token, from a position's noise and the id; [noise, vocab]."""
+    keys = torch.tensor([int(number * 2.0**53) for number in noise], device=logits.device)
+    tokens = torch.arange(logits.shape[-1], device=logits.device)
+    mixed = keys[:, None] * _ODD + tokens * _GOLDEN
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        mixed = (mixed ^ _shifted(mixed, shift)) * factor
+    bits = _shifted(mixed ^ _shifted(mixed, 31), 12)
+    return -torch.log(-torch.log((bits.double() + 0.5) * 2.0**-52))
+
+
+def _shifted(value: Tensor, count: int) -> Tensor:
+    """A shift to the right that brings in zeros."""
+    return (value >> count) & ((1 << (64 - count)) - 1)
 
 
 def top2_margin(logits: Tensor) -> Tensor:

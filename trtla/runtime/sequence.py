@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trtla.lookahead import LookaheadConfig
-from trtla.runtime.auto import Pilot
 from trtla.runtime.draft import Drafter
 from trtla.runtime.executor import FinishReason, Request, RequestStats
+from trtla.runtime.pilot import Pilot
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ class Tokenizer:
 
         try:
             return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # tokenizers raises nothing narrower for a broken file
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(
                 f"the tokenizer in {self._folder} cannot be loaded: {reason}",

@@ -21,26 +21,27 @@ def open_tokenizer_json(folder: Path) -> Any | None:
     """The `tokenizers.Tokenizer` of a folder, or None when transformers has to make it."""
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        if not _says_it_all(config, content):
+        if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
             return None
-        return _load(folder / "tokenizer.json")
+        tokenizer = _load(folder / "tokenizer.json")
+        return tokenizer if tokenizer is not None and _says_it_all(config, tokenizer) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _says_it_all(config: dict[str, Any], content: dict[str, Any]) -> bool:
-    if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
+def _says_it_all(config: dict[str, Any], tokenizer: Any) -> bool:
+    if "add_bos_token" in config and _frames_texts(tokenizer.post_processor):
         return False
-    if "add_bos_token" in config and _frames_texts(content["post_processor"]):
-        return False
-    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
     return special.issuperset(_special_tokens(config))
 
 
-def _frames_texts(post_processor: dict[str, Any] | None) -> bool:
+def _frames_texts(post_processor: Any) -> bool:
     """Whether special tokens may be put around a text."""
-    return post_processor is not None and post_processor["type"] != "ByteLevel"
+    from tokenizers.processors import ByteLevel
+
+    return post_processor is not None and not isinstance(post_processor, ByteLevel)
 
 
 def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
@@ -53,10 +54,14 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
             yield token if isinstance(token, str) else token["content"]
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> Any | None:
+    """Read the file once: it is parsed in Rust, many times faster than by Python's json."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # tokenizers raises nothing narrower; transformers will say what is wrong
+        return None
     # As in transformers: a whole text, whatever the file was saved with.
     tokenizer.no_truncation()
     tokenizer.no_padding()

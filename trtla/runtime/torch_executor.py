@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
@@ -17,10 +15,10 @@ from trtla.runtime.batch import Feed
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import cost_source, measure_costs
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.cuda.choice import SPARE_BLOCKS, StepForward, step_forward
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
 from trtla.runtime.draft import Drafter
-from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
+from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
     ExecutorLimits,
     ExecutorStats,
@@ -31,10 +29,12 @@ from trtla.runtime.executor import (
 )
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.lifecycle import OpenExecutor
-from trtla.runtime.model import LlamaModel, TargetModel
-from trtla.runtime.sampling import draw, top2_margin
+from trtla.runtime.load_model import load_model
+from trtla.runtime.model import TargetModel
+from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.scheduler import Plan, Scheduler
 from trtla.runtime.sequence import Sequence
+from trtla.runtime.step_forward import SPARE_BLOCKS, FeedModel, StepForward, step_forward
 from trtla.runtime.verify import Accepted, accept
 
 if TYPE_CHECKING:
@@ -47,13 +47,8 @@ CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable]
 """Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
 
 
-@dataclass(slots=True)
-class Prediction:
-    """What the target said after a feed's rows, in plain integers."""
-
-    greedy: dict[int, int]
-    draws: dict[int, int]
-    margins: dict[int, float] = field(default_factory=dict)
+_Move = tuple[Sequence, int, tuple[int, ...]]
+"""A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
 
 
 class TorchExecutor(OpenExecutor):
@@ -72,7 +67,7 @@ class TorchExecutor(OpenExecutor):
 
     def __init__(
         self,
-        model: TargetModel,
+        model: TargetModel | FeedModel,
         cache: KVCache,
         limits: ExecutorLimits,
         drafter: DrafterFactory = lookahead_drafter,
@@ -87,13 +82,14 @@ class TorchExecutor(OpenExecutor):
         super().__init__(limits)
         self._model, self._cache = model, cache
         self._forward = step_forward(model, cache, limits)
+        self._by_row = model if isinstance(model, FeedModel) else None
         self._make_drafter = drafter
         self._adaptive = AdaptiveSteps(lambda: costs(self._forward, self._cache, limits))
         self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
         self._active: set[int] = set()
         self._deadlines: dict[int, float] = {}
         self._ended: list[Output] = []
-        self._stats = ExecutorStats()
+        self._stats = ExecutorStats(weight_bytes=model.weight_bytes)
 
     @property
     def description(self) -> str:
@@ -157,7 +153,7 @@ class TorchExecutor(OpenExecutor):
         drafts = self._adaptive.drafts(plan.generation, sum(feed.length for feed in feeds))
         feeds += map(Feed.step, plan.generation, drafts)
         predictions = self._predict(feeds)
-        moves: list[tuple[Feed, tuple[int, ...]]] = []
+        moves: list[_Move] = []
         outputs = []
         for feed, prediction in zip(feeds, predictions, strict=True):
             if feed.rows:
@@ -175,91 +171,83 @@ class TorchExecutor(OpenExecutor):
         """One forward over all feeds, and the target's choices at the rows they want."""
         started = time.perf_counter()
         logits = self._forward(feeds)
-        greedy = logits.argmax(dim=-1).tolist() if len(logits) else []
-        predictions, start = [], 0
-        for feed in feeds:
-            rows = slice(start, start + len(feed.rows))
-            predictions.append(_predict_one(feed, logits[rows], greedy[rows]))
-            start = rows.stop
+        predictions = predict(feeds, logits, self._by_row)
         synchronize(self._cache.device)
         self._stats.forward_s += time.perf_counter() - started
         self._stats.steps += 1
         self._stats.max_in_flight = max(self._stats.max_in_flight, self._scheduler.num_running)
         return predictions
 
-    def _commit(
-        self, feed: Feed, prediction: Prediction, moves: list[tuple[Feed, tuple[int, ...]]]
-    ) -> Output:
+    def _commit(self, feed: Feed, prediction: Prediction, moves: list[_Move]) -> Output:
         """Decide what joins the output; cache, drafter and counters see exactly that."""
         sequence = feed.sequence
+        request = sequence.request
         accepted = _accept(feed, prediction)
-        count, reason = committed_prefix(sequence.request, sequence.output_ids, accepted.tokens)
-        tokens = accepted.tokens[:count]
-        kept = accepted.nodes[: count - 1]
+        tokens, kept = accepted.tokens, accepted.nodes
+        count, reason = committed_prefix(request, sequence.output_ids, tokens)
+        if count < len(tokens):
+            tokens, kept = tokens[:count], kept[: count - 1]
+        self._count(feed, len(accepted.nodes[:count]), count)
         if feed.draft is None:
             sequence.num_cached += feed.length
         else:
-            moves.append((feed, kept))
+            if kept and kept[-1] > len(kept):  # else they lie where they belong
+                moves.append((sequence, sequence.num_cached, kept))
+            sequence.num_cached += 1 + len(kept)
         sequence.output_ids += tokens
         sequence.finish_reason = reason
-        sequence.drafter.observe([prediction.greedy[node] for node in feed.tree.read], tokens)
-        self._count(feed, len(accepted.nodes[:count]), count)
+        self._adaptive.observe(sequence, _read(feed, prediction), tokens)
         if reason is not None:
-            self._forget(sequence.request.request_id)
-        margins = [prediction.margins[node] for node in (feed.rows[0], *kept) if prediction.margins]
-        return Output(sequence.request.request_id, tokens, reason, sequence.stats, tuple(margins))
+            self._forget(request.request_id)
+        margins: tuple[float, ...] = ()
+        if prediction.margins:
+            margins = tuple(prediction.margins[node] for node in (feed.rows[0], *kept))
+        return Output(request.request_id, tokens, reason, sequence.stats, margins)
 
     def _count(self, feed: Feed, accepted: int, committed: int) -> None:
-        own, drafted = feed.sequence.stats, len(feed.tree.candidates)
+        own, total, drafted = feed.sequence.stats, self._stats, 0
         own.step_lengths.append(committed)
-        self._stats.new_tokens += committed
+        total.new_tokens += committed
         if feed.draft is None:
-            self._stats.prompt_tokens += len(feed.sequence.prompt)
+            total.prompt_tokens += len(feed.sequence.prompt)
             accepted = 0
         else:
             own.steps += 1
-        for stats in (own, self._stats):
+            drafted = len(feed.draft.candidates)
+        for stats in (own, total):
             stats.fed = (stats.fed or 0) + feed.length
             stats.drafted = (stats.drafted or 0) + drafted
             stats.accepted += accepted
 
-    def _move_accepted(self, moves: list[tuple[Feed, tuple[int, ...]]]) -> None:
+    def _move_accepted(self, moves: list[_Move]) -> None:
         """Bring accepted drafts' keys and values right behind the input token's."""
-        sources, targets = [], []
-        for feed, nodes in moves:
-            base = feed.sequence.num_cached
-            slots = self._cache.table(feed.sequence.blocks).slots
-            if nodes:
-                sources.append(slots[[base + node for node in nodes]])
-                targets.append(slots[base + 1 : base + 1 + len(nodes)])
-            feed.sequence.num_cached += 1 + len(nodes)
+        sources: list[int] = []
+        targets: list[int] = []
+        for sequence, base, nodes in moves:
+            slots = self._cache.table(sequence.blocks).order
+            sources += [slots[base + node] for node in nodes]
+            targets += slots[base + 1 : base + 1 + len(nodes)]
         if sources:
-            self._cache.move(torch.cat(sources), torch.cat(targets))
+            source, target = torch.tensor((sources, targets)).to(self._cache.device)
+            self._cache.move(source, target)
 
     def _release(self) -> None:
         self._active.clear()
-        del self._model, self._cache, self._forward
-
-
-def _predict_one(feed: Feed, logits: Tensor, greedy: list[int]) -> Prediction:
-    """Greedy choices at all of a feed's rows, and the request's own draws."""
-    by_node = dict(zip(feed.rows, greedy, strict=True))
-    request = feed.sequence.request
-    margins = {}
-    if request.margins:
-        margins = dict(zip(feed.rows, top2_margin(logits).tolist(), strict=True))
-    if request.sampling.greedy or not feed.rows:
-        return Prediction(by_node, by_node, margins)
-    nodes = feed.rows[: 1 + len(feed.tree.candidates)]
-    places = feed.positions()
-    drawn = draw(logits[: len(nodes)], request.sampling, [places[node] + 1 for node in nodes])
-    return Prediction(by_node, dict(zip(nodes, drawn.tolist(), strict=True)), margins)
+        del self._model, self._cache, self._forward, self._by_row
 
 
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:
-    if feed.draft is None:
+    if feed.draft is None or not feed.draft.tokens:
         return Accepted((prediction.draws[feed.rows[0]],), ())
     return accept(feed.draft, prediction.draws)
+
+
+def _read(feed: Feed, prediction: Prediction) -> list[int]:
+    """What the drafter wants to know of the target."""
+    if feed.draft is None or not feed.draft.read:
+        return []
+    said = prediction.draws if feed.draft.drawn else prediction.greedy
+    return [said[node] for node in feed.draft.read]
 
 
 def open_torch_executor(
@@ -269,13 +257,14 @@ def open_torch_executor(
     device: str = "auto",
     dtype: str = "auto",
     max_batch_size: int | None = None,
+    draft_options: DraftOptions | None = None,
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
     server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
     on = resolve_device(device)
     arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
-    model = LlamaModel(checkpoint, engine.weights(), arithmetic, on)
+    model = load_model(checkpoint, engine.weights(), arithmetic, on)
     blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, model.cache_dtype, on)
     limits = ExecutorLimits(
         batch_size,
@@ -286,4 +275,5 @@ def open_torch_executor(
         server,
     )
     costs = cost_source(engine, model.arithmetic, on)
-    return TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, costs=costs)
+    drafters = LookaheadDrafters(draft_options or DraftOptions())
+    return TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, drafters, costs)

@@ -12,6 +12,7 @@ import torch
 from trtla import trtllm_library
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.lookahead import LookaheadConfig
+from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import REBUILD_LONGER, ExecutorLimits, TrtllmSettings
 from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
 
@@ -50,6 +51,29 @@ def open_trtllm_executor(
             "release",
         ) from error
     return TrtllmExecutor(bindings, executor, limits, description)
+
+
+def refuse_torch_choices(
+    engine: Engine, device: str, dtype: str, draft_options: DraftOptions
+) -> None:
+    """Raise `UsageError` where something is asked for that only the torch executor can do."""
+    own = engine.config.pretrained_config.dtype
+    if device != "auto" and not device.startswith("cuda"):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
+            "leave --device away, or build with --backend torch",
+        )
+    if dtype not in ("auto", own):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
+            "leave --dtype away, or build with --backend torch",
+        )
+    if changed := draft_options.changed:
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: draft "
+            f"{', '.join(changed)} cannot be chosen",
+            "leave --draft-... away, or build with --backend torch",
+        )
 
 
 def executor_config(

@@ -28,14 +28,15 @@ class WindowBudget:
         """
         return self._gain * token_s > cost_s
 
-    def tries(self, cost_s: float, plain_s: float) -> bool:
+    def tries(self, cost_s: float, plain_s: float, steps: int = 1) -> bool:
         """Where it does not pay: whether one sequence feeds it all the same, to see.
 
         Args:
             plain_s: what the step takes without drafts.
+            steps: since this was asked last.
         """
         if not self._trial:
-            self._saved_s += _TRIAL_SHARE * plain_s
+            self._saved_s += _TRIAL_SHARE * plain_s * steps
             if self._saved_s < _TRIAL_STEPS * cost_s:
                 return False
             self._saved_s, self._trial = 0.0, _TRIAL_STEPS

@@ -1,7 +1,8 @@
 """Lookahead decoding: the window makes n-grams, the pool keeps them, a lookup proposes them.
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
-with TensorRT-LLM's warm-up and with n-grams from prompt and output in the pool.
+with TensorRT-LLM's warm-up and with n-grams from prompt and output in the pool. What `DraftOptions`
+add to it is found and put together here too.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Sequence
 
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.draft import NO_DRAFT, Draft, Guess, StepLimit
+from trtla.runtime.drafters.kept_pool import KeptPool
 from trtla.runtime.drafters.ngram_pool import NgramPool
+from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.drafters.text_index import TextIndex
+from trtla.runtime.drafters.tree import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
 
-_MOST_WAITING = 64  # committed tokens that wait for being pooled
+_TENSORRT_LLM = DraftOptions()
 WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
 """(prompt, count) -> the tokens that fill the window at the start."""
 
@@ -32,6 +37,8 @@ class LookaheadDrafter:
         prompt: prompt tokens, at least one.
         window_seed: fills the window at the start.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
+        options: what is drafted beyond that.
+        kept: n-grams of other requests, which this one adds to.
     """
 
     def __init__(
@@ -41,8 +48,14 @@ class LookaheadDrafter:
         window_seed: WindowSeed,
         *,
         pool_from_text: bool = True,
+        options: DraftOptions = _TENSORRT_LLM,
+        kept: KeptPool | None = None,
     ) -> None:
-        self._ngram = config.ngram_size
+        self._ngram, self._most = config.ngram_size, config.verification_set_size
+        self._options, self._kept = options, kept
+        self._text: list[int] = []
+        """Prompt and output, where an option looks at more than the last tokens."""
+        self._index: TextIndex | None = None
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
         self._window = LookaheadWindow(
             config, window_seed(prompt, config.window_size + config.ngram_size - 3)
@@ -50,42 +63,100 @@ class LookaheadDrafter:
         self._pool_from_text = pool_from_text
         self._only_window: set[tuple[int, ...]] = set()
         self.patient = False
-        """Pool committed text only when it is looked up, or in stretches: cheaper a token."""
-        self._recent = list(prompt[-(config.ngram_size - 1) :])
-        if pool_from_text:
-            self._pool.insert_text(prompt)
+        """Pool committed text only when it is looked up: cheaper a token."""
+        self._recent = list(prompt)
+        self._found: list[Guess] | None = None
+        """This step's guesses, once they were asked for."""
+        if options.context > 1:
+            self._index = TextIndex(self._text, options.context)
+        self._note(prompt)
 
     @property
     def pool(self) -> NgramPool:
         """The n-grams seen so far."""
+        self._pool_text()
         return self._pool
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """The window, then the pool's continuations of the input token as candidate branches."""
         if limit is None:
-            return self._draft(True, self._pool.lookup(self._recent[-1]))
+            return self._draft(True, self._branches(), merge=self._options.merge)
         branches = []
         if any(limit.guess_lengths):
             lengths = zip(self.guesses(), limit.guess_lengths, strict=False)
-            branches = _distinct([guess.tokens[:length] for guess, length in lengths if length])
+            branches = [guess.tokens[:length] for guess, length in lengths if length]
         if not branches and not limit.with_window:
             return NO_DRAFT
-        return self._draft(limit.with_window, branches)
+        return self._draft(limit.with_window, branches, merge=True)
 
-    def _draft(self, with_window: bool, branches: Sequence[tuple[int, ...]]) -> Draft:
-        tokens = list(self._window.tokens()) if with_window else []
-        parents = list(self._window.parents()) if with_window else []
-        first_candidate = len(tokens) + 1
+    def _draft(
+        self, with_window: bool, branches: Sequence[tuple[int, ...]], *, merge: bool
+    ) -> Draft:
+        tree, accepted, read = self._window_tree(merge) if with_window else (DraftTree(), (), ())
+        first_candidate = len(tree.tokens) + 1
         for branch in branches:
-            node = len(tokens) + 1
-            parents += [0, *range(node, node + len(branch) - 1)]
-            tokens += branch
-        read = self._window.newest() if with_window else ()
-        return Draft(tuple(tokens), tuple(parents), first_candidate, read)
+            if merge:
+                tree.merge(branch)
+            else:
+                tree.append(branch)
+        drawn = self._options.cells == "drawn"
+        nodes = (tuple(tree.tokens), tuple(tree.parents))
+        return Draft(*nodes, first_candidate, read, accepted, drawn)
+
+    def _window_tree(self, merge: bool) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
+        """The window in a tree, those of its nodes that may be accepted, and those to read."""
+        window = self._window
+        tokens, parents, read = window.tokens(), window.parents(), window.newest()
+        if not self._options.accept_window:
+            return DraftTree(tokens, parents), (), read
+        accepted = shallow_nodes(parents, self._ngram - 1)
+        if not merge:
+            return DraftTree(tokens, parents), accepted, read
+        tree = DraftTree()
+        nodes = tree.merge_tree(tokens, parents)
+        accepted = tuple(dict.fromkeys(nodes[node] for node in accepted))
+        return tree, accepted, tuple(nodes[node] for node in read)
+
+    def _branches(self) -> list[tuple[int, ...]]:
+        """Candidates of a step that feeds all: at most G, N-1 tokens each, none twice."""
+        pooled = self.pool.lookup(self._recent[-1])
+        if not (self._index or self._kept) or not self._most:
+            return pooled
+        branches = {}
+        if self._index:
+            branches = {tokens: None for _, tokens in self._looked_up(self._index)}
+        branches.update(dict.fromkeys(reversed(pooled)))
+        if self._kept and len(branches) < self._most:
+            branches.update(dict.fromkeys(self._from_kept(self._kept)))
+        return list(branches)[: self._most]
+
+    def _looked_up(self, index: TextIndex) -> list[tuple[int, tuple[int, ...]]]:
+        return index.continuations(self._ngram - 1, self._most)
+
+    def _from_kept(self, kept: KeptPool) -> list[tuple[int, ...]]:
+        return kept.lookup(self._text, 2) + kept.lookup(self._text, 1)
 
     def guesses(self) -> list[Guess]:
-        """The pool's continuations of the input token: longest context first, then youngest."""
+        """Continuations of the input token: longest context first, then youngest."""
+        if self._found is None:
+            self._found = self._look_up()
+        return self._found
+
+    def _look_up(self) -> list[Guess]:
         self._pool_text()
+        guesses = self._pooled()
+        if not (self._index or self._kept):
+            return guesses
+        of_text = self._looked_up(self._index) if self._index else []
+        of_others = self._from_kept(self._kept) if self._kept else []
+        found = {tokens: Guess(tokens, min(context, 3)) for context, tokens in of_text}
+        # A context in another text tells less than in this one: those count as the shortest.
+        for guess in (*guesses, *map(Guess, of_others)):
+            found.setdefault(guess.tokens, guess)
+        return sorted(found.values(), key=_by_context)
+
+    def _pooled(self) -> list[Guess]:
+        """The pool's guesses."""
         key, found = self._recent[-1], self._pool.lookup(self._recent[-1])
         if not found:
             return []
@@ -98,7 +169,7 @@ class LookaheadDrafter:
             )
             for value in reversed(found)
         ]
-        return sorted(guesses, key=lambda guess: -guess.context) if two else guesses
+        return sorted(guesses, key=_by_context) if two else guesses
 
     def _continued(self, back: int) -> set[tuple[int, ...]]:
         """What followed the last `back` + 1 committed tokens, as far as n-grams reach."""
@@ -117,8 +188,17 @@ class LookaheadDrafter:
                     self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
-        if not self.patient or len(self._recent) >= _MOST_WAITING:
+        self._note(committed)
+        self._found = None
+        if not self.patient:
             self._pool_text()
+
+    def _note(self, tokens: Sequence[int]) -> None:
+        """Keep text that is looked at later."""
+        if self._index or self._kept is not None:
+            self._text += tokens
+        if self._kept is not None:
+            self._kept.insert_text(self._text, len(self._text) - len(tokens))
 
     def _pool_text(self) -> None:
         """Pool the n-grams of committed tokens that are not there yet."""
@@ -134,16 +214,8 @@ class LookaheadDrafter:
         del self._recent[: 1 - size]
 
 
-def _distinct(branches: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Without those that begin another one: they would be fed twice."""
-    return [
-        branch
-        for index, branch in enumerate(branches)
-        if not any(
-            other[: len(branch)] == branch and (len(other) > len(branch) or place < index)
-            for place, other in enumerate(branches)
-        )
-    ]
+def _by_context(guess: Guess) -> int:
+    return -guess.context
 
 
 class NoDrafter:
@@ -158,9 +230,31 @@ class NoDrafter:
 
 
 def lookahead_drafter(
-    config: LookaheadConfig, prompt: Sequence[int], seed: int
+    config: LookaheadConfig,
+    prompt: Sequence[int],
+    seed: int,
+    options: DraftOptions = _TENSORRT_LLM,
+    kept: KeptPool | None = None,
 ) -> LookaheadDrafter | NoDrafter:
     """The drafter for a request's triple."""
     if config.is_autoregressive:
         return NoDrafter()
-    return LookaheadDrafter(config, prompt, random_from_prompt(seed))
+    window_seed = random_from_prompt(seed)
+    return LookaheadDrafter(config, prompt, window_seed, options=options, kept=kept)
+
+
+class LookaheadDrafters:
+    """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
+
+    def __init__(self, options: DraftOptions) -> None:
+        self._options = options
+        self._kept: dict[int, KeptPool] = {}
+
+    def __call__(
+        self, config: LookaheadConfig, prompt: Sequence[int], seed: int
+    ) -> LookaheadDrafter | NoDrafter:
+        """The drafter for a request's triple; those of one N share what is kept."""
+        size, capacity, kept = config.ngram_size, self._options.keep_pool, None
+        if capacity and size > 1:
+            kept = self._kept.setdefault(size, KeptPool(size, capacity))
+        return lookahead_drafter(config, prompt, seed, self._options, kept)

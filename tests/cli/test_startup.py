@@ -1,0 +1,100 @@
+"""What `trtla run` loads beyond `import torch`.
+
+A busy machine sways seconds, not modules; scripts/measure_startup.py has the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, refused, trtla
+
+_LIGHT = {"trtla", "click", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
+_LIGHT |= {"typing_extensions", "tokenizers"}
+_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension")
+_BUILDERS = ("trtla.build.builder", "trtla.build.convert", "trtla.build.trtllm", "trtla.doctor")
+_LOADED = """
+import gc, json, sys
+import torch
+before = set(sys.modules)
+from trtla.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0, end.code
+frozen, left = gc.get_freeze_count(), len(gc.get_objects())
+print(json.dumps([sorted(set(sys.modules) - before), frozen, left]), file=sys.stderr)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a run leaves in its process."""
+
+    modules: list[str]
+    """Those that `import torch` had not loaded."""
+    frozen: int
+    """Objects that the garbage collector passes by at exit."""
+    left: int
+    """Objects that it looks through."""
+
+    @property
+    def packages(self) -> set[str]:
+        """The packages that do not come with Python."""
+        names = {name.partition(".")[0] for name in self.modules} - sys.stdlib_module_names
+        return {name for name in names if not name.startswith("_")}
+
+    def within(self, parents: tuple[str, ...]) -> list[str]:
+        """The modules that are one of these or below it."""
+        return [m for m in self.modules if any(f"{m}.".startswith(f"{p}.") for p in parents)]
+
+
+def loaded(folder: Path) -> Loaded:
+    """Run a model in a process of its own."""
+    run = ["run", "--engine-dir", str(folder), "--input-text", "ab", "--max-output-len", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED, *run], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return Loaded(*json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def run_of_an_engine(engine: Path) -> Loaded:
+    return loaded(engine)
+
+
+def test_a_run_loads_few_packages(run_of_an_engine: Loaded) -> None:
+    assert {"trtla", "click", "tokenizers"} <= run_of_an_engine.packages <= _LIGHT
+
+
+def test_a_run_loads_no_compiler_of_torch(run_of_an_engine: Loaded) -> None:
+    assert not run_of_an_engine.within(_COMPILERS)
+
+
+def test_a_run_loads_nothing_that_builds_engines(run_of_an_engine: Loaded) -> None:
+    assert not run_of_an_engine.within(_BUILDERS)
+
+
+def test_a_hugging_face_folder_loads_no_more_packages(model: Path) -> None:
+    run = loaded(model)
+    assert run.packages <= _LIGHT
+    assert not run.within((*_COMPILERS, *_BUILDERS))
+
+
+def test_the_collector_passes_by_what_is_loaded(run_of_an_engine: Loaded) -> None:
+    assert run_of_an_engine.frozen > 10 * run_of_an_engine.left
+
+
+def test_a_broken_tokenizer_is_refused_with_its_reason(engine: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((engine / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
+    ran = trtla("run", "--engine-dir", engine, "--tokenizer-dir", tmp_path, "--input-text", "a")
+    refused(ran, 2, "cannot be loaded", "--tokenizer-dir")

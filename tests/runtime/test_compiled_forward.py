@@ -1,0 +1,311 @@
+"""The compiled forward of CPUs: as PyTorch's, and alike for a token alone and in a crowd."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.build.plan import rank_plan
+from trtla.config import CheckpointConfig
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.batch import Feed, make_batch
+from trtla.runtime.cpu import compiler
+from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
+from trtla.runtime.cpu.library import library
+from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import Request
+from trtla.runtime.load_model import load_model, not_compiled
+from trtla.runtime.model import LlamaModel
+from trtla.runtime.sampling import draw_at
+from trtla.runtime.sequence import Sequence
+
+CPU = torch.device("cpu")
+PAIRED = [torch.float32, torch.bfloat16]
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
+)
+
+
+def config_of(**keys):
+    sizes = {
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "vocab_size": 75,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_size": 32,
+        "intermediate_size": 112,
+        "max_position_embeddings": 512,
+    }
+    return CheckpointConfig(**{**sizes, **keys})
+
+
+def weights_of(config, dtype=torch.float32):
+    noise = torch.Generator().manual_seed(7)
+    for target in rank_plan(config, 0):
+        spread = torch.randn(target.shape, generator=noise) * 0.2
+        yield target.name, (spread + target.name.endswith("norm.weight")).to(dtype)
+
+
+def pair(config, dtype=torch.float32, stored=torch.float32):
+    """The compiled model and PyTorch's, of the same weights."""
+    return (
+        NativeLlama(config, weights_of(config, stored), dtype),
+        LlamaModel(config, weights_of(config, stored), dtype, CPU),
+    )
+
+
+def sequences(cache, prompts, room=64):
+    return [
+        Sequence(Request(i, prompt), AUTOREGRESSIVE, NoDrafter(), [3], 0, blocks)
+        for i, prompt in enumerate(prompts)
+        if (blocks := cache.pool.allocate(len(prompt) + room))
+    ]
+
+
+def forward(model, cache, feeds):
+    if isinstance(model, NativeLlama):
+        return model.forward_feeds(feeds, cache)
+    return model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+
+
+def filled(model, prompts, chunks=1):
+    """A cache that has seen the prompts, and the logits behind each."""
+    cache = model.new_cache(32)
+    running, logits = sequences(cache, prompts), []
+    for sequence in running:
+        while sequence.num_cached < len(sequence.prompt):
+            left = len(sequence.prompt) - sequence.num_cached
+            length = min(left, -(-len(sequence.prompt) // chunks))
+            out = forward(model, cache, [Feed.prompt(sequence, length, length == left)]).clone()
+            sequence.num_cached += length
+        logits.append(out[0])
+    return cache, running, torch.stack(logits)
+
+
+def text(seed, length, vocab=75):
+    noise = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(vocab, (length,), generator=noise).tolist())
+
+
+TREE = Draft(text(5, 15), (0, 0, 1, 2, 2, 4, 0, 7, 8, 9, 10, 3, 12, 13, 1))
+KINDS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa-biases": {"num_key_value_heads": 1, "attn_bias": True, "mlp_bias": True},
+    "head-size-64": {"head_size": 64},
+    "head-size-128": {"head_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "head-size-16": {"head_size": 16},
+    "odd-sizes": {"hidden_size": 80, "intermediate_size": 48, "vocab_size": 33},
+    "linear": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
+    "dynamic": {
+        "rotary_scaling": {"type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 20,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_what_pytorch_computes(kind):
+    config = config_of(**KINDS[kind])
+    prompts = [text(1, 37, config.vocab_size), text(2, 5, config.vocab_size)]
+    draft = Draft(tuple(t % config.vocab_size for t in TREE.tokens), TREE.parents)
+    found = []
+    for model in pair(config):
+        cache, running, first = filled(model, prompts, chunks=3)
+        found.append(
+            torch.cat([first, forward(model, cache, [Feed.step(s, draft) for s in running])])
+        )
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_give_the_very_numbers_of_their_float32(stored):
+    config = config_of()
+    narrow = NativeLlama(config, weights_of(config, stored), torch.float32)
+    wide = ((name, tensor.to(stored).float()) for name, tensor in weights_of(config))
+    outputs = [
+        filled(model, [text(1, 30)])[2]
+        for model in (narrow, NativeLlama(config, wide, torch.float32))
+    ]
+    assert torch.equal(*outputs)
+    assert f"{stored}".removeprefix("torch.") in narrow.arithmetic
+
+
+def needs(dtype):
+    if dtype == torch.bfloat16 and not library().has_bfloat16_products:
+        pytest.skip("the processor does not multiply bfloat16")
+
+
+def test_bfloat16_stays_as_close_to_float32_as_pytorch_does():
+    needs(torch.bfloat16)
+    config, prompts = config_of(), [text(1, 37)]
+    exact = filled(NativeLlama(config, weights_of(config, torch.bfloat16), torch.float32), prompts)
+    ours, theirs = (filled(m, prompts) for m in pair(config, torch.bfloat16, torch.bfloat16))
+    error = (ours[2] - exact[2]).abs().max()
+    assert error <= 1.5 * (theirs[2] - exact[2]).abs().max()
+
+
+trees = st.lists(st.tuples(st.integers(0, 74), st.integers(0, 10**6)), max_size=30)
+
+
+@functools.cache
+def model_of(dtype):
+    return NativeLlama(config_of(), weights_of(config_of(), dtype), dtype)
+
+
+def draft_of(nodes):
+    return Draft(
+        tuple(token for token, _ in nodes),
+        tuple(choice % (index + 1) for index, (_, choice) in enumerate(nodes)),
+    )
+
+
+def path(draft, node):
+    return [] if not node else [*path(draft, draft.parents[node - 1]), draft.tokens[node - 1]]
+
+
+@pytest.mark.parametrize("dtype", PAIRED)
+@settings(max_examples=40)
+@given(st.lists(trees, min_size=1, max_size=3), st.integers(0, 10**6))
+def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shapes, seed):
+    needs(dtype)
+    model = model_of(dtype)
+    prompts = [text(seed + i, 5 + 17 * i) for i in range(len(shapes))]
+    drafts = [draft_of(nodes) for nodes in shapes]
+    cache, running, _ = filled(model, prompts)
+    feeds = [Feed.step(s, d) for s, d in zip(running, drafts, strict=True)]
+    together = forward(model, cache, feeds).split([len(feed.rows) for feed in feeds])
+    for prompt, draft, rows in zip(prompts, drafts, together, strict=True):
+        node = draft.size - 1
+        alone = filled(model, [(*prompt, 3, *path(draft, node))], chunks=1 + seed % 3)[2]
+        assert torch.equal(rows[node], alone[0])
+
+
+@pytest.mark.parametrize("dtype", PAIRED)
+def test_threads_do_not_change_a_bit(dtype):
+    needs(dtype)
+    model, found = model_of(dtype), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            cache, running, first = filled(model, [text(1, 90), text(2, 5)])
+            steps = forward(model, cache, [Feed.step(s, TREE) for s in running])
+            found.append(torch.cat([first, steps]))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_the_same_for_every_triple_and_batch(tiny_llama, dtype, temperature):
+    needs(getattr(torch, dtype))
+    prompts = ["def read(path):", "import os\n", "class Node:", "for i in"]
+    sampling = SamplingParams(max_output_len=48, temperature=temperature, seed=5)
+    texts = set()
+    for triple, batch in [((1, 1, 0), 1), ((7, 7, 7), 1), ((3, 4, 2), 4), ((15, 5, 15), 3)]:
+        config = LookaheadConfig(*triple)
+        with LLM(tiny_llama, lookahead=config, dtype=dtype, max_batch_size=batch) as llm:
+            assert "compiled" in llm.description
+            texts.add(tuple(c.output_ids for c in llm.generate(prompts, sampling)))
+    assert len(texts) == 1
+
+
+levels = [-40.0, -3.0, -1.0, 0.0, 0.5, 0.5001, 2.0, 90.0]
+scores = st.lists(st.sampled_from(levels), min_size=1, max_size=200)
+
+
+@settings(max_examples=300)
+@given(
+    scores,
+    st.sampled_from([0.01, 0.5, 1.0, 3.0]),
+    st.sampled_from([0, 1, 2, 5]),
+    st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_draws_are_those_of_pytorch(found, temperature, top_k, top_p, noise):
+    logits = torch.tensor([found])
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn = model_of(torch.float32).draw(logits, 0, params, noise)
+    # A token may stand right at the edge of the nucleus: one ulp decides whether it is in.
+    edges = [top_p] if top_p == 1.0 else [top_p - 1e-7, top_p, top_p + 1e-7]
+    theirs = [draw_at(logits, replace(params, top_p=edge), [noise]).item() for edge in edges]
+    assert drawn in theirs
+
+
+@given(scores)
+def test_the_most_probable_token_is_the_first_of_the_largest(found):
+    logits = torch.tensor([[0.0] * len(found), found])
+    assert model_of(torch.float32).most_probable(logits, 1) == found.index(max(found))
+
+
+def test_what_cannot_be_compiled_runs_through_pytorch(monkeypatch):
+    config = config_of()
+    assert not_compiled(config, torch.float32) is None
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
+    assert "TRTLA_COMPILED" in (not_compiled(config, torch.float32) or "")
+    assert isinstance(load_model(config, weights_of(config), torch.float32, CPU), LlamaModel)
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "reason"),
+    [
+        ({}, torch.float16, "float16"),
+        ({"head_size": 12}, torch.float32, "head_size"),
+        ({"intermediate_size": 98}, torch.float32, "intermediate_size"),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, torch.float32, "FP8"),
+    ],
+)
+def test_models_that_do_not_fit_are_told_apart(keys, dtype, reason):
+    assert reason in (native_problem(config_of(**keys), dtype) or "")
+
+
+def test_a_compiler_that_fails_or_is_missing_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, words in (("false", "failed"), ("no-such-compiler", "no C++ compiler")):
+        monkeypatch.setenv("CXX", name)
+        with pytest.raises(NotCompiled, match=words.replace("+", r"\+")):
+            compiled_library()
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(NotCompiled, match="cannot be written"):
+        compiled_library()
+
+
+def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
+    code = "from trtla.runtime.cpu.library import library; print(library().lanes)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    killed = subprocess.Popen(command, env=environment)
+    with pytest.raises(subprocess.TimeoutExpired):
+        killed.wait(timeout=2.0)
+    killed.kill()
+    killed.wait()
+    assert list(tmp_path.rglob("*.so")) == []
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in both] == [str(library().lanes)] * 2
+    assert len(list((tmp_path / "trtla").glob("*.so"))) == 1
+    assert compiler.SOURCES.is_dir()

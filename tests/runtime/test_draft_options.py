@@ -1,0 +1,222 @@
+"""Draft options: none changes a text, all keep the budget and the counters, each does what it says.
+
+The traces of window acceptance with merged prefixes are TensorRT-LLM's own for constant text.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.test_hf_equality import folder_and_model
+from tests.runtime.test_properties import cases, triples
+from tests.toys import (
+    cyclic_window,
+    greedy_scores,
+    hash_rule,
+    hash_scores,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
+from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.cost_table import CostTable
+from trtla.runtime.draft import StepLimit
+from trtla.runtime.drafters.lookahead import (
+    LookaheadDrafter,
+    LookaheadDrafters,
+    random_from_prompt,
+)
+from trtla.runtime.trtllm_start import refuse_torch_choices
+
+options = st.builds(
+    DraftOptions,
+    context=st.integers(1, 5),
+    merge=st.booleans(),
+    accept_window=st.booleans(),
+    keep_pool=st.sampled_from([0, 3, 500]),
+    cells=st.sampled_from(["greedy", "drawn"]),
+)
+EVERYTHING = DraftOptions(3, True, True, 500, "drawn")
+FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
+
+
+def decode(scores, vocab, triple, requests, chosen, **more):
+    executor, model = toy_executor(
+        scores, vocab, LookaheadConfig(*triple), drafter=LookaheadDrafters(chosen), **more
+    )
+    return run(executor, requests), model, executor
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), options, st.booleans())
+def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(case, chosen, adaptive):
+    rule, vocab, prompt, triple, count, seed = case
+    asked = [request(prompt, count, seed=seed, adaptive=adaptive)]
+    scores = greedy_scores(rule, vocab)
+    outputs, model, executor = decode(scores, vocab, triple, asked, chosen, costs=FLAT)
+    stats, total, config = outputs[0][-1].stats, executor.stats(), LookaheadConfig(*triple)
+    assert tokens_of(outputs[0]) == plain(rule, prompt, count)
+    assert all(1 <= length <= config.ngram_size for length in stats.step_lengths)
+    assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
+    assert stats.fed == sum(model.fed) == total.fed
+    assert sum(stats.step_lengths) == count
+    assert 0 <= stats.accepted <= stats.drafted <= stats.fed - len(prompt) - stats.steps
+    assert count - 1 - stats.steps <= stats.accepted <= count - stats.steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    triples,
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
+    options,
+    st.sampled_from([0.3, 0.8, 1.5]),
+    st.integers(0, 4),
+    st.sampled_from([1.0, 0.8]),
+    st.integers(0, 999),
+)
+def test_sampled_texts_of_a_mixed_batch_are_plain_decodings(
+    triple, prompts, chosen, heat, top_k, top_p, salt
+):
+    """Sampled and greedy, fixed and adaptive requests together, each against (1,1,0) alone."""
+
+    def asked(own):
+        sampling = [{"temperature": heat * (i != 1), "seed": salt + i} for i in range(4)]
+        return [
+            request(prompt, 25, own, i, adaptive=own is None and i == 2, **sampling[i],
+                    top_k=top_k, top_p=top_p)
+            for i, prompt in enumerate(prompts)
+        ]  # fmt: skip
+
+    scores = hash_scores(6, salt)
+    outputs, model, _ = decode(scores, 6, triple, asked(None), chosen, costs=FLAT)
+    for one in asked((1, 1, 0)):
+        expected, _, _ = decode(scores, 6, triple, [one], DraftOptions())
+        assert tokens_of(outputs[one.request_id]) == tokens_of(expected[one.request_id])
+    most = LookaheadConfig(*triple).max_decoding_tokens
+    assert all(fed <= len(prompts) * most for fed in model.fed[1:])
+
+
+@functools.cache
+def opened(chosen):
+    folder, _ = folder_and_model("mha")
+    llm = LLM(folder, lookahead=LookaheadConfig(5, 4, 5), dtype="float32", draft_options=chosen)
+    llm.end_ids = frozenset()
+    return llm
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.6])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        DraftOptions(context=3),
+        DraftOptions(merge=True),
+        DraftOptions(accept_window=True),
+        DraftOptions(keep_pool=100),
+        DraftOptions(cells="drawn"),
+        EVERYTHING,
+    ],
+    ids=lambda chosen: "+".join(chosen.changed),
+)
+def test_a_real_model_says_the_same(chosen, heat):
+    prompts = [[5, 9, 2, 5, 9], [3], [7, 7, 1, 2, 7, 7, 1]]
+    params = [SamplingParams(max_output_len=40, temperature=heat, seed=i) for i in range(3)]
+    shapes = [None, LookaheadConfig(3, 4, 2), LookaheadConfig(2, 2, 1)]
+    drafted = opened(chosen).generate(prompts, params, shapes)
+    expected = opened(DraftOptions()).generate(prompts, params, LookaheadConfig(1, 1, 0))
+    assert [c.output_ids for c in drafted] == [c.output_ids for c in expected]
+    assert sum(c.stats.drafted for c in drafted) > 0
+
+
+def constant(triple, chosen):
+    def drafter(config, prompt, seed):
+        return LookaheadDrafter(config, prompt, cyclic_window, options=chosen)
+
+    executor, model = toy_executor(
+        greedy_scores(lambda s: s[-1], 9), 9, LookaheadConfig(*triple), drafter=drafter
+    )
+    return run(executor, [request([5, 5, 5], 24)])[0][-1].stats.step_lengths, model.fed
+
+
+@pytest.mark.parametrize(
+    ("triple", "forwards", "fed"),
+    [((4, 4, 0), 7, 6), ((4, 4, 2), 7, 6), ((1, 4, 1), 7, 4), ((3, 2, 1), 13, 3)],
+)
+def test_trace_15_with_window_acceptance_and_merged_prefixes(triple, forwards, fed):
+    lengths, each = constant(triple, DraftOptions(merge=True, accept_window=True))
+    assert len(lengths) == forwards
+    assert max(each) == fed
+    alone, unmerged = constant(triple, DraftOptions(accept_window=True))
+    assert alone == lengths
+    assert max(unmerged) > fed
+
+
+def test_without_options_nothing_of_the_window_is_accepted():
+    assert constant((4, 4, 0), DraftOptions())[0] == [1] * 24
+
+
+def drafter_of(prompt, triple, chosen, kept=None):
+    drafter = LookaheadDrafter(
+        LookaheadConfig(*triple), prompt[:-1], random_from_prompt(0), options=chosen, kept=kept
+    )
+    drafter.observe((), prompt[-1:])
+    return drafter
+
+
+def candidates(draft):
+    return [draft.tokens[node - 1] for node in draft.candidates]
+
+
+def test_a_longer_context_finds_what_the_pool_has_lost():
+    prompt = [8, 1, 2, 3, *[5, 1, 6, 4] * 3, 7, 1, 9, 3, 8, 1]
+    assert candidates(drafter_of(prompt, (2, 3, 1), DraftOptions()).propose()) == [9, 3]
+    assert candidates(drafter_of(prompt, (2, 3, 1), DraftOptions(context=2)).propose()) == [2, 3]
+    guesses = drafter_of(prompt, (2, 3, 1), DraftOptions(context=2)).guesses()
+    assert [(guess.tokens, guess.context) for guess in guesses] == [((2, 3), 2), ((9, 3), 1)]
+
+
+def test_candidates_that_begin_alike_are_fed_once():
+    prompt = [0, 1, 2, 3, 4, 0, 1, 2, 9, 9, 0, 1, 7, 7, 7, 0]
+    apart = drafter_of(prompt, (2, 5, 4), DraftOptions()).propose()
+    together = drafter_of(prompt, (2, 5, 4), DraftOptions(merge=True)).propose()
+    assert len(candidates(apart)) == 12
+    assert candidates(together) == [1, 2, 3, 4, 9, 9, 7, 7, 7]
+    cut = drafter_of(prompt, (2, 5, 4), DraftOptions()).propose(StepLimit((3, 3, 2)))
+    assert candidates(cut) == [1, 7, 7, 2, 9]  # the youngest first; auto merges always
+
+
+def test_kept_ngrams_of_a_request_help_the_next():
+    rule = hash_rule(11, 6, 2)
+    asked = [request([1, 2, 3], 60, None, i) for i in range(2)]
+    steps = {}
+    for capacity in (0, 500):
+        executor, _ = toy_executor(
+            greedy_scores(rule, 11), 11, LookaheadConfig(2, 4, 4),
+            drafter=LookaheadDrafters(DraftOptions(keep_pool=capacity)),
+        )  # fmt: skip
+        steps[capacity] = [run(executor, [one])[one.request_id][-1].stats.steps for one in asked]
+    assert steps[0][0] == steps[0][1] == steps[500][0]
+    assert 2 * steps[500][1] < steps[500][0]
+
+
+def test_values_out_of_range_are_named():
+    for field, value in (("context", 0), ("context", 99), ("keep_pool", -1), ("cells", "both")):
+        with pytest.raises(UsageError, match=f"draft {field} is") as raised:
+            DraftOptions(**{field: value})
+        assert f"--draft-{field.replace('_', '-')}" in raised.value.hint
+
+
+def test_tensorrt_llm_drafts_in_its_own_way():
+    engine = SimpleNamespace(
+        name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
+    )
+    refuse_torch_choices(engine, "auto", "auto", DraftOptions())
+    with pytest.raises(UsageError, match="draft context, merge cannot be chosen") as refusal:
+        refuse_torch_choices(engine, "auto", "auto", DraftOptions(context=2, merge=True))
+    assert "--backend torch" in refusal.value.hint

@@ -1,0 +1,96 @@
+"""What is looked up beyond the pool: the text's own end, and n-grams of earlier requests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtla.runtime.drafters.kept_pool import KeptPool
+from trtla.runtime.drafters.text_index import TextIndex
+
+texts = st.lists(st.integers(0, 2), max_size=40)
+
+
+def found(text, length=3, most=4, longest=4):
+    return TextIndex(list(text), longest).continuations(length, most)
+
+
+def test_the_longest_context_comes_first_then_the_youngest():
+    text = [1, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3, 6, 7, 1, 2, 3]
+    assert found(text) == [(3, (4, 9, 2)), (2, (6, 7, 1)), (2, (5, 8, 2))]
+    assert found(text, most=1) == [(3, (4, 9, 2))]
+    assert found(text, longest=2)[0] == (2, (6, 7, 1))
+    assert found(text, most=0) == []
+
+
+def test_a_text_that_ends_too_early_repeats():
+    assert found([5, 1, 2, 1, 2])[0] == (2, (1, 2, 1))
+    assert found([7, 7, 7])[0] == (2, (7, 7, 7))
+
+
+@given(texts, st.integers(1, 5), st.integers(0, 6), st.integers(2, 5))
+def test_every_continuation_stood_behind_its_context(text, length, most, longest):
+    places = found(text, length, most, longest)
+    assert len(places) <= most
+    assert len({tokens for _, tokens in places}) == len(places)
+    assert [context for context, _ in places] == sorted((c for c, _ in places), reverse=True)
+    for context, tokens in places:
+        end, known = text[-context:], [*text, *tokens]
+        assert 2 <= context <= longest
+        assert len(tokens) == length
+        assert any(
+            known[i : i + context + length] == [*end, *tokens] for i in range(len(text) - context)
+        )
+
+
+@given(texts)
+def test_a_context_that_stood_before_is_found(text):
+    pairs = list(pairwise(text))
+    assert bool(found(text)) == (bool(pairs) and pairs[-1] in pairs[:-1])
+
+
+@given(texts, st.lists(st.integers(1, 6), max_size=12))
+def test_an_index_that_grows_finds_what_a_new_one_finds(text, lengths):
+    grown: list[int] = []
+    index = TextIndex(grown, 4)
+    for length in lengths:
+        grown += text[len(grown) : len(grown) + length]
+        assert index.continuations(3, 4) == found(grown)
+
+
+def test_kept_ngrams_are_found_by_two_tokens_and_by_one():
+    pool = KeptPool(3, 100)
+    pool.insert_text([1, 2, 3, 4, 2, 5, 6], 0)
+    assert pool.lookup([9, 2], 1) == [(5, 6), (3, 4)]
+    assert pool.lookup([1, 2], 2) == [(3, 4)]
+    assert pool.lookup([2], 2) == []
+    assert pool.lookup([6], 1) == []
+
+
+@given(st.lists(texts, max_size=8), st.integers(2, 5), st.integers(1, 40))
+def test_kept_ngrams_are_bounded_and_stood_in_a_text(several, ngram_size, capacity):
+    pool = KeptPool(ngram_size, capacity)
+    for text in several:
+        for start in range(0, len(text), 3):  # as a text grows
+            pool.insert_text(text[: start + 3], start)
+        assert len(pool) <= capacity
+    for context in (1, 2):
+        for key in ([a, b] for a in range(3) for b in range(3)):
+            for value in pool.lookup(key, context):
+                gram = [*key[-context:], *value]
+                assert any(
+                    text[i : i + len(gram)] == gram for text in several for i in range(len(text))
+                )
+
+
+def test_the_key_that_was_used_longest_ago_goes_first():
+    pool = KeptPool(2, 4)
+    pool.insert_text([1, 2], 0)  # 1 -> 2
+    pool.insert_text([3, 4], 0)  # 3 -> 4
+    assert pool.lookup([1], 1) == [(2,)]
+    for token in (5, 7, 9):
+        pool.insert_text([token, token + 1], 0)
+    assert pool.lookup([1], 1) == [(2,)]
+    assert pool.lookup([3], 1) == []

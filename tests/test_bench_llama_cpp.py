@@ -1,0 +1,159 @@
+"""llama.cpp as a peer: the engine's texts in float32, whatever the shape, and its own counts."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.build.models import LLAMA3, Variant, make_model
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.bench.peer_names import LLAMA_CPP
+from trtla.bench.prompt_sets import Ids, encode, load_sets
+
+pytest.importorskip("llama_cpp")
+
+from trtla.bench import llama_cpp
+from trtla.bench.llama_cpp import LlamaCpp, LlamaCppArm
+from trtla.errors import TrtlaError, UsageError
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(max_output_len=48)
+PROMPTS: list[Ids] = [tuple(i * 7 % 101 for i in range(40)), (5, 3), (9,) * 30]
+
+
+def arms(llm: LLM, end_ids: frozenset[int] = frozenset()) -> list[LlamaCppArm]:
+    inner = LlamaCpp(llm.engine, CPU, torch.float32, end_ids)
+    return [LlamaCppArm(name, inner) for name in LLAMA_CPP]
+
+
+def texts(llm: LLM, prompts: list[Ids], params: SamplingParams = GREEDY) -> list[Ids]:
+    plain = LookaheadConfig(1, 1, 0)
+    return [llm.generate(ids, params, plain)[0].output_ids for ids in prompts]
+
+
+def opened(folder: Path, **keys: Any) -> LLM:
+    """A model with room for the prompts and heads of 64 numbers, unless the keys say other."""
+    sizes = {"max_position_embeddings": 128, "hidden_size": 128, "head_dim": 64}
+    make_model(Variant("", {**sizes, **keys})).save_pretrained(folder)
+    llm = LLM(folder, device="cpu", dtype="float32")
+    llm.end_ids = frozenset()
+    return llm
+
+
+def test_the_shipped_models_texts(tiny_llama: Path) -> None:
+    with LLM(tiny_llama, device="cpu", dtype="float32") as llm:
+        assert llm.tokenizer is not None
+        prompts = encode(llm.tokenizer, load_sets(("code",), (), 4)[0])
+        llm.end_ids = frozenset()
+        want = texts(llm, prompts)
+        for arm in arms(llm):
+            assert [arm.decode([ids], [GREEDY]).outputs[0] for ids in prompts] == want, arm.name
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"num_key_value_heads": 4},
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    ],
+    ids=["gqa", "mha", "biases", "tied", "llama3", "linear"],
+)
+def test_texts_of_random_models(keys: dict[str, Any], tmp_path: Path) -> None:
+    with opened(tmp_path, **keys) as llm:
+        want = texts(llm, PROMPTS)
+        for arm in arms(llm):
+            assert [arm.decode([ids], [GREEDY]).outputs[0] for ids in PROMPTS] == want, arm.name
+
+
+def test_counts_of_forwards_and_tokens(tmp_path: Path) -> None:
+    with opened(tmp_path) as llm:
+        plain, lookup = arms(llm)
+        for arm in (plain, lookup):
+            arm.warm_up(PROMPTS[2:], [GREEDY])
+            run = arm.decode(PROMPTS[2:], [GREEDY])
+            assert run.forwards == run.steps + 1
+            assert run.fed is not None
+            assert run.fed >= run.steps
+            assert run.forward_s is not None
+            assert 0 < run.first_s[0] < run.last_s[0] <= run.wall_s
+            assert run.forward_s < run.wall_s
+        assert plain.decode(PROMPTS[:1], [GREEDY]).steps == 47
+        assert plain.decode(PROMPTS[:1], [GREEDY]).fed == 47
+        assert (plain.setting, plain.takes(1), plain.takes(2)) == (None, True, False)
+        assert lookup.setting is not None
+        assert lookup.setting.startswith("num_pred_tokens=")
+
+
+def test_looped_text_is_looked_up(tiny_llama: Path) -> None:
+    with LLM(tiny_llama, device="cpu", dtype="float32") as llm:
+        assert llm.tokenizer is not None
+        prompt = encode(llm.tokenizer, load_sets(("code",), (), 1)[0])[0]
+        plain, lookup = arms(llm)
+        found = [
+            arm.decode([prompt], [replace(GREEDY, max_output_len=96)]) for arm in (plain, lookup)
+        ]
+        assert found[0].outputs == found[1].outputs
+        assert found[1].steps < found[0].steps == 95
+
+
+def test_texts_end_at_an_end_id_as_the_engines_do(tmp_path: Path) -> None:
+    with opened(tmp_path) as llm:
+        whole = texts(llm, PROMPTS[:1])[0]
+        llm.end_ids = frozenset({whole[9], whole[20]})
+        want = texts(llm, PROMPTS[:1])[0]
+        assert len(want) <= 10
+        for arm in arms(llm, llm.end_ids):
+            assert arm.decode(PROMPTS[:1], [GREEDY]).outputs == (want,)
+
+
+def test_sampling_is_repeatable_and_follows_the_seed(tmp_path: Path) -> None:
+    with opened(tmp_path) as llm:
+        hot = replace(GREEDY, temperature=1.0, top_k=20, top_p=0.9, seed=3)
+        for arm in arms(llm):
+            first, again = (arm.decode(PROMPTS[:1], [hot]).outputs for _ in range(2))
+            assert first == again
+            assert arm.decode(PROMPTS[:1], [replace(hot, seed=4)]).outputs != first
+        greedy = [arms(llm)[0].decode(PROMPTS[:1], [replace(hot, top_k=1)]).outputs[0]]
+        assert greedy == texts(llm, PROMPTS[:1])
+
+
+def test_the_file_is_gone_once_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with opened(tmp_path / "model") as llm:
+        plain = arms(llm)[0]
+        assert list((tmp_path / "tmp").iterdir()) == []
+        assert len(plain.decode(PROMPTS[:1], [GREEDY]).outputs[0]) == 48
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llama_cpp._library(), "llama_model_load_from_file", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            arms(llm)
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "model") as llm:
+        library = llama_cpp._library()
+        if not library.llama_supports_gpu_offload():
+            with pytest.raises(UsageError, match="without CUDA"):
+                LlamaCpp(llm.engine, torch.device("cuda"), torch.float32, frozenset())
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        with pytest.raises(TrtlaError, match="cannot be written"):
+            arms(llm)
+        monkeypatch.delattr(library, "llama_memory_seq_rm")
+        with pytest.raises(TrtlaError, match="too old"):
+            arms(llm)

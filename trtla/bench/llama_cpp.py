@@ -1,0 +1,311 @@
+"""llama.cpp as a peer, through llama-cpp-python: plain decoding, and with prompt lookup.
+
+It runs the engine's own weights from a GGUF file that lives only while they are loaded, on the same
+ids, type and threads. Its C functions are called directly: the time is llama.cpp's, not Python's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtla.bench.arms import LOOKUP_TOKENS, Run
+from trtla.bench.peer_names import INSTALL_LLAMA_CPP, LLAMA_CPP_LOOKUP
+from trtla.bench.prompt_sets import Ids
+from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.runtime.executor import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtla.build.engine import Engine
+
+_LOG_ERROR = 4
+"""GGML_LOG_LEVEL_ERROR of ggml.h."""
+_FLOAT32, _NO_FLASH_ATTENTION = 0, 0
+"""GGML_TYPE_F32 of ggml.h, LLAMA_FLASH_ATTN_TYPE_DISABLED of llama.h (from 0.3.17)."""
+_GRAIN = 256
+"""Room for texts is made in steps of so many tokens."""
+
+Text = npt.NDArray[np.intc]
+Draft = Callable[[Text], Sequence[int]]
+"""Given the text so far, guesses what comes next."""
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise TrtlaError(
+            f"llama-cpp-python does not load: {sentence(error)}", INSTALL_LLAMA_CPP
+        ) from None
+    if not hasattr(library, "llama_memory_seq_rm"):
+        raise TrtlaError(f"llama-cpp-python {library.__version__} is too old", INSTALL_LLAMA_CPP)
+    library.llama_log_set(_log_callback(library), None)
+    return library
+
+
+@cache
+def _log_callback(library: Any) -> Any:
+    """llama.cpp's errors go to stderr, the rest nowhere; cached, since C keeps no reference."""
+
+    @library.llama_log_callback  # type: ignore[untyped-decorator]
+    def callback(level: int, text: bytes, _: Any) -> None:
+        if level == _LOG_ERROR:
+            print(text.decode(errors="replace"), end="", file=sys.stderr)
+
+    return callback
+
+
+class _Model:
+    """The weights, freed with the object."""
+
+    def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
+        self.library = _library()
+        self.on_gpu, self.dtype = device.type == "cuda", dtype
+        if self.on_gpu and not self.library.llama_supports_gpu_offload():
+            raise UsageError(
+                "llama-cpp-python is built without CUDA here, and the benchmark runs on a GPU",
+                "reinstall it with CMAKE_ARGS=-DGGML_CUDA=ON, or use --device cpu",
+            )
+        params = self.library.llama_model_default_params()
+        params.n_gpu_layers = 10_000 if self.on_gpu else 0
+        params.split_mode = self.library.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = device.index or 0
+        with _gguf(engine, dtype) as path:  # an open file outlives its name
+            self.pointer = self.library.llama_model_load_from_file(str(path).encode(), params)
+        if not self.pointer:
+            raise TrtlaError(f"llama.cpp cannot load {engine.name}", "see its message above")
+        weakref.finalize(self, self.library.llama_model_free, self.pointer)
+
+
+@contextmanager
+def _gguf(engine: Engine, dtype: torch.dtype) -> Iterator[Path]:
+    from trtla.bench.gguf_file import write_gguf
+
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(TemporaryDirectory(prefix="trtla-bench-"))
+            path = Path(folder) / "model.gguf"
+            write_gguf(path, engine, dtype)
+        except OSError as error:
+            raise TrtlaError(
+                f"the GGUF file for llama.cpp cannot be written: {sentence(error)}",
+                "let TMPDIR name a folder with room for the weights",
+            ) from None
+        yield path
+
+
+class _Context:
+    """Keys and values of one text; counts and times the forwards. Freed with the object."""
+
+    def __init__(self, model: _Model, room: int) -> None:
+        self._model, self._library, self.room = model, model.library, room
+        self.pointer = self._library.llama_init_from_model(model.pointer, self._params())
+        if not self.pointer:
+            raise TrtlaError(f"llama.cpp has no room for {room} tokens", "see its message above")
+        weakref.finalize(self, self._library.llama_free, self.pointer)
+        self._memory = self._library.llama_get_memory(self.pointer)
+        self._batch = self._library.llama_batch_init(room, 0, 1)
+        weakref.finalize(self, self._library.llama_batch_free, self._batch)
+
+    def _params(self) -> Any:
+        from trtla.bench.gguf_file import ggml_type
+
+        params = self._library.llama_context_default_params()
+        params.n_ctx = params.n_batch = self.room
+        params.type_k = params.type_v = int(ggml_type(self._model.dtype))
+        params.offload_kqv = params.op_offload = self._model.on_gpu
+        if params.type_k == _FLOAT32:
+            # Its flash attention rounds to half precision on the way, also between float32 tensors.
+            params.flash_attn_type = _NO_FLASH_ATTENTION
+        return params
+
+    def start(self, threads: int) -> None:
+        """Forget the text and the counts."""
+        self._library.llama_set_n_threads(self.pointer, threads, threads)
+        self._library.llama_memory_clear(self._memory, False)
+        self.forwards, self.fed, self.seconds = 0, 0, 0.0
+
+    def cut(self, length: int) -> None:
+        """Forget what stands behind so many tokens."""
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+
+    def feed(self, tokens: Sequence[int], position: int, rows: int) -> None:
+        """One forward; the last `rows` tokens get logits."""
+        batch, count = self._batch, len(tokens)
+        batch.n_tokens = count
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, position + index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = index >= count - rows
+        start = time.perf_counter()
+        failed = self._library.llama_decode(self.pointer, batch)
+        self._library.llama_synchronize(self.pointer)
+        self.seconds += time.perf_counter() - start
+        if failed:
+            raise TrtlaError(f"llama_decode of llama.cpp failed with {failed}")
+        self.fed += count if self.forwards else 0  # the first one is the prompt pass
+        self.forwards += 1
+
+
+class LlamaCpp:
+    """An engine's weights in llama.cpp, ready for its arms."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        device: torch.device,
+        dtype: torch.dtype,
+        end_ids: frozenset[int],
+    ) -> None:
+        """Load the weights.
+
+        Raises:
+            TrtlaError: llama-cpp-python is not usable, or cannot run this model.
+        """
+        self._model, self._end_ids = _Model(engine, device, dtype), end_ids
+        self.library = self._model.library
+        self._context = _Context(self._model, _GRAIN)
+
+    def decode(self, prompt: Ids, sampling: SamplingParams, draft: Draft | None = None) -> Run:
+        """Decode one prompt; `draft` guesses tokens that are fed together with the last one."""
+        import torch
+
+        context = self._with_room(len(prompt) + sampling.max_output_len + max(LOOKUP_TOKENS) + 1)
+        context.start(torch.get_num_threads())
+        output: list[int] = []
+        seen: list[float] = []
+        start = time.perf_counter()
+        with self._sampler(sampling) as sampler:
+            for tokens in self._tokens(context, prompt, sampler, draft):
+                seen.append(time.perf_counter() - start)
+                output, ended = self._cut([*output, *tokens], sampling.max_output_len)
+                if ended:
+                    break
+        return Run(
+            (tuple(output),),
+            time.perf_counter() - start,
+            (seen[0],),
+            (seen[-1],),
+            steps=context.forwards - 1,
+            fed=context.fed,
+            forwards=context.forwards,
+            forward_s=context.seconds,
+        )
+
+    def _with_room(self, tokens: int) -> _Context:
+        if tokens > self._context.room:
+            self._context = _Context(self._model, -(-tokens // _GRAIN) * _GRAIN)
+        return self._context
+
+    def _cut(self, output: list[int], limit: int) -> tuple[list[int], bool]:
+        """The output up to its first end id or the limit, and whether it ends there."""
+        ends = (i for i, token in enumerate(output, 1) if token in self._end_ids)
+        length = min(next(ends, limit), limit)
+        return output[:length], len(output) >= length
+
+    def _tokens(
+        self, context: _Context, prompt: Ids, sampler: Any, draft: Draft | None
+    ) -> Iterator[list[int]]:
+        """What each forward brings, without end."""
+        text = np.empty(context.room, np.intc)
+        text[: len(prompt)] = prompt
+        length, guessed, fed = len(prompt), list[int](), list(prompt)
+        context.feed(fed, 0, 1)
+        while True:
+            tokens = self._accepted(context, sampler, guessed, len(fed))
+            yield tokens
+            text[length : length + len(tokens)] = tokens
+            length += len(tokens)
+            if len(tokens) <= len(guessed):
+                context.cut(length - 1)
+            guessed = [] if draft is None else [int(token) for token in draft(text[:length])]
+            fed = [tokens[-1], *guessed]
+            context.feed(fed, length - 1, len(fed))
+
+    def _accepted(
+        self, context: _Context, sampler: Any, guessed: Sequence[int], fed: int
+    ) -> list[int]:
+        """Draw a token at every position, up to the first that was not guessed."""
+        tokens: list[int] = []
+        for row, guess in enumerate([*guessed, None], fed - len(guessed) - 1):
+            tokens.append(self.library.llama_sampler_sample(sampler, context.pointer, row))
+            if tokens[-1] != guess:
+                break
+        return tokens
+
+    @contextmanager
+    def _sampler(self, sampling: SamplingParams) -> Iterator[Any]:
+        """llama.cpp's own sampler, its filters in the engine's order."""
+        library = self.library
+        chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        if sampling.greedy:
+            parts = [library.llama_sampler_init_greedy()]
+        else:
+            parts = [library.llama_sampler_init_temp(sampling.temperature)]
+            if sampling.top_k:
+                parts.append(library.llama_sampler_init_top_k(sampling.top_k))
+            if sampling.top_p < 1:
+                parts.append(library.llama_sampler_init_top_p(sampling.top_p, 1))
+            parts.append(library.llama_sampler_init_dist(sampling.seed % 2**31))
+        for part in parts:
+            library.llama_sampler_chain_add(chain, part)
+        try:
+            yield chain
+        finally:
+            library.llama_sampler_free(chain)
+
+
+class LlamaCppArm:
+    """llama.cpp as it is, or with prompt lookup: the fastest of some numbers of tokens."""
+
+    own = False
+
+    def __init__(self, name: str, inner: LlamaCpp) -> None:
+        self.name, self._inner = name, inner
+        self._choices = LOOKUP_TOKENS if name == LLAMA_CPP_LOOKUP else ()
+        self._chosen = self._choices[0] if self._choices else None
+
+    @property
+    def setting(self) -> str | None:
+        """The number of tokens that are looked up."""
+        return None if self._chosen is None else f"num_pred_tokens={self._chosen}"
+
+    def takes(self, batch_size: int) -> bool:
+        """It is called with one prompt at a time."""
+        return batch_size == 1
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        """Decode untimed, then once with each choice."""
+        self.decode(prompts, sampling)
+        if self._choices:
+            self._chosen = min(
+                self._choices, key=lambda number: self._decode(prompts, sampling, number).wall_s
+            )
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        """Decode one prompt."""
+        return self._decode(prompts, sampling, self._chosen)
+
+    def _decode(
+        self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams], number: int | None
+    ) -> Run:
+        draft = None if number is None else self._lookup(number)
+        return self._inner.decode(prompts[0], sampling[0], draft)
+
+    def _lookup(self, number: int) -> Draft:
+        speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
+        draft: Draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=number)
+        return draft

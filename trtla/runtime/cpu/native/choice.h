@@ -1,0 +1,109 @@
+// What the target says, from one row of logits: the most probable token, or a draw.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "simd.h"
+
+inline int64_t most_probable(const float* logits, int64_t size) {
+    Floats tops = Floats{} - INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) tops = larger(tops, load(logits + i));
+    float top = largest(tops);
+    for (; i < size; ++i) top = std::max(top, logits[i]);
+    return std::find(logits, logits + size, top) - logits;
+}
+
+// The top_k-th largest logit: those equal to it stay as well.
+inline float least_of_top_k(const float* logits, int64_t size, int64_t top_k) {
+    if (top_k <= 0 || top_k >= size) return -INFINITY;
+    std::vector<float> ordered(logits, logits + size);
+    std::nth_element(ordered.begin(), ordered.begin() + top_k - 1, ordered.end(),
+                     std::greater<float>());
+    return ordered[top_k - 1];
+}
+
+// The smallest set of most probable tokens, logits of at least `least`, whose share reaches top_p.
+inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float least, double top,
+                                    double temperature, double top_p) {
+    std::vector<double> shares(size);
+    double total = 0.0;
+    for (int64_t token = 0; token < size; ++token) {
+        shares[token] = logits[token] < least ? 0.0 : std::exp((logits[token] - top) / temperature);
+        total += shares[token];
+    }
+    std::vector<int64_t> tokens;
+    const double few = total * (1.0 - top_p) / (2 * size);  // together they are outside
+    for (int64_t token = 0; token < size; ++token)
+        if (shares[token] > few) tokens.push_back(token);
+    std::stable_sort(tokens.begin(), tokens.end(),
+                     [&](int64_t a, int64_t b) { return shares[a] > shares[b]; });
+    double before = 0.0;
+    size_t kept = 0;
+    while (kept < tokens.size() && before / total < top_p) before += shares[tokens[kept++]];
+    tokens.resize(kept);
+    return tokens;
+}
+
+inline uint64_t mixed(uint64_t value) {  // the finaliser of splitmix64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB;
+    return value ^ (value >> 31);
+}
+
+// A token's number in (0, 1) from its position's noise, as in sampling.py.
+inline double number(uint64_t position, int64_t token) {
+    const uint64_t bits = mixed(position * 0xD1B54A32D192ED03 + token * 0x9E3779B97F4A7C15) >> 12;
+    return ((double)bits + 0.5) * 0x1p-52;
+}
+
+inline double gumbel(double number) { return -std::log(-std::log(number)); }
+
+// The search for the token whose log probability and Gumbel noise add up to most.
+struct Race {
+    const float* logits;
+    double top, temperature;
+    uint64_t position;
+    int64_t best;
+    double most;
+
+    Race(const float* logits, int64_t first, double temperature, uint64_t position)
+        : logits(logits), top(logits[first]), temperature(temperature), position(position),
+          best(first), most(gumbel(number(position, first))) {}
+
+    void enter(int64_t token) {
+        const double own = (logits[token] - top) / temperature + gumbel(number(position, token));
+        if (own > most || (own == most && token < best)) most = own, best = token;
+    }
+
+    // Tokens [first, last), without logarithms for those that cannot win: -log u >= 1 - u.
+    void enter_all(int64_t first, int64_t last, float least) {
+        const float inverse = 1.0f / temperature;
+        for (int64_t start = first; start < last; start += LANES) {
+            const int count = std::min<int64_t>(LANES, last - start);
+            float gaps[LANES]{}, weights[LANES], missing[LANES];
+            for (int i = 0; i < count; ++i) gaps[i] = (logits[start + i] - (float)top) * inverse;
+            store(weights, exponential(load(gaps)));
+            for (int i = 0; i < LANES; ++i) missing[i] = 1.0 - number(position, start + i);
+            const float bound = 1.001 * std::exp(-most);
+            for (int i = 0; i < count; ++i)
+                if (missing[i] <= bound * weights[i] && logits[start + i] >= least)
+                    enter(start + i);
+        }
+    }
+};
+
+inline int64_t draw(const float* logits, int64_t size, double temperature, int64_t top_k,
+                    double top_p, double noise) {
+    const int64_t first = most_probable(logits, size);
+    Race race(logits, first, temperature, noise * 0x1p53);
+    const float least = least_of_top_k(logits, size, top_k);
+    if (top_p < 1.0)
+        for (int64_t token : nucleus(logits, size, least, race.top, temperature, top_p))
+            race.enter(token);
+    else
+        race.enter_all(0, size, least);
+    return race.best;
+}

@@ -1,0 +1,132 @@
+// Vectors as wide as the processor's registers, and numbers of 16 bits. GCC's and clang's vector
+// extensions: the same source for AVX-512, AVX2, SSE and NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int MAX_ROWS = 12;  // 24 sums, 2 weights: of 32 registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+constexpr int MAX_ROWS = 6;  // 12 sums, 2 weights: of 16
+#elif defined(__ARM_NEON)
+constexpr int LANES = 4;
+constexpr int MAX_ROWS = 12;
+#else
+constexpr int LANES = 4;
+constexpr int MAX_ROWS = 6;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+
+template <class V, class T>
+inline V load_as(const T* from) {
+    V out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+inline Floats load(const float* from) { return load_as<Floats>(from); }
+
+inline Floats load(const BFloat16* from) {
+    return (Floats)(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
+}
+
+#if defined(__AVX512F__)
+constexpr bool HAS_FLOAT16 = true;
+inline Floats load(const Float16* from) {
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+constexpr bool HAS_FLOAT16 = true;
+inline Floats load(const Float16* from) {
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+}
+#elif defined(__ARM_NEON) && defined(__ARM_FP16_FORMAT_IEEE)
+constexpr bool HAS_FLOAT16 = true;
+inline Floats load(const Float16* from) {
+    typedef __fp16 Fp16s __attribute__((vector_size(LANES * 2)));
+    return __builtin_convertvector(load_as<Fp16s>(from), Floats);
+}
+#else
+constexpr bool HAS_FLOAT16 = false;
+inline Floats load(const Float16*) { return Floats{}; }
+#endif
+
+inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+// To the nearest, ties to even.
+inline void store(BFloat16* to, Floats values) {
+    Bits bits = (Bits)values;
+    Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    rounded = (values == values) ? rounded : (Bits{} + 0x7fc0);
+    Halves out = __builtin_convertvector(rounded, Halves);
+    std::memcpy(to, &out, sizeof out);
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// The halves of every GROUP lanes of `a` and `b` added, those of `a` first.
+template <int GROUP, int... LANE>
+inline Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+    constexpr int half = GROUP / 2;
+    return __builtin_shufflevector(a, b, (LANE / half * GROUP + LANE % half)...) +
+           __builtin_shufflevector(a, b, (LANE / half * GROUP + LANE % half + half)...);
+}
+
+// Lane i is the sum over all lanes of parts[i]; each in the same order.
+template <int COUNT = LANES>
+inline Floats sums(const Floats* parts) {
+    if constexpr (COUNT == 1) return parts[0];
+    else
+        return fold<2 * LANES / COUNT>(sums<COUNT / 2>(parts), sums<COUNT / 2>(parts + COUNT / 2),
+                                       std::make_integer_sequence<int, LANES>());
+}
+
+inline float sum(Floats values) {
+    Floats parts[LANES] = {values};
+    return sums(parts)[0];
+}
+
+inline float largest(Floats values) {
+    float top = values[0];
+    for (int i = 1; i < LANES; ++i) top = values[i] > top ? values[i] : top;
+    return top;
+}
+
+// e^x to about one unit in the last place; below -87 and above 88 it stays at the limit's value.
+inline Floats exponential(Floats x) {
+    const Floats zero{};
+    x = larger(x, zero - 87.0f);
+    x = x < 88.0f ? x : zero + 88.0f;
+    const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    Floats shifted = x * 1.44269504088896341f + round_off;
+    Floats whole = shifted - round_off;
+    Floats rest = x - whole * 0.693359375f;
+    rest = rest + whole * 2.12194440e-4f;
+    Floats series = zero + 1.9875691500e-4f;
+    series = series * rest + 1.3981999507e-3f;
+    series = series * rest + 8.3334519073e-3f;
+    series = series * rest + 4.1665795894e-2f;
+    series = series * rest + 1.6666665459e-1f;
+    series = series * rest + 5.0000001201e-1f;
+    series = series * rest * rest + rest + 1.0f;
+    Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return series * (Floats)power;
+}

@@ -1,0 +1,201 @@
+"""The Llama forward on CPUs in one compiled call a step, for float32 and bfloat16 arithmetic.
+
+A token's numbers do not depend on what else is fed, to the last bit: neither on drafts beside it
+nor on other sequences. Weights keep the checkpoint's 16 bits where the arithmetic is float32: they
+are widened in registers, which is exact and halves what is read from memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from trtla.config import CheckpointConfig
+from trtla.runtime.batch import Feed
+from trtla.runtime.cpu import library as native
+from trtla.runtime.cpu.packing import TYPES, Packed, Packing
+from trtla.runtime.cpu.turns import Turns
+from trtla.runtime.executor import SamplingParams
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.model_tensors import LayerTensors, ModelTensors
+
+
+def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
+    """Why a model cannot run here in this arithmetic; None: it can.
+
+    Raises:
+        NotCompiled: there is no compiled forward on this machine.
+    """
+    library = native.library()
+    if dtype == torch.bfloat16 and not library.has_bfloat16_products:
+        return "the processor does not multiply bfloat16"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"there is no arithmetic for {dtype}"
+    if config.fp8_kv_cache:
+        return "the K/V cache is FP8"
+    for name in ("hidden_size", "intermediate_size", "head_size"):
+        if getattr(config, name) % library.lanes:
+            return f"{name} is no multiple of {library.lanes}"
+    return None
+
+
+class NativeLlama:
+    """A dense Llama for which `native_problem` knows no problem.
+
+    Args:
+        weights: (checkpoint name, tensor) of the complete model.
+        dtype: type of activations and cache, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, config: CheckpointConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    ) -> None:
+        self.config, self.dtype = config, dtype
+        self._library = native.library()
+        self._packing = Packing(self._library.lanes, dtype == torch.bfloat16)
+        self._turns = Turns(config)
+        self._logits = torch.empty((0, config.vocab_size))
+        self._alive: list[Tensor | Packed] = []
+        tensors = ModelTensors(weights, self._placed, torch.float32)
+        layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
+        embedding = self._keep(tensors.take("vocab_embedding.weight").contiguous())
+        self._stored = str(embedding.dtype).removeprefix("torch.")
+        self._model = native.Model(
+            layers=(native.Layer * len(layers))(*layers),
+            num_layers=len(layers),
+            embedding=embedding.data_ptr(),
+            embedding_type=TYPES[embedding.dtype],
+            norm=self._vector(tensors.take("ln_f.weight")),
+            lm_head=self._matrix(tensors.take("lm_head.weight"), None),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=config.head_size,
+            epsilon=config.norm_epsilon,
+            bfloat16=self._packing.paired,
+        )
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """In the type that it is kept in: the arithmetic's, or fewer bits where that is exact."""
+        if self.dtype == torch.bfloat16:
+            return tensor.to(torch.bfloat16)
+        if tensor.dtype == torch.float16 and not self._library.has_float16:
+            return tensor.float()
+        return tensor if tensor.dtype in TYPES else tensor.float()
+
+    def _layer(self, tensors: LayerTensors) -> native.Layer:
+        (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
+        bias = None
+        if gate_bias is not None and up_bias is not None:
+            bias = self._packing.interleave(gate_bias, up_bias)
+        return native.Layer(
+            input_norm=self._vector(tensors["input_layernorm.weight"]),
+            qkv=self._matrix(*tensors.take_plain("attention.qkv")),
+            dense=self._matrix(*tensors.take_plain("attention.dense")),
+            post_norm=self._vector(tensors["post_layernorm.weight"]),
+            gate_up=self._matrix(self._packing.interleave(gate, up), bias),
+            down=self._matrix(*tensors.take_plain("mlp.proj")),
+        )
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> native.Matrix:
+        packed = Packed.of(self._packing, self._placed(weight), bias)
+        self._alive.append(packed)
+        return packed.matrix
+
+    def _vector(self, weight: Tensor) -> int:
+        return self._keep(weight.float().contiguous()).data_ptr()
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Hold on to what the structures point at."""
+        self._alive.append(tensor)
+        return tensor
+
+    @property
+    def arithmetic(self) -> str:
+        """Such as `float32, compiled, float16 weights`."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        stored = "" if self._stored == dtype else f", {self._stored} weights"
+        if self.config.fp8:
+            stored = ", FP8 weights dequantised at load"
+        return f"{dtype}, compiled{stored}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed weights; of the embedding only rows are read."""
+        packed = (kept.weight for kept in self._alive if isinstance(kept, Packed))
+        return sum(weight.nbytes for weight in packed)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the K/V cache."""
+        return self.dtype
+
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """A K/V cache for this model, a layer for every head: its tokens are read in a row."""
+        config = self.config
+        heads = config.num_hidden_layers * config.num_key_value_heads
+        return KVCache(heads, 1, config.head_size, num_blocks, self.dtype, torch.device("cpu"))
+
+    def forward_feeds(self, feeds: Sequence[Feed], cache: KVCache) -> Tensor:
+        """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab].
+
+        The next call overwrites them.
+        """
+        positions = [feed.positions() for feed in feeds]
+        cosine, sine, turns = self._turns.of(feeds, positions)
+        integers = step_integers(feeds, turns, cache)
+        rows = sum(len(feed.rows) for feed in feeds)
+        if rows > len(self._logits):  # kept: the system clears the pages of a new one
+            self._logits = torch.empty((rows, self.config.vocab_size))
+        layers = array("Q", cache.addresses)
+        step = native.Step(
+            tokens=len(turns),
+            num_rows=rows,
+            num_sequences=len(feeds),
+            integers=integers.buffer_info()[0],
+            cosine=cosine.data_ptr(),
+            sine=sine.data_ptr(),
+            cache=layers.buffer_info()[0],
+            logits=self._logits.data_ptr(),
+            threads=torch.get_num_threads(),
+        )
+        self._library.forward(self._model, step)
+        return self._logits[:rows]
+
+    def most_probable(self, logits: Tensor, row: int) -> int:
+        """The argmax of a row of [rows, vocab]."""
+        token: int = self._library.most_probable(*_row(logits, row))
+        return token
+
+    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+        """A row's token for its noise in [0, 1): temperature, top-k, top-p, inverse sum."""
+        filters = params.temperature, params.top_k, params.top_p
+        token: int = self._library.draw(*_row(logits, row), *filters, noise)
+        return token
+
+
+def _row(logits: Tensor, row: int) -> tuple[int, int]:
+    """Where a row of contiguous float32 logits begins, and how many there are."""
+    size = logits.shape[1]
+    return logits.data_ptr() + row * size * logits.itemsize, size
+
+
+def step_integers(feeds: Sequence[Feed], turns: Sequence[int], cache: KVCache) -> array[int]:
+    """The integers of `Step` in their order."""
+    ids = [token for feed in feeds for token in feed.tokens]
+    rows: list[int] = []
+    sequences: list[int] = []
+    parents: list[int] = []
+    first = 0
+    for feed in feeds:
+        rows += [first + row for row in feed.rows]
+        slots = cache.table(feed.sequence.blocks).slots.data_ptr()
+        tree = -1 if feed.draft is None else len(parents)
+        sequences += (first, feed.length, feed.sequence.num_cached, slots, tree)
+        parents += feed.tree.parents
+        first += feed.length
+    return array("q", [*ids, *turns, *rows, *sequences, *parents])

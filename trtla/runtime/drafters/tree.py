@@ -1,0 +1,55 @@
+"""One draft tree from many branches; where they begin alike they share nodes, if wanted.
+
+Knows tokens and parents only: where branches come from, and what may be accepted, it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from trtla.runtime.draft import depths
+
+
+class DraftTree:
+    """Tokens below the input token (node 0), grown branch by branch.
+
+    Args:
+        tokens: what is fed in any case, as it is.
+        parents: their parent nodes.
+    """
+
+    def __init__(self, tokens: Iterable[int] = (), parents: Iterable[int] = ()) -> None:
+        self.tokens, self.parents = list(tokens), list(parents)
+        self._children: dict[tuple[int, int], int] = {}
+
+    def append(self, branch: Sequence[int]) -> None:
+        """Add a branch below the input token, on nodes of its own."""
+        first = len(self.tokens) + 1
+        self.parents += (0, *range(first, first + len(branch) - 1))
+        self.tokens += branch
+
+    def merge(self, branch: Iterable[int], node: int = 0) -> int:
+        """Add a branch below a node, along what was merged before; its last node."""
+        children, tokens = self._children, self.tokens
+        for token in branch:
+            child = children.get((node, token))
+            if child is None:
+                tokens.append(token)
+                self.parents.append(node)
+                child = children[node, token] = len(tokens)
+            node = child
+        return node
+
+    def merge_tree(self, tokens: Iterable[int], parents: Iterable[int]) -> list[int]:
+        """Add a tree below the input token; the node here of each of its nodes, the input first."""
+        nodes = [0]
+        for token, parent in zip(tokens, parents, strict=True):
+            nodes.append(self.merge((token,), nodes[parent]))
+        return nodes
+
+
+@lru_cache(maxsize=1024)
+def shallow_nodes(parents: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Nodes at most so deep below the input token, which is none of them."""
+    return tuple(node for node, deep in enumerate(depths(parents)) if 0 < deep <= depth)

@@ -1,0 +1,146 @@
+"""What the target says after a step's rows: from logits to plain integers.
+
+All feeds in few calls, or row by row where single rows are cheap and most are never asked for.
+
+It knows which rows each feed wants and how each request chooses; nothing of drafters or caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from trtla.runtime.batch import Feed
+from trtla.runtime.executor import SamplingParams
+from trtla.runtime.sampling import draw_at, top2_margin, uniform
+
+_Rows = tuple[SamplingParams, list[int], list[float]]
+"""Filters, packed rows drawn with them, and each row's noise."""
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What the target said after a feed's rows, by node."""
+
+    greedy: Mapping[int, int]
+    """The argmax; of a sampled request only where its drafter reads it."""
+    draws: Mapping[int, int]
+    margins: Mapping[int, float]
+
+
+class RowChoice(Protocol):
+    """Chooses for one row at a time, where that costs no more than for all of them at once."""
+
+    def most_probable(self, logits: Tensor, row: int) -> int:
+        """The argmax of a row of [rows, vocab]."""
+
+    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+        """A row's token for its noise in [0, 1), as `draw_at`."""
+
+
+class _Asked(dict[int, int]):
+    """Choices by node, made when they are asked for: few of a draft's rows ever are."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose = choose
+
+    def __missing__(self, node: int) -> int:
+        token = self[node] = self._choose(node)
+        return token
+
+
+def predict(
+    feeds: Sequence[Feed], logits: Tensor, by_row: RowChoice | None = None
+) -> list[Prediction]:
+    """Every feed's choices, from the logits of all their rows.
+
+    Args:
+        by_row: chooses row by row when asked; the logits must stay until then. None: all at once.
+    """
+    if by_row is None:
+        return _predict_all(feeds, logits)
+    predictions, start = [], 0
+    for feed in feeds:
+        predictions.append(_predict_asked(feed, logits, start, by_row))
+        start += len(feed.rows)
+    return predictions
+
+
+def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowChoice) -> Prediction:
+    rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
+    request = feed.sequence.request
+    margins: dict[int, float] = {}
+    if request.margins and rows:
+        own = top2_margin(logits[start : start + len(rows)]).tolist()
+        margins = dict(zip(feed.rows, own, strict=True))
+    greedy = _Asked(lambda node: by_row.most_probable(logits, rows[node]))
+    params = request.sampling
+    if params.greedy:
+        return Prediction(greedy, greedy, margins)
+    places = feed.positions()
+
+    def drawn(node: int) -> int:
+        return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
+
+    return Prediction(greedy, _Asked(drawn), margins)
+
+
+def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
+    greedy = [0] * len(logits)
+    if greedy and any(map(_reads_argmax, feeds)):
+        greedy = logits.argmax(dim=-1).tolist()
+    drawn, margins = _drawn(feeds, logits, greedy), list[float]()
+    if any(feed.sequence.request.margins for feed in feeds):
+        margins = top2_margin(logits).tolist()
+    predictions, start = [], 0
+    for feed in feeds:
+        rows, stop = feed.rows, start + len(feed.rows)
+        said = dict(zip(rows, greedy[start:stop], strict=True))
+        draws = said if drawn is greedy else dict(zip(rows, drawn[start:stop], strict=True))
+        own = margins[start:stop] if feed.sequence.request.margins else ()
+        predictions.append(Prediction(said, draws, dict(zip(rows, own, strict=False))))
+        start = stop
+    return predictions
+
+
+def _reads_argmax(feed: Feed) -> bool:
+    return feed.sequence.request.sampling.greedy or bool(feed.tree.read)
+
+
+def _drawn(feeds: Sequence[Feed], logits: Tensor, greedy: list[int]) -> list[int]:
+    """Each row's own token: the argmax of greedy requests, else a draw where one is wanted."""
+    alike = _rows_alike(feeds)
+    if not alike:
+        return greedy
+    tokens = list(greedy)
+    for params, rows, noise in alike:
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        for row, token in zip(rows, draw_at(chosen, params, noise).tolist(), strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _rows_alike(feeds: Sequence[Feed]) -> list[_Rows]:
+    """The rows to draw, those with the same filters together: one call costs less than many."""
+    alike: dict[tuple[float, int, float], _Rows] = {}
+    start = 0
+    for feed in feeds:
+        params = feed.sequence.request.sampling
+        if feed.rows and not params.greedy:
+            key = (params.temperature, params.top_k, params.top_p)
+            _, rows, noise = alike.setdefault(key, (params, [], []))
+            places, nodes = feed.positions(), _drawn_nodes(feed)
+            rows += range(start, start + len(nodes))
+            noise += [uniform(params.seed, places[node] + 1) for node in nodes]
+        start += len(feed.rows)
+    return list(alike.values())
+
+
+def _drawn_nodes(feed: Feed) -> Sequence[int]:
+    """The input and the candidates; those to read come behind them in `rows`."""
+    if feed.draft is None or feed.draft.drawn or len(feed.rows) == 1:
+        return feed.rows
+    return feed.rows[: 1 + len(feed.draft.candidates)]
