@@ -34,7 +34,7 @@ from trtla.config import Quantization
 from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.batch import Feed, make_batch
 from trtla.runtime.device import resolve_device
-from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
 from trtla.runtime.model import LlamaModel
@@ -82,8 +82,7 @@ def log_probabilities(model: LlamaModel, windows: Sequence[list[int]]) -> Iterat
     blocks = tuple(range(cache.pool.num_blocks))
     for number, window in enumerate(windows):
         request = Request(number, tuple(window))
-        drafter = lookahead_drafter(AUTOREGRESSIVE, request.input_ids, 0)
-        sequence = TokenSequence(request, AUTOREGRESSIVE, drafter, blocks=blocks)
+        sequence = TokenSequence(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
         feed = Feed(sequence, tuple(window), tuple(range(len(window) - 1)))
         batch = make_batch([feed], cache, model.folds, model.dtype)
         yield F.log_softmax(model.forward(batch, cache), dim=-1)

@@ -114,12 +114,12 @@ def cyclic_window(prompt: Sequence[int], count: int) -> list[int]:
 
 
 def traced_drafter(
-    config: LookaheadConfig, prompt: tuple[int, ...], seed: int, pool_from_text: bool = True
+    config: LookaheadConfig, request: Request, pool_from_text: bool = True
 ) -> LookaheadDrafter | NoDrafter:
     """Lookahead with the traces' window seed."""
     if config.is_autoregressive:
         return NoDrafter()
-    return LookaheadDrafter(config, prompt, cyclic_window, pool_from_text=pool_from_text)
+    return LookaheadDrafter(config, request.input_ids, cyclic_window, pool_from_text=pool_from_text)
 
 
 def toy_executor(

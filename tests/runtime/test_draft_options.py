@@ -135,8 +135,8 @@ def test_a_real_model_says_the_same(chosen, heat):
 
 
 def constant(triple, chosen):
-    def drafter(config, prompt, seed):
-        return LookaheadDrafter(config, prompt, cyclic_window, options=chosen)
+    def drafter(config, request):
+        return LookaheadDrafter(config, request.input_ids, cyclic_window, options=chosen)
 
     executor, model = toy_executor(
         greedy_scores(lambda s: s[-1], 9), 9, LookaheadConfig(*triple), drafter=drafter

@@ -135,8 +135,8 @@ def test_04_mask_every_row_sees_its_path_once(case):
     rule, vocab, prompt, triple, count, seed = case
     drafts = []
 
-    def recording(config, tokens, number):
-        inner = lookahead_drafter(config, tokens, number)
+    def recording(config, request):
+        inner = lookahead_drafter(config, request)
         propose = inner.propose
         inner.propose = lambda: drafts.append(propose()) or drafts[-1]
         return inner
@@ -244,8 +244,8 @@ def test_13_end_id_as_first_token_takes_one_forward():
 def test_13_nothing_past_the_end_reaches_the_drafter():
     seen = []
 
-    def spying(config, prompt, seed):
-        inner = traced_drafter(config, prompt, seed)
+    def spying(config, request):
+        inner = traced_drafter(config, request)
         observe = inner.observe
         inner.observe = lambda greedy, tokens: (seen.extend(tokens), observe(greedy, tokens))
         return inner

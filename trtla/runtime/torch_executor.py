@@ -40,8 +40,8 @@ from trtla.runtime.verify import Accepted, accept
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
 
-DrafterFactory = Callable[[LookaheadConfig, tuple[int, ...], int], Drafter]
-"""(triple, prompt, seed) -> the drafter of a request."""
+DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
+"""(the triple that holds for it, request) -> its drafter."""
 
 CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable]
 """Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
@@ -109,7 +109,7 @@ class TorchExecutor(OpenExecutor):
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
         self._check_new(request, self._active)
         lookahead = request.lookahead or self._limits.lookahead
-        drafter = self._make_drafter(lookahead, request.input_ids, request.sampling.seed)
+        drafter = self._make_drafter(lookahead, request)
         sequence = Sequence(request, lookahead, drafter, stats=RequestStats(lookahead))
         if request.adaptive:
             self._adaptive.join(sequence)

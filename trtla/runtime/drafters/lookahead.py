@@ -18,6 +18,7 @@ from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.drafters.text_index import TextIndex
 from trtla.runtime.drafters.tree import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
+from trtla.runtime.executor import Request
 
 _TENSORRT_LLM = DraftOptions()
 WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
@@ -231,16 +232,15 @@ class NoDrafter:
 
 def lookahead_drafter(
     config: LookaheadConfig,
-    prompt: Sequence[int],
-    seed: int,
+    request: Request,
     options: DraftOptions = _TENSORRT_LLM,
     kept: KeptPool | None = None,
 ) -> LookaheadDrafter | NoDrafter:
-    """The drafter for a request's triple."""
+    """The drafter for a request with this triple."""
     if config.is_autoregressive:
         return NoDrafter()
-    window_seed = random_from_prompt(seed)
-    return LookaheadDrafter(config, prompt, window_seed, options=options, kept=kept)
+    window_seed = random_from_prompt(request.sampling.seed)
+    return LookaheadDrafter(config, request.input_ids, window_seed, options=options, kept=kept)
 
 
 class LookaheadDrafters:
@@ -250,11 +250,9 @@ class LookaheadDrafters:
         self._options = options
         self._kept: dict[int, KeptPool] = {}
 
-    def __call__(
-        self, config: LookaheadConfig, prompt: Sequence[int], seed: int
-    ) -> LookaheadDrafter | NoDrafter:
-        """The drafter for a request's triple; those of one N share what is kept."""
+    def __call__(self, config: LookaheadConfig, request: Request) -> LookaheadDrafter | NoDrafter:
+        """The drafter for a request with this triple; those of one N share what is kept."""
         size, capacity, kept = config.ngram_size, self._options.keep_pool, None
         if capacity and size > 1:
             kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(config, prompt, seed, self._options, kept)
+        return lookahead_drafter(config, request, self._options, kept)

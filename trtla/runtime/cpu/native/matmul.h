@@ -30,23 +30,27 @@ constexpr int PAIR = 1;
 template <>
 constexpr int PAIR<BFloat16> = 2;
 
-// Inputs of all tokens, in blocks of up to MAX_ROWS tokens, each [inputs / PAIR][rows][PAIR].
+// Inputs of all tokens, in blocks of about the same number of rows, at most MAX_ROWS; each block is
+// [inputs / PAIR][rows][PAIR].
 template <class X>
 struct Inputs {
     std::vector<X> data;
-    int tokens = 0, size = 0;
+    int tokens = 0, size = 0, blocks = 0;
 
     void reset(int new_tokens, int new_size) {
         tokens = new_tokens, size = new_size;
+        blocks = (tokens + MAX_ROWS - 1) / MAX_ROWS;
         if (data.size() < (size_t)tokens * size) data.resize((size_t)tokens * size);
     }
-    int rows(int block) const { return std::min(MAX_ROWS, tokens - block * MAX_ROWS); }
-    const X* block(int block) const { return data.data() + (size_t)block * MAX_ROWS * size; }
+    int first(int block) const { return (int64_t)tokens * block / blocks; }
+    int rows(int block) const { return first(block + 1) - first(block); }
+    const X* block(int block) const { return data.data() + (size_t)first(block) * size; }
 
     // Puts LANES inputs of a token, `place` on, into their places.
     void put(int token, int place, Floats values) {
-        const int block = token / MAX_ROWS, row = token % MAX_ROWS, count = rows(block);
-        X* to = data.data() + (size_t)block * MAX_ROWS * size;
+        const int block = ((int64_t)(token + 1) * blocks - 1) / tokens;
+        const int row = token - first(block), count = rows(block);
+        X* to = data.data() + (size_t)first(block) * size;
         X narrow[LANES];
         store(narrow, values);
         for (int i = 0; i < LANES; ++i) {
@@ -73,6 +77,10 @@ constexpr bool HAS_BFLOAT16_PRODUCTS = true;
 template <int ROWS>
 inline void multiply(const BFloat16* x, const BFloat16* w, int inputs, Floats (&sums)[ROWS][2]) {
     for (int k = 0; k < inputs; k += 2, x += 2 * ROWS, w += 2 * WIDTH) {
+        if (ROWS > 5) {  // with fewer rows the processor's own prefetching keeps up
+            __builtin_prefetch(w + 4096, 0, 2);
+            __builtin_prefetch(w + 4096 + WIDTH, 0, 2);
+        }
         const __m512bh first = (__m512bh)_mm512_loadu_si512(w);
         const __m512bh second = (__m512bh)_mm512_loadu_si512(w + WIDTH);
 #pragma GCC unroll 12
@@ -119,8 +127,8 @@ void multiply_panels(const Inputs<X>& x, const Matrix& matrix, int from, int to,
     const int together = std::max<size_t>(1, PANELS_BYTES / (panel_size * sizeof(W)));
     Products out;
     for (int first = from; first < to; first += together) {
-        for (int token = 0; token < x.tokens; token += MAX_ROWS) {
-            const int block = token / MAX_ROWS, rows = x.rows(block);
+        for (int block = 0; block < x.blocks; ++block) {
+            const int token = x.first(block), rows = x.rows(block);
             for (int panel = first; panel < std::min(to, first + together); ++panel) {
                 const float* bias = matrix.bias ? matrix.bias + panel * WIDTH : nullptr;
                 const W* weights = (const W*)matrix.panels + panel * panel_size;
