@@ -143,6 +143,8 @@ def test_weights_of_16_bits_give_the_very_numbers_of_their_float32(stored):
         for model in (narrow, NativeLlama(config, wide, torch.float32))
     ]
     assert torch.equal(*outputs)
+    if stored == torch.float16 and not library().has_float16:
+        return  # not every processor widens it: then it is stored as float32
     assert f"{stored}".removeprefix("torch.") in narrow.arithmetic
 
 
@@ -267,7 +269,7 @@ def test_what_cannot_be_compiled_runs_through_pytorch(monkeypatch):
     ("keys", "dtype", "reason"),
     [
         ({}, torch.float16, "float16"),
-        ({"head_size": 12}, torch.float32, "head_size"),
+        ({"head_size": 14}, torch.float32, "head_size"),
         ({"intermediate_size": 98}, torch.float32, "intermediate_size"),
         ({"quantization": {"kv_cache_quant_algo": "FP8"}}, torch.float32, "FP8"),
     ],

@@ -51,6 +51,11 @@ struct Cached {
     C* at(int64_t slot) const { return data + slot * size; }
 };
 
+template <class C>
+struct HeadCache {
+    Cached<C> keys, values;
+};
+
 // The scores of COUNT queries with LANES / COUNT keys, query by query.
 template <int COUNT, class C>
 inline Floats dots(const float* const* queries, const C* const* keys, int size) {
@@ -147,7 +152,7 @@ void add_stretch(float* const* outs, float* const* shares, const Cached<C>& valu
 
 // Room for QUERIES queries at a time.
 struct Scores {
-    std::vector<float> data;
+    std::vector<float> data, outs;
     float* rows[QUERIES];
     void reset(int count) {
         const int padded = count + 2 * LANES;
@@ -159,25 +164,27 @@ struct Scores {
 // Queries [size], already scaled, to outputs [size]: `count` of them, repeated to fill QUERIES.
 template <class C>
 void attend(const float* const (&queries)[QUERIES], const View* const (&seen)[QUERIES],
-            float* const (&outs)[QUERIES], int count, const Cached<C>& keys,
-            const Cached<C>& values, const int64_t* slots, int size, Scores& scores) {
+            float* const (&outs)[QUERIES], int count, const HeadCache<C>& cache,
+            const int64_t* slots, int size, Scores& scores) {
     int longest = 0, shared = seen[0]->stretch;
     for (const View* view : seen) {
         longest = std::max(longest, view->size());
         shared = std::min(shared, view->stretch);
     }
     scores.reset(longest);
-    score_together(queries, keys, slots, shared, size, scores.rows);
+    score_together(queries, cache.keys, slots, shared, size, scores.rows);
     float totals[QUERIES];
     for (int q = 0; q < QUERIES; ++q) {
-        score_alone(queries[q], *seen[q], keys, slots, shared, size, scores.rows[q]);
+        score_alone(queries[q], *seen[q], cache.keys, slots, shared, size, scores.rows[q]);
         totals[q] = softmax(scores.rows[q], seen[q]->size());
         std::fill(outs[q], outs[q] + size, 0.0f);
     }
-    add_stretch(outs, scores.rows, values, slots, shared, size);
+    add_stretch(outs, scores.rows, cache.values, slots, shared, size);
     for (int q = 0; q < count; ++q) {
-        for (int place = shared; place < seen[q]->size(); ++place)
-            add_value(outs[q], scores.rows[q][place], values.at(seen[q]->slot(place, slots)), size);
+        for (int place = shared; place < seen[q]->size(); ++place) {
+            const C* value = cache.values.at(seen[q]->slot(place, slots));
+            add_value(outs[q], scores.rows[q][place], value, size);
+        }
         const float scale = 1.0f / totals[q];
         for (int i = 0; i < size; i += LANES) store(outs[q] + i, load(outs[q] + i) * scale);
     }

@@ -69,10 +69,11 @@ template <class X>
 struct Forward {
     const Model& model;
     const Step& step;
-    std::vector<float>&states, &qkv, &heads;
+    std::vector<float>&states, &qkv;
     std::vector<std::vector<View>> seen;
     Inputs<X>&attended, &gated;
 
+    int folds() const { return model.heads / model.kv_heads; }
     int q_size() const { return model.heads * model.head_size; }
     int qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
 
@@ -131,52 +132,79 @@ struct Forward {
         }
     }
 
-    // Rotates, writes keys and values, attends: one K/V head of one sequence.
-    void attention(int layer, const Sequence& sequence, const std::vector<View>& views, int kv_head,
-                   Scores& scores) {
-        const int size = model.head_size, folds = model.heads / model.kv_heads;
-        void* const* cache = step.cache + 2 * (layer * model.kv_heads + kv_head);
-        const Cached<X> keys{(X*)cache[0], size}, values{(X*)cache[1], size};
-        const int row_size = model.layers[layer].qkv.num_panels() * WIDTH;
-        auto head = [&](int row, int index) {
-            return &qkv[(size_t)(sequence.first + row) * row_size + index * size];
-        };
-        for (int row = 0; row < sequence.count; ++row) {
-            const int token = sequence.first + row;
-            const int64_t slot = sequence.slots[sequence.cached + row];
-            float* key = head(row, model.heads + kv_head);
-            float* value = head(row, model.heads + model.kv_heads + kv_head);
-            rotate(key, token);
-            for (int i = 0; i < size; i += LANES) {
-                store(keys.at(slot) + i, load(key + i));
-                store(values.at(slot) + i, load(value + i));
-            }
-            for (int fold = 0; fold < folds; ++fold) {
-                float* query = head(row, kv_head * folds + fold);
-                rotate(query, token);
-                const float scale = 1.0f / std::sqrt((float)size);
-                for (int i = 0; i < size; ++i) query[i] *= scale;
-            }
+    float* head(int token, int index) const {
+        const size_t row = model.layers->qkv.num_panels() * WIDTH;
+        return &qkv[token * row + index * model.head_size];
+    }
+
+    HeadCache<X> cache(int layer, int kv_head) const {
+        void* const* at = step.cache + 2 * (layer * model.kv_heads + kv_head);
+        return {{(X*)at[0], model.head_size}, {(X*)at[1], model.head_size}};
+    }
+
+    // Rotates a token's queries and key of one K/V head, and stores key and value.
+    void place(int layer, const Sequence& sequence, int row, int kv_head) const {
+        const int token = sequence.first + row, size = model.head_size;
+        const HeadCache<X> to = cache(layer, kv_head);
+        const int64_t slot = sequence.slots[sequence.cached + row];
+        float* key = head(token, model.heads + kv_head);
+        const float* value = head(token, model.heads + model.kv_heads + kv_head);
+        rotate(key, token);
+        for (int i = 0; i < size; i += LANES) {
+            store(to.keys.at(slot) + i, load(key + i));
+            store(to.values.at(slot) + i, load(value + i));
         }
-        const int count = sequence.count * folds;
-        for (int first = 0; first < count; first += QUERIES) {
-            const float* queries[QUERIES];
-            const View* seen[QUERIES];
-            float* outs[QUERIES];
-            for (int q = 0; q < QUERIES; ++q) {
-                const int query = std::min(first + q, count - 1), row = query / folds;
-                const int index = kv_head * folds + query % folds;
-                queries[q] = head(row, index);
-                seen[q] = &views[row];
-                outs[q] = &heads[(size_t)(sequence.first + row) * q_size() + index * size];
-            }
-            const int several = std::min(QUERIES, count - first);
-            attend(queries, seen, outs, several, keys, values, sequence.slots, size, scores);
+        const float scale = 1.0f / std::sqrt((float)size);
+        for (int fold = 0; fold < folds(); ++fold) {
+            float* query = head(token, kv_head * folds() + fold);
+            rotate(query, token);
+            for (int i = 0; i < size; ++i) query[i] *= scale;
         }
-        for (int row = 0; row < sequence.count; ++row) {
-            const int token = sequence.first + row, from = kv_head * folds * size;
-            for (int i = from; i < from + folds * size; i += LANES)
-                attended.put(token, i, load(&heads[(size_t)token * q_size() + i]));
+    }
+
+    // Attention of QUERIES queries of one K/V head, `first` on; a row has `folds` of them.
+    void attend_from(int layer, const Sequence& sequence, const std::vector<View>& views,
+                     int kv_head, int first, Scores& scores) {
+        const int count = sequence.count * folds(), size = model.head_size;
+        const int several = std::min(QUERIES, count - first);
+        const float* queries[QUERIES];
+        const View* seen[QUERIES];
+        float* outs[QUERIES];
+        int tokens[QUERIES], indices[QUERIES];
+        scores.outs.resize(QUERIES * size);
+        for (int q = 0; q < QUERIES; ++q) {
+            const int query = first + std::min(q, several - 1), row = query / folds();
+            tokens[q] = sequence.first + row;
+            indices[q] = kv_head * folds() + query % folds();
+            queries[q] = head(tokens[q], indices[q]);
+            seen[q] = &views[row];
+            outs[q] = &scores.outs[q * size];
+        }
+        attend(queries, seen, outs, several, cache(layer, kv_head), sequence.slots, size, scores);
+        for (int q = 0; q < several; ++q)
+            for (int i = 0; i < size; i += LANES)
+                attended.put(tokens[q], indices[q] * size + i, load(outs[q] + i));
+    }
+
+    // All sequences and heads; threads take pieces in turns, since later rows see more.
+    void attention(int layer, Scores& scores) {
+        const int threads = omp_get_num_threads(), kv_heads = model.kv_heads;
+        int turn = omp_get_thread_num();
+        for (int i = 0; i < step.num_sequences; ++i) {
+            const Sequence& sequence = step.sequences()[i];
+            for (; turn < sequence.count * kv_heads; turn += threads)
+                place(layer, sequence, turn / kv_heads, turn % kv_heads);
+            turn -= sequence.count * kv_heads;
+        }
+#pragma omp barrier
+        turn = omp_get_thread_num();
+        for (int i = 0; i < step.num_sequences; ++i) {
+            const Sequence& sequence = step.sequences()[i];
+            const int pieces = (sequence.count * folds() + QUERIES - 1) / QUERIES;
+            for (; turn < pieces * kv_heads; turn += threads)
+                attend_from(layer, sequence, seen[i], turn / pieces, turn % pieces * QUERIES,
+                            scores);
+            turn -= pieces * kv_heads;
         }
     }
 
@@ -200,10 +228,10 @@ struct Forward {
     void score(const Inputs<X>& x) {
         const Share share(model.lm_head.num_panels());
         const int64_t vocabulary = model.lm_head.outputs;
-        matmul(x, model.lm_head, share.from, share.to, [&](int row, int panel, const float* products) {
+        matmul(x, model.lm_head, share.from, share.to, [&](int row, int panel, const float* found) {
             const int64_t start = (int64_t)panel * WIDTH;
             const int64_t width = std::min<int64_t>(WIDTH, vocabulary - start);
-            std::copy(products, products + width, step.logits + row * vocabulary + start);
+            std::copy(found, found + width, step.logits + row * vocabulary + start);
         });
     }
 
@@ -211,11 +239,7 @@ struct Forward {
         const Layer& layer = model.layers[index];
         project(normalised(layer.input_norm, own, shared), layer.qkv);
 #pragma omp barrier
-        const Share share(step.num_sequences * model.kv_heads);
-        for (int item = share.from; item < share.to; ++item) {
-            const int sequence = item / model.kv_heads;
-            attention(index, step.sequences()[sequence], seen[sequence], item % model.kv_heads, scores);
-        }
+        attention(index, scores);
 #pragma omp barrier
         add_to_states(attended, layer.dense);
 #pragma omp barrier
@@ -228,19 +252,19 @@ struct Forward {
 
 template <class X>
 void forward(const Model& model, const Step& step) {
-    static thread_local std::vector<float> states, qkv, heads;
+    static thread_local std::vector<float> states, qkv;
     static thread_local Inputs<X> attended, gated, shared, wanted;
-    Forward<X> run{model, step, states, qkv, heads, {}, attended, gated};
+    Forward<X> run{model, step, states, qkv, {}, attended, gated};
     const size_t tokens = step.tokens;
     const size_t qkv_size = (run.qkv_size() + WIDTH - 1) / WIDTH * WIDTH;
     if (states.size() < tokens * model.hidden) states.resize(tokens * model.hidden);
     if (qkv.size() < tokens * qkv_size) qkv.resize(tokens * qkv_size);
-    if (heads.size() < tokens * run.q_size()) heads.resize(tokens * run.q_size());
     attended.reset(tokens, run.q_size());
     gated.reset(tokens, model.intermediate);
     shared.reset(tokens, model.hidden);
     wanted.reset(step.num_rows, model.hidden);
-    for (int i = 0; i < step.num_sequences; ++i) run.seen.push_back(views(step.sequences()[i], step.parents()));
+    for (int i = 0; i < step.num_sequences; ++i)
+        run.seen.push_back(views(step.sequences()[i], step.parents()));
     Inputs<X>&together = shared, &last = wanted;
 #pragma omp parallel num_threads(step.threads)
     {
