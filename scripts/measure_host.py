@@ -30,8 +30,9 @@ from trtla.runtime import torch_executor
 from trtla.runtime.batch import Batch, Feed
 from trtla.runtime.cost_probe import measure_costs
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.executor import ExecutorLimits, Request
+from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.limits import ExecutorLimits
 
 SEVEN = LookaheadConfig(7, 7, 7)
 ARMS: dict[str, LookaheadConfig | None] = {

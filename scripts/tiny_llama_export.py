@@ -1,4 +1,4 @@
-"""Write the trained tiny Llama as a Hugging Face folder."""
+"""Write a trained tiny Llama as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import torch
 from safetensors.torch import save_file
 from tiny_llama_data import CHAT_TEMPLATE, END, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from tiny_llama_model import TinyLlama, TinyLlamaConfig
+from tiny_llama_recipes import RECIPES
 from tokenizers import Tokenizer
 
-MAX_WEIGHT_BYTES = 8_000_000
-
 _README = """\
-# tiny-llama
+# {name}
 
 A Llama of {parameters:,} parameters, trained from nothing on the source of the Python standard
-library. It ships with this project so that tests, examples and measurements have a real model
-without a download. It writes text that looks like Python; it is not a useful assistant.
+library. {purpose} It writes text that looks like Python; it is not a useful assistant.
 
 ## Architecture
 
@@ -45,11 +43,11 @@ Held-out files:
 
 ## Training
 
-- command: `python scripts/train_tiny_llama.py`
-- steps: {step} of {steps} with 8,192 tokens each, {tokens:,} tokens in all
+- command: `{command}`
+- steps: {step} of {steps} with {batch_tokens:,} tokens each, {tokens:,} tokens in all
   ({epochs:.1f} passes over {epoch_tokens:,} tokens); rows of 512 tokens, in the last fifth 2,048
-- wall time: {minutes:.0f} minutes on 2 CPU cores ({threads} processes, float32)
-  that other work shared; starts and steps lost to interruptions are not counted
+- wall time: {minutes:.0f} minutes on 2 CPU cores (processes: {threads}, float32) that other
+  work shared; starts and steps lost to interruptions are not counted
 - held-out loss: {held_out_nats:.4f} nats/token, {held_out_bits_per_byte:.4f} bits/byte
   ({held_out_tokens:,} tokens in rows of 2,048)
 
@@ -81,7 +79,9 @@ class TrainingFacts:
     held_out_files: list[str]
 
 
-def export(model: TinyLlama, tokenizer: Tokenizer, facts: TrainingFacts, folder: Path) -> None:
+def export(
+    model: TinyLlama, tokenizer: Tokenizer, facts: TrainingFacts, folder: Path, name: str
+) -> None:
     """Write the folder's files, each one complete before it replaces the one before it.
 
     Args:
@@ -89,28 +89,29 @@ def export(model: TinyLlama, tokenizer: Tokenizer, facts: TrainingFacts, folder:
         tokenizer: its tokenizer.
         facts: what the README states.
         folder: where to write; other files in it stay.
+        name: the model's in RECIPES.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tiny-llama-") as name:
-        staging = Path(name)
-        _save_weights(model, staging / "model.safetensors")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tiny-llama-") as temporary:
+        staging, recipe = Path(temporary), RECIPES[name]
+        _save_weights(model, staging / "model.safetensors", recipe.max_weight_bytes)
         tokenizer.save(str(staging / "tokenizer.json"))
         _write_json(staging / "config.json", _model_config(model.config, tokenizer))
         _write_json(staging / "generation_config.json", _generation_config(tokenizer))
         _write_json(staging / "tokenizer_config.json", _tokenizer_config(model.config))
         _write_json(staging / "special_tokens_map.json", _special_tokens())
-        (staging / "README.md").write_text(_readme(model, facts), encoding="utf-8")
+        (staging / "README.md").write_text(_readme(model, facts, name), encoding="utf-8")
         for path in sorted(staging.iterdir()):
             path.chmod(0o644)  # safetensors writes files that their owner alone can read
             path.replace(folder / path.name)
 
 
-def _save_weights(model: TinyLlama, path: Path) -> None:
+def _save_weights(model: TinyLlama, path: Path, limit: int) -> None:
     tensors = {name: value.to(torch.float16) for name, value in model.state_dict().items()}
     save_file(tensors, str(path), metadata={"format": "pt"})
     size = path.stat().st_size
-    if size > MAX_WEIGHT_BYTES:
-        raise ValueError(f"weights take {size} bytes, more than {MAX_WEIGHT_BYTES}")
+    if size > limit:
+        raise ValueError(f"weights take {size} bytes, more than {limit}")
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -169,8 +170,14 @@ def _tokenizer_config(config: TinyLlamaConfig) -> dict[str, Any]:
     }
 
 
-def _readme(model: TinyLlama, facts: TrainingFacts) -> str:
+def _readme(model: TinyLlama, facts: TrainingFacts, name: str) -> str:
+    recipe = RECIPES[name]
+    flag = "" if recipe.tokenizer_of is None else f" --model {name} --threads {facts.threads}"
     return _README.format(
+        name=name,
+        purpose=recipe.purpose,
+        command=f"python scripts/train_tiny_llama.py{flag}",
+        batch_tokens=recipe.batch_tokens,
         **asdict(model.config),
         **asdict(facts),
         parameters=sum(parameter.numel() for parameter in model.parameters()),

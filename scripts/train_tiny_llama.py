@@ -1,8 +1,9 @@
-"""Train the Llama that ships with the project, from the standard library's own source.
+"""Train the Llamas that ship with the project, from the standard library's own source.
 
-`python scripts/train_tiny_llama.py` does the whole run, well over an hour on two CPU cores.
-`--resume` goes on from the latest checkpoint; `--export-only` writes the latest checkpoint's folder
-without training.
+`python scripts/train_tiny_llama.py` does the whole run, well over an hour on two CPU cores;
+`--model tiny-llama-draft` trains the small sibling that drafts for the first one. `--resume` goes
+on from the latest checkpoint; `--export-only` writes the latest checkpoint's folder without
+training.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from tiny_llama_data import (
     training_files,
 )
 from tiny_llama_export import TrainingFacts, export
-from tiny_llama_model import TinyLlama, TinyLlamaConfig
+from tiny_llama_model import TinyLlama
 from tiny_llama_muon import StackedMuon
+from tiny_llama_recipes import RECIPES, Recipe
 from tiny_llama_workers import Workers, run_workers
 from tokenizers import Tokenizer
 from torch import Tensor
 
 SEED = 20240131
-STEPS = 1150
-BATCH_TOKENS = 8192
 SHORT, LONG = 512, 2048
 LONG_SHARE = 0.20
 WARMUP_STEPS = 60
@@ -46,8 +46,7 @@ CHECKPOINT_SECONDS = 180.0
 EVAL_EVERY = 100
 EVAL_ROWS = 12
 
-DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "trtla" / "assets" / "tiny-llama"
-DEFAULT_WORK = Path(tempfile.gettempdir()) / "trtla-tiny-llama"
+ASSETS = Path(__file__).resolve().parent.parent / "trtla" / "assets"
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Corpus:
     """Encoded text.
 
     Attributes:
-        tokenizer: the tokenizer trained on the training files.
+        tokenizer: trained on the training files, or another shipped model's.
         documents: one int64 [n] tensor a file or chat, each ending in the end-of-text token.
         held_out: int64 [n], all held-out files, each ending in the end-of-text token.
         held_out_bytes: the held-out files' size in bytes.
@@ -67,14 +66,20 @@ class Corpus:
     held_out_bytes: int
 
 
-def load_corpus(vocab_size: int) -> Corpus:
-    """Read the standard library, train the tokenizer on the training files and encode all."""
+def load_corpus(recipe: Recipe) -> Corpus:
+    """Read the standard library, train or read the tokenizer and encode all."""
     texts, unseen = read_texts(training_files()), read_texts(held_out_files())
-    tokenizer = train_tokenizer(texts, vocab_size)
+    tokenizer = _tokenizer(recipe, texts)
     budget = int(CHAT_SHARE / (1 - CHAT_SHARE) * sum(map(len, texts)))
     documents = _encode(tokenizer, texts + chat_texts(texts, budget, SEED))
     size = sum(len(text.encode("utf-8")) for text in unseen)
     return Corpus(tokenizer, documents, torch.cat(_encode(tokenizer, unseen)), size)
+
+
+def _tokenizer(recipe: Recipe, texts: list[str]) -> Tokenizer:
+    if recipe.tokenizer_of is None:
+        return train_tokenizer(texts, recipe.config.vocab_size)
+    return Tokenizer.from_file(str(ASSETS / recipe.tokenizer_of / "tokenizer.json"))
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Tensor]:
@@ -88,8 +93,8 @@ class Batches:
     Each epoch joins the documents in a new order, cuts them into rows and shuffles the rows.
     """
 
-    def __init__(self, documents: list[Tensor]) -> None:
-        self._documents = documents
+    def __init__(self, documents: list[Tensor], batch_tokens: int) -> None:
+        self._documents, self._batch_tokens = documents, batch_tokens
         self._total = sum(len(document) for document in documents)
         self._epoch: tuple[int, int] | None = None
         self._rows = torch.empty(0, 0, dtype=torch.long)
@@ -100,10 +105,10 @@ class Batches:
         return self._total
 
     def get(self, step: int, length: int) -> Tensor:
-        """Return step's rows: int64 [BATCH_TOKENS // length, length + 1]."""
+        """Return step's rows: int64 [batch_tokens // length, length + 1]."""
         per_epoch = (self._total - 1) // length
-        first = step * (BATCH_TOKENS // length)
-        rows = range(first, first + BATCH_TOKENS // length)
+        count = self._batch_tokens // length
+        rows = range(step * count, (step + 1) * count)
         return torch.stack([self._row(n // per_epoch, n % per_epoch, length) for n in rows])
 
     def _row(self, epoch: int, index: int, length: int) -> Tensor:
@@ -134,18 +139,18 @@ class Trainer:
 
     def __init__(self, corpus: Corpus, args: argparse.Namespace, workers: Workers) -> None:
         torch.manual_seed(SEED)
-        self.args = args
+        self.args, self.recipe = args, RECIPES[args.model]
         self.workers = workers
         self.corpus = corpus
-        self.model = TinyLlama(TinyLlamaConfig())
-        self.batches = Batches(corpus.documents)
+        self.model = TinyLlama(self.recipe.config)
+        self.batches = Batches(corpus.documents, self.recipe.batch_tokens)
         matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.model.named_parameters() if p.ndim == 1 or "embed" in n]
         muon = StackedMuon(matrices, lr=MUON_LR, workers=workers)
         adam = torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0)
         self.optimizers: list[torch.optim.Optimizer] = [muon, adam]
         self.base_lrs = [MUON_LR, ADAM_LR]
-        self.step, self.steps, self.seconds = 0, args.steps or STEPS, 0.0
+        self.step, self.steps, self.seconds = 0, args.steps or self.recipe.steps, 0.0
         self.loss_of = torch.compile(self.model) if args.compile else self.model
 
     def train_step(self) -> float:
@@ -191,7 +196,8 @@ class Trainer:
             if self.workers.rank:
                 continue
             if self.step % 10 == 0 or self.step < 5:
-                _log(f"step {self.step} loss {loss:.4f} tokens/s {BATCH_TOKENS / elapsed:.0f}")
+                speed = self.recipe.batch_tokens / elapsed
+                _log(f"step {self.step} loss {loss:.4f} tokens/s {speed:.0f}")
             if self.step % EVAL_EVERY == 0:
                 _log(f"step {self.step} held-out {self.held_out_loss(EVAL_ROWS):.4f} nats/token")
             if time.monotonic() - saved > CHECKPOINT_SECONDS or self.step == self.steps:
@@ -232,7 +238,7 @@ class Trainer:
         return TrainingFacts(
             step=self.step,
             steps=self.steps,
-            tokens=self.step * BATCH_TOKENS,
+            tokens=self.step * self.recipe.batch_tokens,
             epoch_tokens=self.batches.epoch_tokens,
             seconds=self.seconds,
             threads=self.args.threads,
@@ -250,20 +256,24 @@ def _log(text: str) -> None:
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output-dir", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--work-dir", type=Path, default=DEFAULT_WORK, help="checkpoints go here")
-    parser.add_argument("--steps", type=int, help=f"default {STEPS}, or the checkpoint's number")
+    parser.add_argument("--model", choices=list(RECIPES), default="tiny-llama")
+    parser.add_argument("--output-dir", type=Path, help="default: the model's folder in assets")
+    parser.add_argument("--work-dir", type=Path, help="checkpoints go here")
+    parser.add_argument("--steps", type=int, help="default: the recipe's, or the checkpoint's")
     parser.add_argument("--threads", type=int, default=2, help="processes, one a core")
     parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint")
     parser.add_argument("--export-only", action="store_true", help="write the latest checkpoint")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.output_dir = args.output_dir or ASSETS / args.model
+    args.work_dir = args.work_dir or Path(tempfile.gettempdir()) / f"trtla-{args.model}"
+    return args
 
 
 def _work(rank: int, count: int, args: argparse.Namespace) -> None:
     """Do one process's part; the first one also writes files and the log."""
     workers = Workers(rank, count, args.work_dir)
-    corpus = load_corpus(TinyLlamaConfig().vocab_size)
+    corpus = load_corpus(RECIPES[args.model])
     trainer = Trainer(corpus, args, workers)
     if rank == 0:
         size = sum(p.numel() for p in trainer.model.parameters())
@@ -276,7 +286,7 @@ def _work(rank: int, count: int, args: argparse.Namespace) -> None:
     workers.close()
     if rank == 0:
         facts = trainer.facts()
-        export(trainer.model, corpus.tokenizer, facts, args.output_dir)
+        export(trainer.model, corpus.tokenizer, facts, args.output_dir, args.model)
         _log(f"step {facts.step}: held-out {facts.held_out_nats:.4f} nats/token over all files")
 
 

@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from trtla.drafting import DrafterSettings
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.attention import AttentionGroup
 from trtla.runtime.batch import Batch
 from trtla.runtime.cost_table import CostTable
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, NoDrafter
-from trtla.runtime.executor import ExecutorLimits, Output, Request, SamplingParams
+from trtla.runtime.executor import Output, Request, SamplingParams
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.torch_executor import DrafterFactory, TorchExecutor
 
 Rule = Callable[[list[int]], int]
@@ -133,6 +135,7 @@ def toy_executor(
     max_num_tokens: int | None = None,
     num_blocks: int | None = None,
     costs: CostTable | None = None,
+    draft_models: tuple[str, ...] = (),
 ) -> tuple[TorchExecutor, ToyModel]:
     """A `TorchExecutor` over a toy."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
@@ -140,7 +143,8 @@ def toy_executor(
     cache = KVCache(1, 1, 2, blocks, torch.float64, torch.device("cpu"))
     model = ToyModel(scores)
     budget = max_num_tokens or max(4096, max_batch_size * server.max_decoding_tokens)
-    limits = ExecutorLimits(max_batch_size, max_text_len, max_text_len, budget, vocab, server)
+    lengths = (max_text_len, max_text_len, budget)
+    limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, draft_models=draft_models)
     table = costs or CostTable.of([(1, 1.0)])
     return TorchExecutor(model, cache, limits, drafter, lambda *_: table), model
 
@@ -177,9 +181,18 @@ def request(
     *,
     end_ids: Sequence[int] = (),
     adaptive: bool = False,
+    drafter: DrafterSettings | None = None,
     **sampling: object,
 ) -> Request:
     """A request in one line."""
     params = SamplingParams(max_output_len=max_output_len, **sampling)  # type: ignore[arg-type]
     config = LookaheadConfig(*lookahead) if lookahead else None
-    return Request(request_id, tuple(prompt), params, config, frozenset(end_ids), adaptive=adaptive)
+    return Request(
+        request_id,
+        tuple(prompt),
+        params,
+        config,
+        frozenset(end_ids),
+        adaptive=adaptive,
+        drafter=drafter,
+    )

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from trtla.config import validate
+from trtla.drafting import LOOKAHEAD, DrafterSettings, NgramKind, parse_drafter
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig
 from trtla.runtime.executor import SamplingParams
@@ -39,6 +40,18 @@ class PromptLine(BaseModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     allotted_time_ms: int | None = None
+    drafter: str | list[str] | None = None
+    gamma: int | None = None
+    egag: bool | None = None
+    gamma_min: int | None = None
+    gamma_max: int | None = None
+    ema: float | None = None
+    ngram_kind: NgramKind | None = None
+    ngram_order: int | None = None
+    top_k_filler: int | None = None
+    stop_if_unknown: bool | None = None
+    reset_in_between: bool | None = None
+    rejection: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,8 @@ class PromptRequest:
     sampling: SamplingParams
     lookahead: Lookahead | None = None
     """None: the server's triple, or `auto` where the server has that."""
+    drafter: DrafterSettings | None = None
+    """None: what the model is opened with."""
 
 
 def gather(
@@ -57,6 +72,7 @@ def gather(
     file: str | None,
     sampling: SamplingParams,
     lookaheads: Sequence[Lookahead] = (),
+    drafter: DrafterSettings = LOOKAHEAD,
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file.
 
@@ -65,6 +81,7 @@ def gather(
         file: a .txt or .jsonl file, or `-` for stdin.
         sampling: the settings of prompts that bring no others.
         lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
+        drafter: what drafts for prompts that bring nothing of their own.
 
     Raises:
         UsageError: no prompts, an unusable file or line, or more triples than prompts.
@@ -76,7 +93,7 @@ def gather(
         for i, text in enumerate(texts)
     ]
     if file is not None:
-        requests += _from_file(file, sampling)
+        requests += _from_file(file, sampling, drafter)
     if not requests:
         raise UsageError("there is no prompt", "give --input-text 'Once upon' or --input-file FILE")
     for request in requests:
@@ -106,7 +123,9 @@ def _stdin_text() -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _from_file(file: str, sampling: SamplingParams) -> list[PromptRequest]:
+def _from_file(
+    file: str, sampling: SamplingParams, drafter: DrafterSettings
+) -> list[PromptRequest]:
     name = "stdin" if file == STDIN else file
     text = sys.stdin.read() if file == STDIN else read_text(Path(file))
     suffix = Path(file).suffix.lower()
@@ -114,7 +133,7 @@ def _from_file(file: str, sampling: SamplingParams) -> list[PromptRequest]:
         suffix = ".jsonl" if text.lstrip().startswith("{") else ".txt"
     if suffix == ".jsonl":
         lines = parse_jsonl(PromptLine, text, name)
-        requests = [_from_line(where, line, sampling) for where, line in lines]
+        requests = [_from_line(where, line, sampling, drafter) for where, line in lines]
     elif suffix == ".txt":
         requests = [
             PromptRequest(f"line {number} of {name}", line.rstrip("\r"), sampling)
@@ -177,16 +196,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-def _from_line(where: str, line: PromptLine, flags: SamplingParams) -> PromptRequest:
+def _from_line(
+    where: str, line: PromptLine, flags: SamplingParams, drafter: DrafterSettings
+) -> PromptRequest:
     if (line.text is None) == (line.input_ids is None):
         raise UsageError(f'{where} needs either "text" or "input_ids"', "give exactly one of them")
     try:
         sampling = _sampling(line, flags)
-        lookahead = _lookahead(line)
+        lookahead, own = _lookahead(line), _drafter(line, drafter)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
     prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-    return PromptRequest(where, prompt, sampling, lookahead)
+    return PromptRequest(where, prompt, sampling, lookahead, own)
 
 
 def _lookahead(line: PromptLine) -> Lookahead | None:
@@ -197,9 +218,21 @@ def _lookahead(line: PromptLine) -> Lookahead | None:
     return LookaheadConfig.parse(line.lookahead)
 
 
+def _own(line: PromptLine, model: type[Any]) -> dict[str, Any]:
+    """The line's values of a dataclass's fields."""
+    own = {f.name: getattr(line, f.name, None) for f in fields(model)}
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _drafter(line: PromptLine, flags: DrafterSettings) -> DrafterSettings | None:
+    own = _own(line, DrafterSettings)
+    if line.drafter is not None:
+        own["drafter"] = parse_drafter(line.drafter)
+    return replace(flags, **own) if own else None
+
+
 def _sampling(line: PromptLine, flags: SamplingParams) -> SamplingParams:
-    own = {f.name: getattr(line, f.name) for f in fields(SamplingParams)}
-    own = {key: value for key, value in own.items() if value is not None}
+    own = _own(line, SamplingParams)
     if "stop" in own:
         own["stop"] = (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ())
     return replace(flags, **own)

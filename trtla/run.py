@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trtla.drafting import NO_DRAFTER
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.prompts import PromptRequest
 
@@ -102,18 +103,20 @@ def decode(
     """Decode all prompts in one in-flight batch.
 
     Args:
-        plain: decode every request with (1,1,0) and record the target's margins.
+        plain: decode every request without drafts and record the target's margins.
         on_chunk: called with every chunk as it comes.
     """
     triples: list[Lookahead | None] = [
         AUTOREGRESSIVE if plain else request.lookahead for request in requests
     ]
+    drafters = [NO_DRAFTER if plain else request.drafter for request in requests]
     done: dict[int, Completion] = {}
     start = time.perf_counter()
     for chunk in llm.stream(
         [request.prompt for request in requests],
         [request.sampling for request in requests],
         triples,
+        drafter=drafters,
         margins=plain,
         names=[request.name for request in requests],
     ):
@@ -129,7 +132,9 @@ def decode(
 def warm_up(llm: LLM, request: PromptRequest) -> None:
     """Decode a few tokens untimed: the first forwards of a process are slower than the rest."""
     few = replace(request.sampling, max_output_len=min(4, request.sampling.max_output_len))
-    llm.generate([request.prompt], [few], [request.lookahead], names=[request.name])
+    llm.generate(
+        [request.prompt], [few], [request.lookahead], drafter=request.drafter, names=[request.name]
+    )
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -163,6 +168,7 @@ def result(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "lookahead": list(completion.lookahead.as_tuple()),
+        "drafter": completion.stats.drafter,
         "steps": completion.stats.steps,
         "tokens_per_step": completion.stats.tokens_per_step,
         "drafted": completion.stats.drafted,

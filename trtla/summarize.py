@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trtla.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.drafting import DrafterSettings
 from trtla.errors import CheckFailed, TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig
 from trtla.prompts import parse_jsonl, read_text
 from trtla.run import SCHEMA_VERSION, distinct_4grams
 
@@ -151,13 +151,15 @@ def measure(name: str, generate: Generate, prompts: Sequence[list[int]], batch_s
     return side
 
 
-def engine_side(llm: LLM, sampling: SamplingParams, lookahead: LookaheadConfig | None) -> Generate:
-    """Decode with an engine; None takes the server's triple."""
+def engine_side(
+    llm: LLM, sampling: SamplingParams, drafter: DrafterSettings | None = None
+) -> Generate:
+    """Decode with an engine; None takes the drafter that it was opened with."""
 
     def generate(batch: Sequence[list[int]]) -> list[Answer]:
         return [
             Answer(done.output_ids, done.stats.steps, done.stats.accepted)
-            for done in llm.generate(list(batch), sampling, lookahead)
+            for done in llm.generate(list(batch), sampling, drafter=drafter)
         ]
 
     return generate

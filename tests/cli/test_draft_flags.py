@@ -48,6 +48,6 @@ def test_values_out_of_range_are_refused(engine: Path) -> None:
 def test_commands_that_decode_share_the_flags() -> None:
     for name in ("run", "bench", "summarize"):
         command = cli.commands[name]
-        found = [p for p in command.params if (p.name or "").startswith("draft_")]
+        found = [p for p in command.params if getattr(p, "section", "").startswith("Drafts of")]
         assert [p.opts[0] for p in found] == [flag for flag in ALL if flag.startswith("--")]
         assert all(isinstance(p, click.Option) and p.help for p in found)

@@ -10,8 +10,8 @@ import pytest
 from tests.cli.conftest import refused, trtla
 
 RESULT_KEYS = {
-    "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "lookahead", "steps",
-    "tokens_per_step", "drafted", "accepted", "distinct_4grams",
+    "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "drafter",
+    "lookahead", "steps", "tokens_per_step", "drafted", "accepted", "distinct_4grams",
 }  # fmt: skip
 
 

@@ -18,8 +18,11 @@ import pytest
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.build.engine import BuildSettings, build_engine, open_engine
+from trtla.cli.drafter_options import check_drafters
+from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.executor import Executor, Output, Request, TrtllmSettings, open_executor
+from trtla.runtime.executor import Executor, Output, Request, open_executor
+from trtla.runtime.trtllm_settings import TrtllmSettings
 from trtla.trtllm_library import REMOVED
 
 PROMPT = tuple(b"def read(path):\n    ")
@@ -118,6 +121,21 @@ def test_sampling_is_refused_where_it_would_be_ignored(engine: Engines, lookahea
         assert "--backend torch" in refusal.value.hint
         executor.submit(request(1, sampling={"temperature": 0.8, "top_k": 1}))
         assert drain(executor)[1].finish_reason == "length", "top_k 1 is greedy"
+
+
+@pytest.mark.parametrize("triple", [(4, 4, 4), (1, 1, 0)])
+def test_other_drafters_are_refused_with_the_reason(engine: Engines, triple: Any) -> None:
+    ngram, folder = DrafterSettings(("ngram",)), engine(*triple)
+    with pytest.raises(UsageError, match="drafter ngram, but an engine of TensorRT-LLM") as refusal:
+        LLM(folder, drafter=ngram)
+    assert refusal.value.hint is not None
+    assert "--backend torch" in refusal.value.hint
+    with pytest.raises(UsageError, match=r"--drafter asks for .* makes its drafts itself"):
+        check_drafters(str(folder), [("--drafter", ngram)])
+    with LLM(folder) as llm:
+        with pytest.raises(UsageError, match="prompt 0 asks for the drafter ngram"):
+            llm.generate([PROMPT], drafter=ngram)
+        assert llm.generate([PROMPT], drafter=NO_DRAFTER)[0].lookahead == AUTOREGRESSIVE
 
 
 def test_a_plain_engine_samples_and_repeats_by_seed(engine: Engines) -> None:

@@ -38,8 +38,8 @@ from trtla.runtime.cuda.buckets import batch_buckets, bucket_of, token_buckets
 from trtla.runtime.cuda.graph_runner import GraphRunner
 from trtla.runtime.cuda.paged_attention import PagedGroup, choose_splits, triton_attends
 from trtla.runtime.cuda.step_inputs import Room, StepInputs
-from trtla.runtime.executor import ExecutorLimits
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.model import LlamaModel
 from trtla.runtime.step_forward import step_forward
 from trtla.runtime.torch_executor import TorchExecutor

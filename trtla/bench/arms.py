@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from trtla.bench.prompt_sets import Ids
+from trtla.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.runtime.executor import ExecutorStats, SamplingParams
 
@@ -73,14 +74,18 @@ class Arm(Protocol):
 
 
 class EngineArm:
-    """Our engine with one triple, or auto, for all requests."""
+    """Our engine with one drafter for all requests; None is the engine's own triple."""
 
-    own = True
     setting = None
 
-    def __init__(self, llm: LLM, triple: Lookahead) -> None:
-        self.name = AR if triple == AUTOREGRESSIVE else f"lookahead {triple}"
-        self._llm, self._triple = llm, triple
+    def __init__(
+        self, llm: LLM, triple: Lookahead | None, drafter: DrafterSettings = LOOKAHEAD
+    ) -> None:
+        self.name = drafter.name if triple is None else f"lookahead {triple}"
+        if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
+            self.name, drafter = AR, NO_DRAFTER
+        self.own = not drafter.rejection  # which draws otherwise
+        self._llm, self._triple, self._drafter = llm, triple, drafter
 
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
@@ -97,7 +102,8 @@ class EngineArm:
         done: dict[int, Completion] = {}
         before = replace(self._llm.stats())
         start = time.perf_counter()
-        for chunk in self._llm.stream(list(prompts), list(sampling), self._triple):
+        given = (list(prompts), list(sampling), self._triple)
+        for chunk in self._llm.stream(*given, drafter=self._drafter):
             last[chunk.index] = time.perf_counter() - start
             if chunk.token_ids:
                 first.setdefault(chunk.index, last[chunk.index])
@@ -127,6 +133,11 @@ def _run(
     )
 
 
-def engine_arms(llm: LLM, triples: Sequence[Lookahead]) -> list[Arm]:
-    """`ar`, then the triples."""
-    return [EngineArm(llm, triple) for triple in dict.fromkeys((AUTOREGRESSIVE, *triples))]
+def engine_arms(
+    llm: LLM, triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings] = ()
+) -> list[Arm]:
+    """`ar`, the triples of lookahead alone, then other drafters and chains; none twice."""
+    alone = (LOOKAHEAD.drafter, NO_DRAFTER.drafter)
+    arms: list[Arm] = [EngineArm(llm, triple) for triple in (AUTOREGRESSIVE, *triples)]
+    arms += [EngineArm(llm, None, one) for one in drafters if one.drafter not in alone]
+    return list({arm.name: arm for arm in arms}.values())

@@ -19,12 +19,14 @@ from trtla.bench.peer_names import HUGGING_FACE, LLAMA_CPP
 from trtla.bench.prompt_sets import Ids, PromptSet, batches, encode, fit
 from trtla.bench.rounds import Cell, Measured, OnRound, measure
 from trtla.build.engine import Engine, engine_from_hugging_face
+from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig, check_request
 from trtla.runtime.device import resolve_device, resolve_dtype
 from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.executor import SamplingParams, TrtllmSettings
+from trtla.runtime.executor import SamplingParams
 from trtla.runtime.llm import LLM
+from trtla.runtime.trtllm_settings import TrtllmSettings
 
 if TYPE_CHECKING:
     from trtla.runtime.text import Tokenizer
@@ -40,7 +42,7 @@ class Sweep:
     server: LookaheadConfig | None
     """The triple to open the model with; None is the engine's own."""
     triples: tuple[Lookahead, ...]
-    """Empty: the engine's own."""
+    """Empty: the engine's own, where lookahead drafts."""
     peers: tuple[str, ...]
     hf_model_dir: str | None
     assistant_dir: str | None
@@ -58,6 +60,9 @@ class Sweep:
     ignore_eos: bool
     trtllm: TrtllmSettings | None = None
     draft_options: DraftOptions | None = None
+    drafters: tuple[DrafterSettings, ...] = ()
+    """Arms beside plain decoding; empty: lookahead."""
+    draft_models: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,6 +109,8 @@ def _open(sweep: Sweep, device: str, dtype: str) -> LLM:
         max_batch_size=max(sweep.batch_sizes),
         trtllm=sweep.trtllm,
         draft_options=sweep.draft_options,
+        drafter=max(sweep.drafters, key=lambda one: one.most_tokens, default=None),
+        draft_models=sweep.draft_models,
     )
 
 
@@ -117,7 +124,7 @@ class _Bench:
         self._checkpoint = llm.engine.config.pretrained_config
         self._dtype = resolve_dtype(dtype, self._checkpoint.dtype, device)
         self._check_temperatures()
-        self._tokenizer = _take_tokenizer(llm)
+        self._tokenizer = take_tokenizer(llm)
         if sweep.ignore_eos:
             llm.end_ids = frozenset()
         self._arms = self._make_arms()
@@ -136,7 +143,10 @@ class _Bench:
         for triple in self._sweep.triples:
             if triple != "auto":
                 check_request(triple, limit, "--lookahead")
-        arms = engine_arms(self._llm, self._sweep.triples or (limit,))
+        drafters, triples = self._sweep.drafters, self._sweep.triples
+        if not triples and (not drafters or LOOKAHEAD.drafter in (d.drafter for d in drafters)):
+            triples = (limit,)
+        arms = engine_arms(self._llm, triples, drafters)
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
         return arms + [peers[name] for name in self._sweep.peers]
 
@@ -228,7 +238,7 @@ def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
     return engine
 
 
-def _take_tokenizer(llm: LLM) -> Tokenizer:
+def take_tokenizer(llm: LLM) -> Tokenizer:
     """The tokenizer, taken away from the model: peers do not turn ids into text while timed."""
     tokenizer, llm.tokenizer = llm.tokenizer, None
     if tokenizer is None:

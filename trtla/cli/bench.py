@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,14 @@ import click
 
 from trtla.bench.peer_names import BATCHING, HUGGING_FACE, PEERS, check_installed
 from trtla.build.folder_kind import folder_kind
+from trtla.cli.ablation import ablation_flags, run_ablation_command, take_ablation_flags
+from trtla.cli.bench_flags import BenchFlags
 from trtla.cli.command import Command
+from trtla.cli.drafter_options import (
+    check_drafters,
+    drafter_arms,
+    drafter_settings,
+)
 from trtla.cli.engine_check import check_batch_size, check_triples
 from trtla.cli.options import (
     PATH,
@@ -35,46 +41,9 @@ if TYPE_CHECKING:
     from trtla.bench.prompt_sets import PromptSet
     from trtla.bench.rounds import Measured
     from trtla.bench.sweep import Results, Sweep
-    from trtla.runtime.drafters.options import Cells
+    from trtla.drafting import DrafterSettings
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class BenchFlags:
-    """The command's flags as click parsed them."""
-
-    engine_dir: str
-    tokenizer_dir: str | None
-    lookahead: tuple[Lookahead, ...]
-    compare: tuple[str, ...]
-    hf_model_dir: str | None
-    assistant_dir: str | None
-    prompts: tuple[str, ...]
-    categories: tuple[str, ...]
-    num_prompts: int
-    device: tuple[str, ...]
-    dtype: tuple[str, ...]
-    threads: tuple[int, ...]
-    batch_size: tuple[int, ...]
-    prompt_len: tuple[int, ...]
-    temperature: tuple[float, ...]
-    max_output_len: int
-    top_k: int
-    top_p: float
-    seed: int
-    ignore_eos: bool
-    rounds: int
-    output_format: str
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
 
 
 def _remember_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -193,7 +162,9 @@ listed = partial(setting, callback=_or_empty)
     help="Whether texts go on behind an end token, so that all arms write the same number.",
 )
 @setting("--rounds", section="Output", type=COUNT, default=5, help="Turns of every arm.")
+@drafter_arms
 @draft_flags
+@ablation_flags
 @trtllm_flags
 @setting(
     "-o",
@@ -213,7 +184,11 @@ def bench(console: Console, /, **flags: Any) -> None:
     rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
     is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
     """
+    own = take_ablation_flags(flags)
     given = BenchFlags(**flags)
+    if own.ablation:
+        run_ablation_command(console, given, own, _check_lookahead(given))
+        return
     sweep, sets = _check(given)
     results = _run(console, sweep, sets)
     if results is not None:  # a serving rank of mpirun has nothing to tell
@@ -224,18 +199,26 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     """What can be refused before torch is imported."""
     from trtla.bench.prompt_sets import load_sets
 
-    folder = Path(given.engine_dir)
-    is_engine = folder_kind(folder) == "engine"
+    is_engine = folder_kind(Path(given.engine_dir)) == "engine"
     _check_choices("--dtype", given.dtype, DTYPES)
     _check_choices("--compare", given.compare, PEERS)
     _check_peers(given, is_engine)
     sampling = [_sampling(given, temperature) for temperature in given.temperature]
-    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
-    server = None if (folder / "trtla.json").is_file() else _covering(given.lookahead)
-    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
+    server = _check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
+    drafters = [drafter_settings(name, given) for name in dict.fromkeys(given.drafter)]
+    models = check_drafters(given.engine_dir, [("--drafter", one) for one in drafters])
     sets = load_sets(given.prompts, given.categories, given.num_prompts)
-    return _sweep(given, server, sampling[0]), sets
+    return _sweep(given, server, sampling[0], drafters, models), sets
+
+
+def _check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
+    """The triple to open the model with; None is the engine's own."""
+    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
+    own = (Path(given.engine_dir) / "trtla.json").is_file()
+    server = None if own else _covering(given.lookahead)
+    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
+    return server
 
 
 def _check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -283,7 +266,13 @@ def _sampling(given: BenchFlags, temperature: float) -> Any:
     )
 
 
-def _sweep(given: BenchFlags, server: LookaheadConfig | None, sampling: Any) -> Sweep:
+def _sweep(
+    given: BenchFlags,
+    server: LookaheadConfig | None,
+    sampling: Any,
+    drafters: list[DrafterSettings],
+    draft_models: list[str],
+) -> Sweep:
     from trtla.bench.sweep import Sweep
 
     return Sweep(
@@ -305,6 +294,8 @@ def _sweep(given: BenchFlags, server: LookaheadConfig | None, sampling: Any) -> 
         ignore_eos=given.ignore_eos,
         trtllm=trtllm_settings(given),
         draft_options=draft_options(given),
+        drafters=tuple(drafters),
+        draft_models=tuple(draft_models),
     )
 
 

@@ -41,11 +41,11 @@ def check_triples(
     asked = None if server == "auto" else server
     is_engine = folder_kind(folder) == "engine"
     limit = _engine_triple(folder, asked) if is_engine else asked
-    if server == "auto" and is_engine and _is_trtllm(folder):
+    if server == "auto" and is_engine and is_trtllm(folder):
         raise refuse_auto(engine_dir)
     for name, triple in requests:
         if triple == "auto":
-            if is_engine and _is_trtllm(folder):
+            if is_engine and is_trtllm(folder):
                 raise refuse_auto(name)
         elif triple is not None and limit is not None:
             check_request(triple, limit, name)
@@ -73,7 +73,7 @@ def _engine_triple(folder: Path, server: LookaheadConfig | None) -> LookaheadCon
     """The server's triple, the engine's own if none is asked for."""
     path, manifest = folder / "config.json", _manifest(folder)
     config = validate(EngineConfig, read_json(path), str(path))
-    if _is_trtllm(folder):
+    if is_trtllm(folder):
         check_compiled(folder, config)
     needed = config.build_config.max_draft_len
     if server is not None:
@@ -86,7 +86,8 @@ def _engine_triple(folder: Path, server: LookaheadConfig | None) -> LookaheadCon
     return AUTOREGRESSIVE
 
 
-def _is_trtllm(folder: Path) -> bool:
+def is_trtllm(folder: Path) -> bool:
+    """Whether TensorRT-LLM runs what is in an engine's folder."""
     manifest = _manifest(folder)
     return manifest.backend == "tensorrt-llm" if manifest else is_compiled(folder)
 

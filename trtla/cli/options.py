@@ -13,7 +13,7 @@ from trtla.console import Console
 
 if TYPE_CHECKING:
     from trtla.runtime.drafters.options import DraftOptions
-    from trtla.runtime.executor import TrtllmSettings
+    from trtla.runtime.trtllm_settings import TrtllmSettings
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -147,7 +147,7 @@ trtllm_flags = stack(
 
 def trtllm_settings(flags: Any) -> TrtllmSettings:
     """The values of `trtllm_flags`, from an object that has them as attributes."""
-    from trtla.runtime.executor import TrtllmSettings
+    from trtla.runtime.trtllm_settings import TrtllmSettings
 
     return TrtllmSettings(
         flags.kv_cache_free_gpu_memory_fraction,

@@ -12,6 +12,12 @@ import click
 
 from trtla import mpi
 from trtla.cli.command import Command
+from trtla.cli.drafter_options import (
+    DrafterFlags,
+    check_drafters,
+    drafter_flags,
+    drafter_settings,
+)
 from trtla.cli.engine_check import check_triples
 from trtla.cli.loading import loading
 from trtla.cli.options import (
@@ -26,8 +32,10 @@ from trtla.cli.options import (
     trtllm_flags,
     trtllm_settings,
 )
+from trtla.cli.processor_option import processor_flag, with_processor
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
+from trtla.drafting import DrafterSettings, check_auto
 from trtla.errors import CheckFailed, UsageError
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFlags:
+class RunFlags(DrafterFlags):
     """The command's flags as click parsed them."""
 
     engine_dir: str
@@ -71,6 +79,7 @@ class RunFlags:
     draft_accept_window: bool
     draft_keep_pool: int
     draft_cells: Cells
+    drafter: str
 
 
 @click.command(
@@ -116,6 +125,7 @@ class RunFlags:
 )
 @setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
 @sampling_flags
+@processor_flag
 @several("--stop", section="Sampling", type=TEXT, help="Texts that end an output.")
 @setting(
     "--allotted-time-ms",
@@ -123,6 +133,7 @@ class RunFlags:
     type=COUNT,
     help="Milliseconds after which a request ends as it is.",
 )
+@drafter_flags
 @draft_flags
 @trtllm_flags
 @switch("--stream", section="Output", help="Print text as it comes.")
@@ -147,18 +158,24 @@ def run(console: Console, /, **flags: Any) -> None:
     steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
     tells that the text loops, which flatters it.
     """
-    given = RunFlags(**flags)
+    given = RunFlags(**with_processor(flags))
     console.color = given.color
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    requests = _requests(given) if mpi.rank() == 0 else []
+    drafter = drafter_settings(given.drafter, given)
+    requests = _requests(given, drafter) if mpi.rank() == 0 else []
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
-    with _open(given) as llm:
+    drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
+    models = check_drafters(given.engine_dir, drafters, given.lookahead)
+    for request in requests:
+        if request.lookahead == "auto":
+            check_auto(request.drafter or drafter, request.name)
+    with _open(given, drafter, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         _decode_and_report(console, llm, requests, given)
 
 
-def _open(given: RunFlags) -> LLM:
+def _open(given: RunFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:
     with loading():
         from trtla.runtime.llm import LLM
 
@@ -171,10 +188,12 @@ def _open(given: RunFlags) -> LLM:
             max_batch_size=given.max_batch_size,
             trtllm=trtllm_settings(given),
             draft_options=draft_options(given),
+            drafter=drafter,
+            draft_models=draft_models,
         )
 
 
-def _requests(given: RunFlags) -> list[PromptRequest]:
+def _requests(given: RunFlags, drafter: DrafterSettings) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.prompts import gather
     from trtla.runtime.executor import SamplingParams
@@ -192,7 +211,8 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
         stop=given.stop,
         allotted_time_ms=given.allotted_time_ms,
     )
-    requests = gather(given.input_text, given.input_file, sampling, given.request_lookahead)
+    triples = given.request_lookahead
+    requests = gather(given.input_text, given.input_file, sampling, triples, drafter)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests

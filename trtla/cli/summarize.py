@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Command
+from trtla.cli.drafter_options import (
+    DrafterFlags,
+    check_drafters,
+    drafter_flags,
+    drafter_settings,
+)
 from trtla.cli.engine_check import check_triples
 from trtla.cli.options import (
     PATH,
@@ -29,14 +35,16 @@ from trtla.cli.options import (
 )
 from trtla.cli.values import COUNT
 from trtla.console import Console
+from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from trtla.runtime.drafters.options import Cells
-    from trtla.runtime.executor import ExecutorLimits, SamplingParams
+    from trtla.runtime.executor import SamplingParams
+    from trtla.runtime.limits import ExecutorLimits
     from trtla.runtime.llm import LLM
     from trtla.summarize import Article, Side
 
@@ -56,7 +64,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class SummarizeFlags:
+class SummarizeFlags(DrafterFlags):
     """The command's flags as click parsed them."""
 
     engine_dir: str
@@ -87,6 +95,7 @@ class SummarizeFlags:
     draft_accept_window: bool
     draft_keep_pool: int
     draft_cells: Cells
+    drafter: str
 
     @property
     def run_engine(self) -> bool:
@@ -127,6 +136,7 @@ class SummarizeFlags:
 )
 @setting("--output-len", section="Data", type=COUNT, default=100, help="Longest summary in tokens.")
 @sampling_flags
+@drafter_flags
 @draft_flags
 @trtllm_flags
 @switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
@@ -153,9 +163,11 @@ def summarize(console: Console, /, **flags: Any) -> None:
     given = SummarizeFlags(**flags)
     sampling = _check(given)
     check_triples(given.engine_dir, given.lookahead)
+    drafter = drafter_settings(given.drafter, given)
+    check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead)
     work.require_extras(given.dataset)
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
-    sides, prompts = _measure(console, given, sampling, articles)
+    sides, prompts = _measure(console, given, sampling, drafter, articles)
     if not sides:  # a serving rank of mpirun has nothing to tell
         return
     _print(console, sides, _settings(given, prompts))
@@ -188,7 +200,11 @@ def _check(given: SummarizeFlags) -> SamplingParams:
 
 
 def _measure(
-    console: Console, given: SummarizeFlags, sampling: SamplingParams, articles: list[Article]
+    console: Console,
+    given: SummarizeFlags,
+    sampling: SamplingParams,
+    drafter: DrafterSettings,
+    articles: list[Article],
 ) -> tuple[list[Side], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
     from trtla.runtime.llm import LLM
@@ -203,6 +219,7 @@ def _measure(
         max_batch_size=given.batch_size,
         trtllm=trtllm_settings(given),
         draft_options=draft_options(given),
+        drafter=drafter,
     ) as llm:
         if not llm.is_leader:
             return [], []
@@ -224,9 +241,9 @@ def _engine_sides(
 ) -> Iterator[Side]:
     from trtla.summarize import engine_side, measure
 
-    yield measure("trtla", engine_side(llm, sampling, None), prompts, given.batch_size)
-    if not llm.limits.lookahead.is_autoregressive:
-        plain = engine_side(llm, sampling, AUTOREGRESSIVE)
+    yield measure("trtla", engine_side(llm, sampling), prompts, given.batch_size)
+    if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
+        plain = engine_side(llm, sampling, NO_DRAFTER)
         yield measure("trtla_without_lookahead", plain, prompts, given.batch_size)
 
 

@@ -16,8 +16,9 @@ from trtla.runtime.batch import Feed
 from trtla.runtime.cost_table import CostTable, Forward, get, measure
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import ExecutorLimits, Request
+from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.sequence import Sequence
 from trtla.runtime.step_forward import StepForward
 from trtla.user_cache import user_cache

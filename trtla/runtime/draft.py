@@ -8,8 +8,11 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,17 @@ class Draft:
     """Nodes before `first_candidate` that may be accepted as well."""
     drawn: bool = False
     """What of the nodes to read is observed: the target's own draw; its argmax if False."""
+    top: int = 0
+    """How many of the most probable tokens the drafter wants to see, after the input and after each
+    accepted node; it is a `RankingDrafter` then."""
+    laws: Tensor | None = field(default=None, compare=False)
+    """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
+    then (Rule B), else by the target's own draws (Rule A)."""
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], top: int = 0) -> Draft:
+        """Tokens one below the other."""
+        return cls(tuple(tokens), tuple(range(len(tokens))), top=top)
 
     @property
     def size(self) -> int:
@@ -98,6 +112,33 @@ class Drafter(Protocol):
                 its draws where the draft asks for them; empty for the prompt pass.
             committed: the tokens that became output, in order.
         """
+
+
+@runtime_checkable
+class RankingDrafter(Protocol):
+    """A drafter that learns from more than what became output."""
+
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
+        """What the target held for most probable; called before `observe`.
+
+        Args:
+            tops: for each committed token, in order, at least as many tokens as `Draft.top` asked
+                for where the request's top-k and top-p leave that many; the most probable first.
+        """
+
+
+@runtime_checkable
+class ClosingDrafter(Protocol):
+    """A drafter that holds what others wait for, such as blocks of a cache."""
+
+    def close(self) -> None:
+        """Let go of it: the request has ended, however it did."""
+
+
+def close_drafter(drafter: object) -> None:
+    """Tell a drafter that its request has ended, if it wants to know."""
+    if isinstance(drafter, ClosingDrafter):
+        drafter.close()
 
 
 def depths(parents: Sequence[int]) -> list[int]:

@@ -5,18 +5,22 @@ Plain integers and strings; nothing here knows tensors, tokenizers or which exec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from trtla import mpi
+from trtla.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.runtime.drafters.gamma_policy import DraftTotals
 from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.trtllm_settings import TrtllmSettings
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
+    from trtla.runtime.limits import ExecutorLimits
 
 FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
 """Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
@@ -83,6 +87,8 @@ class Request:
     """How errors call this request, e.g. `line 3 of prompts.jsonl`."""
     adaptive: bool = False
     """Feed only what pays in each step, the triple being the limit; the text stays the same."""
+    drafter: DrafterSettings | None = None
+    """None: the executor's."""
 
     @property
     def label(self) -> str:
@@ -101,6 +107,8 @@ class RequestStats:
 
     lookahead: LookaheadConfig = AUTOREGRESSIVE
     """The triple that the request is decoded with."""
+    drafter: str = "lookahead"
+    """What drafts, a chain's names with commas between."""
     steps: int = 0
     fed: int | None = 0
     drafted: int | None = 0
@@ -128,97 +136,6 @@ class Output:
     """Why it failed, for finish_reason `failed`; other requests go on."""
 
 
-REBUILD_LONGER = "rebuild with a larger --max-seq-len"
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
-    """What an executor accepts. `max_text_len` bounds prompt + output."""
-
-    max_batch_size: int
-    max_input_len: int
-    max_text_len: int
-    max_num_tokens: int
-    vocab_size: int
-    lookahead: LookaheadConfig
-    """The server's triple; (1,1,0) on a plain engine."""
-    greedy_only: bool = False
-    """True where sampling settings would be ignored in silence."""
-    fixed_triples: bool = False
-    """True where every step feeds the whole triple, so that no request can be adaptive."""
-    text_len_hint: str = REBUILD_LONGER
-    """What to change when prompt + output do not fit, beside asking for less output."""
-
-    def check(self, request: Request) -> None:
-        """Refuse a request that does not fit, before anything is queued.
-
-        Raises:
-            UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, the lookahead triple exceeds the server's, or sampling or
-                adaptive steps are asked of an executor that has none.
-        """
-        length, name = len(request.input_ids), request.label
-        if not length:
-            raise UsageError(f"{name} has an empty prompt", "give at least one token")
-        if length > self.max_input_len:
-            raise UsageError(
-                f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
-                "shorten the prompt, or rebuild with a larger --max-input-len",
-            )
-        wanted = length + request.sampling.max_output_len
-        if wanted > self.max_text_len:
-            raise UsageError(
-                f"{name} needs {length} prompt + {request.sampling.max_output_len} output tokens = "
-                f"{wanted}, above max_seq_len {self.max_text_len}",
-                f"lower --max-output-len, or {self.text_len_hint}",
-            )
-        self._check_sampling(request)
-        bad = next((i for i in request.input_ids if not 0 <= i < self.vocab_size), None)
-        if bad is not None:
-            raise UsageError(
-                f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
-                "check that tokenizer and model belong together",
-            )
-        if request.lookahead is not None:
-            check_request(request.lookahead, self.lookahead, name)
-        if request.adaptive and self.fixed_triples:
-            raise refuse_auto(name)
-
-    def _check_sampling(self, request: Request) -> None:
-        """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
-        if self.greedy_only and not request.sampling.greedy:
-            raise UsageError(
-                f"{request.label} has temperature {request.sampling.temperature:g}, but lookahead "
-                "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
-                "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class TrtllmSettings:
-    """How TensorRT-LLM's executor runs an engine; names and defaults of its run.py.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-
-    kv_cache_free_gpu_memory_fraction: float = 0.9
-    """Share of the GPU memory left after loading that the K/V cache takes."""
-    kv_cache_enable_block_reuse: bool = False
-    """Share blocks between requests with the same beginning."""
-    enable_chunked_context: bool = False
-    """Let prompts be longer than max_num_tokens."""
-    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-
-    def __post_init__(self) -> None:
-        share = self.kv_cache_free_gpu_memory_fraction
-        if not 0.0 < share <= 1.0:
-            raise UsageError(
-                f"kv_cache_free_gpu_memory_fraction is {share}",
-                "--kv-cache-free-gpu-memory-fraction must be above 0 and at most 1",
-            )
-
-
 @dataclass(slots=True)
 class ExecutorStats:
     """Counters of an executor since it was opened."""
@@ -236,6 +153,8 @@ class ExecutorStats:
     max_in_flight: int = 0
     weight_bytes: int | None = None
     """Of weights that a forward reads; None where it is not told."""
+    draft_models: DraftTotals = field(default_factory=DraftTotals)
+    """What draft models did, summed over them."""
 
 
 class Executor(Protocol):
@@ -293,6 +212,8 @@ def open_executor(
     max_batch_size: int | None = None,
     trtllm: TrtllmSettings | None = None,
     draft_options: DraftOptions | None = None,
+    drafter: DrafterSettings | None = None,
+    draft_engines: Mapping[str, Engine] | None = None,
 ) -> Executor:
     """Open the executor that the engine was built for.
 
@@ -303,7 +224,9 @@ def open_executor(
         dtype: auto (the engine's), float32, bfloat16 or float16, for the torch executor.
         max_batch_size: at most the engine's; None takes the engine's.
         trtllm: settings of TensorRT-LLM's executor; None takes its defaults.
-        draft_options: how the torch executor drafts; None does what TensorRT-LLM does.
+        draft_options: how lookahead drafts on the torch executor; None does what TensorRT-LLM does.
+        drafter: what drafts, for the torch executor; None is lookahead.
+        draft_engines: draft models by the path that `draft:PATH` names.
 
     Raises:
         UsageError: triple, device, dtype, batch size, settings or options do not fit the engine.
@@ -313,6 +236,7 @@ def open_executor(
         from trtla.runtime.trtllm_start import open_trtllm_executor, refuse_torch_choices
 
         refuse_torch_choices(engine, device, dtype, draft_options or DraftOptions())
+        check_drafts_itself(drafter or LOOKAHEAD, engine.name)
         return open_trtllm_executor(
             engine,
             lookahead=lookahead,
@@ -339,4 +263,6 @@ def open_executor(
         dtype=dtype,
         max_batch_size=max_batch_size,
         draft_options=draft_options,
+        drafter=drafter,
+        draft_engines=draft_engines,
     )

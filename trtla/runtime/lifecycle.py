@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.executor import ExecutorLimits, Request
+from trtla.runtime.executor import Request
+from trtla.runtime.limits import ExecutorLimits
 
 OpenedT = TypeVar("OpenedT", bound="OpenExecutor")
 

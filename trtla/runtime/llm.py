@@ -10,21 +10,22 @@ from typing import TypeVar
 
 from trtla.build.engine_folder import Engine, open_engine
 from trtla.build.folder_kind import folder_kind
+from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
 from trtla.errors import UsageError
-from trtla.lookahead import Lookahead, LookaheadConfig, refuse_auto
+from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
 from trtla.runtime.answer import Answer, Chunk, Completion, Piece
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
     Executor,
-    ExecutorLimits,
     ExecutorStats,
     Output,
     Request,
     SamplingParams,
-    TrtllmSettings,
     open_executor,
 )
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.text import StopStrings, TextStream, Tokenizer
+from trtla.runtime.trtllm_settings import TrtllmSettings
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
@@ -50,6 +51,8 @@ class LLM:
         max_batch_size: int | None = None,
         trtllm: TrtllmSettings | None = None,
         draft_options: DraftOptions | None = None,
+        drafter: DrafterSettings | None = None,
+        draft_models: Sequence[str] = (),
     ) -> None:
         """Open the model.
 
@@ -63,7 +66,10 @@ class LLM:
             dtype: auto (the engine's), float32, bfloat16 or float16.
             max_batch_size: requests in flight at once; None takes the engine's limit.
             trtllm: settings of TensorRT-LLM's executor, for engines built for it.
-            draft_options: how torch engines draft; None does what TensorRT-LLM does.
+            draft_options: how lookahead drafts on torch engines; None does what TensorRT-LLM does.
+            drafter: what drafts for requests that ask for no other (torch engines); None is
+                lookahead.
+            draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
 
         Raises:
             UsageError: the folder or the settings are not usable.
@@ -74,6 +80,9 @@ class LLM:
         self.engine = _open(Path(model), server)
         if self._adaptive and self.engine.backend == "tensorrt-llm":
             raise refuse_auto(self.engine.name)
+        self._drafter = drafter or LOOKAHEAD
+        if self._adaptive:
+            check_auto(self._drafter, self.engine.name)
         self.tokenizer = _tokenizer(tokenizer_dir, self.engine)
         self._executor: Executor = open_executor(
             self.engine,
@@ -83,6 +92,8 @@ class LLM:
             max_batch_size=max_batch_size,
             trtllm=trtllm,
             draft_options=draft_options,
+            drafter=self._drafter,
+            draft_engines=_draft_engines(self.engine, self._drafter, draft_models),
         )
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
@@ -113,6 +124,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
+        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
     ) -> list[Completion]:
@@ -124,6 +136,7 @@ class LLM:
             lookahead: per-request triples, at most the server's, each step feeding all of them; or
                 `auto`: each step feeds what pays of the server's. None is what the LLM was opened
                 with. The text is the same in all cases.
+            drafter: what drafts for them; None is what the LLM was opened with.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
 
@@ -131,7 +144,9 @@ class LLM:
             UsageError: a prompt or a setting does not fit; nothing has been generated then.
             TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
         """
-        chunks = self.stream(prompts, sampling, lookahead, margins=margins, names=names)
+        chunks = self.stream(
+            prompts, sampling, lookahead, drafter=drafter, margins=margins, names=names
+        )
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: completion.index)
 
@@ -141,6 +156,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
+        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
     ) -> Iterator[Chunk]:
@@ -148,11 +164,12 @@ class LLM:
         many = _prompts(prompts)
         each_sampling = _one_each(sampling or SamplingParams(), len(many), "sampling settings")
         each_lookahead = _one_each(lookahead, len(many), "lookahead triples")  # type: ignore[arg-type]
+        each_drafter = _one_each(drafter, len(many), "drafters")
         labels = names or [f"prompt {index}" for index in range(len(many))]
         answers = [
-            self._answer(index, prompt, settings, triple, label, margins)
-            for index, (prompt, settings, triple, label) in enumerate(
-                zip(many, each_sampling, each_lookahead, labels, strict=True)
+            self._answer(index, prompt, settings, triple, own, label, margins)
+            for index, (prompt, settings, triple, own, label) in enumerate(
+                zip(many, each_sampling, each_lookahead, each_drafter, labels, strict=True)
             )
         ]
         for answer in answers:
@@ -165,6 +182,7 @@ class LLM:
         prompt: Prompt,
         sampling: SamplingParams,
         lookahead: Lookahead | None,
+        drafter: DrafterSettings | None,
         name: str,
         margins: bool,
     ) -> Answer:
@@ -176,6 +194,7 @@ class LLM:
                 "leave stop away, or give --tokenizer-dir",
             )
         check = StopStrings(decode, ids, stop) if decode and stop else None
+        settings = drafter or self._drafter
         request = Request(
             next(self._ids),
             ids,
@@ -185,12 +204,17 @@ class LLM:
             check,
             margins,
             name,
-            adaptive=lookahead == "auto" or (lookahead is None and self._adaptive),
+            adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
+            drafter=settings,
         )
         if decode is None:
             return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
         return Answer(index, request, text, TextStream(decode, ids, stop))
+
+    def _adapts(self, settings: DrafterSettings) -> bool:
+        """Whether a request without a triple is adaptive: other drafters have nothing to choose."""
+        return self._adaptive and settings.drafter == LOOKAHEAD.drafter
 
     def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -240,6 +264,17 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _draft_engines(
+    target: Engine, drafter: DrafterSettings, draft_models: Sequence[str]
+) -> dict[str, Engine]:
+    """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
+    if target.backend == "tensorrt-llm":
+        check_drafts_itself(drafter, target.name)
+        return {}
+    own = () if drafter.draft_model is None else (drafter.draft_model,)
+    return {path: _open(Path(path), AUTOREGRESSIVE) for path in (*own, *draft_models)}
 
 
 def _open(path: Path, lookahead: LookaheadConfig | None) -> Engine:

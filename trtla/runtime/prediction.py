@@ -29,6 +29,10 @@ class Prediction:
     """The argmax; of a sampled request only where its drafter reads it."""
     draws: Mapping[int, int]
     margins: Mapping[int, float]
+    logits: Tensor
+    """Of all feeds' rows; valid until the next forward."""
+    start: int
+    """The first of this feed's rows in them; the others follow in their order."""
 
 
 class RowChoice(Protocol):
@@ -79,13 +83,13 @@ def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowChoice) ->
     greedy = _Asked(lambda node: by_row.most_probable(logits, rows[node]))
     params = request.sampling
     if params.greedy:
-        return Prediction(greedy, greedy, margins)
+        return Prediction(greedy, greedy, margins, logits, start)
     places = feed.positions()
 
     def drawn(node: int) -> int:
         return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
 
-    return Prediction(greedy, _Asked(drawn), margins)
+    return Prediction(greedy, _Asked(drawn), margins, logits, start)
 
 
 def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
@@ -101,7 +105,8 @@ def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
         said = dict(zip(rows, greedy[start:stop], strict=True))
         draws = said if drawn is greedy else dict(zip(rows, drawn[start:stop], strict=True))
         own = margins[start:stop] if feed.sequence.request.margins else ()
-        predictions.append(Prediction(said, draws, dict(zip(rows, own, strict=False))))
+        margin = dict(zip(rows, own, strict=False))
+        predictions.append(Prediction(said, draws, margin, logits, start))
         start = stop
     return predictions
 

@@ -94,6 +94,11 @@ def draw_at(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> T
     return scores.argmax(dim=-1)
 
 
+def draw_weighted(weights: Tensor, noise: Sequence[float]) -> Tensor:
+    """As `draw_at`, from weights [rows, vocab] of any sum above 0."""
+    return (weights.double().log() + _gumbel(noise, weights)).argmax(dim=-1)
+
+
 def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:
     """Logarithms of `probabilities`, each row up to a constant."""
     if params.top_p < 1.0:

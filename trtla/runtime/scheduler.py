@@ -65,7 +65,7 @@ class Scheduler:
         """Admit what fits and plan the next forward; empty when nothing is left."""
         self._admit()
         generation = [s for s in self._running if s.in_generation]
-        budget = self._max_num_tokens - sum(s.lookahead.max_decoding_tokens for s in generation)
+        budget = self._max_num_tokens - sum(1 + s.max_draft_len for s in generation)
         return Plan(list(self._chunks(budget)), generation)
 
     def _admit(self) -> None:

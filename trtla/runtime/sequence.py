@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.draft import Drafter
 from trtla.runtime.executor import FinishReason, Request, RequestStats
@@ -28,6 +29,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     pilot: Pilot | None = None
     """What chooses how much of its drafts is fed; None: all of them."""
+    drafting: DrafterSettings = LOOKAHEAD
+    """What the drafter was made from."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -43,4 +46,9 @@ class Sequence:
     def max_cached(self) -> int:
         """Slots that the text and one step's draft can need together."""
         text = len(self.prompt) + self.request.sampling.max_output_len
-        return text + self.lookahead.max_draft_len
+        return text + self.max_draft_len
+
+    @property
+    def max_draft_len(self) -> int:
+        """Most tokens that its drafter proposes in a step."""
+        return self.drafting.max_draft_len(self.lookahead)

@@ -15,8 +15,8 @@ from torch import Tensor
 from trtla.runtime.batch import Feed, make_batch
 from trtla.runtime.cuda.graph_runner import CudaCapture, GraphRunner
 from trtla.runtime.cuda.paged_attention import triton_attends
-from trtla.runtime.executor import ExecutorLimits
 from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.model import TargetModel
 from trtla.runtime.prediction import RowChoice
 
@@ -59,8 +59,8 @@ def step_forward(
             model.forward,
             cache,
             limits.max_batch_size,
-            limits.lookahead.max_decoding_tokens,
-            limits.max_text_len + limits.lookahead.max_draft_len,
+            1 + limits.max_draft_len,
+            limits.max_text_len + limits.max_draft_len,
             CudaCapture(),
         )
     return lambda feeds: model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)

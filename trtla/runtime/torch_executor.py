@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from trtla.errors import TrtlaError
+from trtla.drafting import LOOKAHEAD, DrafterSettings
+from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
 from trtla.runtime.batch import Feed
@@ -16,22 +17,19 @@ from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import cost_source, measure_costs
 from trtla.runtime.cost_table import CostTable
 from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
-from trtla.runtime.draft import Drafter
-from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
+from trtla.runtime.draft import Drafter, RankingDrafter, close_drafter
+from trtla.runtime.drafters.factory import Drafters, open_draft_models
+from trtla.runtime.drafters.lookahead import LookaheadDrafters, NoDrafter, lookahead_drafter
 from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.executor import (
-    ExecutorLimits,
-    ExecutorStats,
-    FinishReason,
-    Output,
-    Request,
-    RequestStats,
-)
+from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, RequestStats
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.lifecycle import OpenExecutor
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.load_model import load_model
 from trtla.runtime.model import TargetModel
 from trtla.runtime.prediction import Prediction, predict
+from trtla.runtime.ranking import most_probable
+from trtla.runtime.rejection import accept_by_rejection
 from trtla.runtime.scheduler import Plan, Scheduler
 from trtla.runtime.sequence import Sequence
 from trtla.runtime.step_forward import SPARE_BLOCKS, FeedModel, StepForward, step_forward
@@ -73,7 +71,7 @@ class TorchExecutor(OpenExecutor):
         drafter: DrafterFactory = lookahead_drafter,
         costs: CostSource = measure_costs,
     ) -> None:
-        largest = limits.max_text_len + limits.lookahead.max_draft_len
+        largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
             raise TrtlaError(
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
@@ -108,9 +106,16 @@ class TorchExecutor(OpenExecutor):
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
         self._check_new(request, self._active)
-        lookahead = request.lookahead or self._limits.lookahead
-        drafter = self._make_drafter(lookahead, request)
-        sequence = Sequence(request, lookahead, drafter, stats=RequestStats(lookahead))
+        lookahead, drafting = self._limits.triple_of(request), self._limits.drafter_of(request)
+        sequence = Sequence(
+            request,
+            lookahead,
+            NoDrafter(),
+            stats=RequestStats(lookahead, drafting.name),
+            drafting=drafting,
+        )
+        self._check_room(sequence)
+        sequence.drafter = self._make_drafter(lookahead, request)
         if request.adaptive:
             self._adaptive.join(sequence)
         self._scheduler.add(sequence)
@@ -118,6 +123,16 @@ class TorchExecutor(OpenExecutor):
         if request.sampling.allotted_time_ms is not None:
             end = time.monotonic() + request.sampling.allotted_time_ms / 1000
             self._deadlines[request.request_id] = end
+
+    def _check_room(self, sequence: Sequence) -> None:
+        """The cache holds the largest text with the executor's own drafts; others may be larger."""
+        capacity = self._cache.pool.num_blocks * TOKENS_PER_BLOCK
+        if sequence.max_cached > capacity:
+            raise UsageError(
+                f"{sequence.request.label} needs cache for {sequence.max_cached} tokens with its "
+                f"drafts, and there is room for {capacity}",
+                "lower its --gamma or --max-output-len",
+            )
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
@@ -127,6 +142,7 @@ class TorchExecutor(OpenExecutor):
         sequence = self._scheduler.remove(request_id)
         if sequence is not None:
             self._forget(request_id)
+            close_drafter(sequence.drafter)
             self._ended.append(Output(request_id, (), reason, sequence.stats))
 
     def _end_late_ones(self) -> None:
@@ -165,6 +181,7 @@ class TorchExecutor(OpenExecutor):
         for feed in feeds:
             if feed.sequence.finish_reason is not None:
                 self._scheduler.finish(feed.sequence)
+                close_drafter(feed.sequence.drafter)
         return outputs
 
     def _predict(self, feeds: list[Feed]) -> list[Prediction]:
@@ -196,6 +213,9 @@ class TorchExecutor(OpenExecutor):
             sequence.num_cached += 1 + len(kept)
         sequence.output_ids += tokens
         sequence.finish_reason = reason
+        if feed.tree.top and isinstance(sequence.drafter, RankingDrafter):
+            nodes = (0, *accepted.nodes)[:count]
+            sequence.drafter.ranked(most_probable(feed, nodes, prediction))
         self._adaptive.observe(sequence, _read(feed, prediction), tokens)
         if reason is not None:
             self._forget(request.request_id)
@@ -233,12 +253,14 @@ class TorchExecutor(OpenExecutor):
 
     def _release(self) -> None:
         self._active.clear()
-        del self._model, self._cache, self._forward, self._by_row
+        del self._model, self._cache, self._forward, self._by_row, self._make_drafter
 
 
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:
     if feed.draft is None or not feed.draft.tokens:
         return Accepted((prediction.draws[feed.rows[0]],), ())
+    if feed.draft.laws is not None:
+        return accept_by_rejection(feed, prediction, feed.draft.laws)
     return accept(feed.draft, prediction.draws)
 
 
@@ -258,14 +280,13 @@ def open_torch_executor(
     dtype: str = "auto",
     max_batch_size: int | None = None,
     draft_options: DraftOptions | None = None,
+    drafter: DrafterSettings | None = None,
+    draft_engines: Mapping[str, Engine] | None = None,
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
     server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
-    on = resolve_device(device)
-    arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
-    model = load_model(checkpoint, engine.weights(), arithmetic, on)
-    blocks = cache_blocks(checkpoint, batch_size, build.max_seq_len, model.cache_dtype, on)
+    settings, on = drafter or LOOKAHEAD, resolve_device(device)
     limits = ExecutorLimits(
         batch_size,
         build.max_input_len,
@@ -273,7 +294,17 @@ def open_torch_executor(
         build.max_num_tokens,
         checkpoint.vocab_size,
         server,
+        drafter=settings,
+        draft_models=tuple(draft_engines or ()),
     )
+    arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
+    models = open_draft_models(draft_engines or {}, limits, device, dtype)
+    model = load_model(checkpoint, engine.weights(), arithmetic, on)
+    longest = max(build.max_seq_len, build.max_text_len + settings.max_draft_len(server))
+    blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)
-    drafters = LookaheadDrafters(draft_options or DraftOptions())
-    return TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, drafters, costs)
+    drafters = Drafters(limits, LookaheadDrafters(draft_options or DraftOptions()), models)
+    executor = TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, drafters, costs)
+    for one in models.values():
+        one.totals = executor.stats().draft_models
+    return executor

@@ -16,10 +16,9 @@ from datetime import timedelta
 from typing import Any
 
 from trtla.errors import TrtlaError, first_line
-from trtla.lookahead import LookaheadConfig
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.executor import (
-    ExecutorLimits,
     ExecutorStats,
     FinishReason,
     Output,
@@ -28,6 +27,7 @@ from trtla.runtime.executor import (
     SamplingParams,
 )
 from trtla.runtime.lifecycle import OpenExecutor
+from trtla.runtime.limits import ExecutorLimits
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
@@ -227,7 +227,8 @@ def effective_lookahead(request: Request, server: LookaheadConfig) -> LookaheadC
     prompt of L < N - 1 tokens therefore runs with N = L + 1: W and G stay, the triple is still at
     most the server's, and a prompt of one token runs with N = 2.
     """
-    triple = request.lookahead or server
+    plain = request.drafter is not None and not request.drafter.uses_lookahead
+    triple = AUTOREGRESSIVE if plain else request.lookahead or server
     longest = len(request.input_ids) + 1
     if triple.ngram_size <= longest:
         return triple

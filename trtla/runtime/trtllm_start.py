@@ -13,8 +13,9 @@ from trtla import trtllm_library
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.executor import REBUILD_LONGER, ExecutorLimits, TrtllmSettings
+from trtla.runtime.limits import REBUILD_LONGER, ExecutorLimits
 from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
+from trtla.runtime.trtllm_settings import TrtllmSettings
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine

@@ -41,6 +41,11 @@ class DraftTree:
             node = child
         return node
 
+    def child(self, node: int, token: int, *, new: bool) -> int | None:
+        """The merged node of a token below a node; where there is none, a new one if wanted."""
+        found = self._children.get((node, token))
+        return self.merge((token,), node) if found is None and new else found
+
     def merge_tree(self, tokens: Iterable[int], parents: Iterable[int]) -> list[int]:
         """Add a tree below the input token; the node here of each of its nodes, the input first."""
         nodes = [0]

@@ -1,0 +1,236 @@
+"""`trtla bench --ablation` on the tiny random model: exact columns, resuming, means, refusals."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from tests.cli.conftest import ROOT, Ran, refused, trtla
+from trtla.bench.ablation_arms import METHODS
+from trtla.bench.ablation_rows import COLUMNS, FIGURES, TIMES
+
+HEADER = [
+    "run_id", "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta",
+    "ngram_kind", "ngram_n", "top_k_filler", "window", "ngram", "guesses", "model", "drafter",
+    "backend", "device", "dtype", "use_cache", "processor", "temperature", "top_k", "top_p",
+    "seed", "repeat", "task", "prompt_id", "prompt_tokens", "new_tokens", "steps",
+    "drafter_forwards", "drafted", "accepted", "acceptance_rate", "tokens_per_step", "mean_gamma",
+    "mean_h_norm", "time_s", "ttft_ms", "tokens_per_s", "ms_per_token", "speedup_vs_ar",
+    "peak_mem_mib", "finish_reason", "output_sha256", "same_as_ar", "rouge_l", "perplexity",
+]  # fmt: skip
+"""Written out once more: files that exist must stay readable."""
+
+
+def command(model: Path, output: Path, *args: str | Path) -> list[str]:
+    small = ("--prompts-per-task", "1", "--repeats", "2", "--max-output-len", "8", "--threads", "1")
+    return [
+        "bench", "--ablation", "--engine-dir", str(model), "--draft-model", str(model),
+        "--lookahead", "3,3,2", "--output", str(output), *small, *map(str, args),
+    ]  # fmt: skip
+
+
+def ablation(model: Path, output: Path, *args: str | Path) -> Ran:
+    return trtla(*command(model, output, *args))
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def table(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prompts, one of them with a reference."""
+    path = tmp_path_factory.mktemp("ablation") / "results.csv"
+    ran = ablation(model, path, "--categories", "translation,code")
+    assert ran.code == 0, ran.err
+    assert "64 of 64: code 0, nucleus, repeat 1, chain: " in ran.err
+    assert ran.out.count("| chain ") == 2  # a line a processor
+    return path
+
+
+def test_the_file_has_one_header_with_exactly_the_columns(table: Path) -> None:
+    assert list(COLUMNS) == HEADER
+    lines = table.read_text().splitlines()
+    assert lines[0] == ",".join(HEADER)
+    assert sum("run_id" in line for line in lines) == 1
+    assert all(len(row) == len(HEADER) for row in csv.reader(lines))
+
+
+def test_each_arm_has_a_row_for_each_prompt_processor_and_seed(table: Path) -> None:
+    rows = read(table)
+    assert Counter(row["method"] for row in rows) == dict.fromkeys(METHODS, 2 * 2 * 2)
+    assert len({row["run_id"] for row in rows}) == len(rows)
+    case = ("task", "prompt_id", "processor", "seed")
+    order = list(dict.fromkeys(tuple(row[key] for key in case) for row in rows))
+    grouped = [[row for row in rows if tuple(row[key] for key in case) == one] for one in order]
+    assert [row for group in grouped for row in group] == rows
+    assert all([row["method"] for row in group] == list(METHODS) for group in grouped)
+    assert {(row["seed"], row["repeat"]) for row in rows} == {("0", "0"), ("1", "1")}
+
+
+def test_the_arms_have_the_settings_of_the_comparison(table: Path) -> None:
+    first = {row["method"]: row for row in reversed(read(table))}
+    names = ("gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta", "ngram_kind", "ngram_n")
+    found = {m: [row[n] for n in (*names, "top_k_filler")] for m, row in first.items()}
+    assert found["ar"] == [""] * 8
+    assert found["sd"] == ["fixed", "4", "", "", "", "", "", ""]
+    assert found["egag"] == ["egag", "", "1", "6", "0.9", "", "", ""]
+    assert found["nasd"] == ["fixed", "4", "", "", "", "basic", "3", "3"]
+    triple = ("window", "ngram", "guesses")
+    assert [first["lookahead"][n] for n in triple] == ["3", "3", "2"]
+    nucleus = next(row for row in read(table) if row["processor"] == "nucleus")
+    assert [nucleus[n] for n in ("temperature", "top_k", "top_p")] == ["0.8", "", "0.9"]
+
+
+def test_rows_agree_with_themselves_and_with_plain_decoding(table: Path) -> None:
+    for row in read(table):
+        number = {n: float(row[n]) for n in ("new_tokens", "steps", "drafted", "accepted")}
+        assert row["same_as_ar"] == "true", row
+        # The last step may end within its draft, without a token of the target's own.
+        own = number["steps"] + number["accepted"] + 1 - number["new_tokens"]
+        assert own == 0 or (own == 1 and row["method"] in ("lookahead", "lookahead-auto", "chain"))
+        assert number["new_tokens"] == 8
+        assert number["accepted"] <= number["drafted"]
+        assert (row["rouge_l"] == "") == (row["task"] == "code")
+        assert (row["mean_h_norm"] != "") == (row["method"] == "egag")
+        if row["method"] == "ar":
+            assert (row["drafted"], row["acceptance_rate"]) == ("0", "")
+            assert row["speedup_vs_ar"] == "1"
+        if row["method"] in ("sd", "egag"):  # the draft model is the model itself
+            assert row["acceptance_rate"] == "1"
+            assert row["drafter_forwards"] == row["drafted"]
+        assert 1000 / float(row["tokens_per_s"]) == pytest.approx(float(row["ms_per_token"]), 1e-4)
+
+
+def test_the_means_file_holds_mean_and_deviation_of_each_setting_and_task(table: Path) -> None:
+    rows, found = read(table), read(table.with_name("results_means.csv"))
+    assert len(found) == len(METHODS) * 2 * 2
+    for line in found:
+        own = [
+            row for row in rows
+            if all(row[n] == line[n] for n in ("method", "processor", "task"))
+        ]  # fmt: skip
+        assert int(line["rows"]) == len(own) == 2
+        for figure in FIGURES:
+            values = [{"true": 1.0, "false": 0.0}.get(r[figure]) or r[figure] for r in own]
+            numbers = [float(value) for value in values if value != ""]
+            if not numbers:
+                assert (line[f"{figure}_mean"], line[f"{figure}_std"]) == ("", "")
+                continue
+            assert float(line[f"{figure}_mean"]) == pytest.approx(mean(numbers), rel=1e-4)
+            if len(numbers) > 1:
+                deviation = pytest.approx(stdev(numbers), rel=1e-3, abs=1e-4)
+                assert float(line[f"{figure}_std"]) == deviation
+
+
+def test_the_same_command_writes_the_same_bytes_but_for_times(model: Path, tmp_path: Path) -> None:
+    """Lookahead auto chooses by what forwards cost, so only its texts repeat."""
+    arms = ",".join(name for name in METHODS if name != "lookahead-auto")
+    found = []
+    for name in ("a.csv", "b.csv"):
+        ran = ablation(model, tmp_path / name, "--categories", "code", "--arms", arms)
+        assert ran.code == 0, ran.err
+        rows = read(tmp_path / name)
+        found.append([{k: v for k, v in row.items() if k not in TIMES} for row in rows])
+    assert found[0] == found[1]
+
+
+def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) -> None:
+    path, at = tmp_path / "results.csv", random.Random().randrange(1, 20)
+    args = command(model, path, "--categories", "dialogue,code")
+    started = subprocess.Popen(
+        [sys.executable, "-m", "trtla", *args],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    end = time.monotonic() + 120
+    while started.poll() is None and time.monotonic() < end:
+        if path.exists() and path.read_text().count("\n") > at:
+            started.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.005)
+    assert started.wait() == -signal.SIGKILL
+    kept = path.read_text()
+    kept = kept[: kept.rfind("\n") + 1]
+    assert at <= kept.count("\n") - 1 < 64
+    ran = trtla(*args)
+    assert ran.code == 0, ran.err
+    assert path.read_text().startswith(kept)
+    rows = read(path)
+    assert len(rows) == len({row["run_id"] for row in rows}) == 64
+    assert all(row["same_as_ar"] == "true" for row in rows)
+    again = path.read_bytes()
+    assert trtla(*args).code == 0
+    assert path.read_bytes() == again  # nothing was left to do
+
+
+def test_a_half_written_line_is_dropped(table: Path, model: Path, tmp_path: Path) -> None:
+    path, text = tmp_path / "results.csv", table.read_text()
+    path.write_text(text[:-40])
+    ran = ablation(model, path, "--categories", "translation,code")
+    assert ran.code == 0, ran.err
+    assert path.read_text().splitlines()[:-1] == text.splitlines()[:-1]
+    assert len(read(path)) == 64
+
+
+def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    ran = ablation(
+        model, path, "--prompt", "Once upon a time", "--repeats", "1", "--processor", "topk:1:5",
+        "--arms", "sd,egag,nasd", "--grid-gamma", "2,20", "--grid-gamma-max", "4,6",
+        "--grid-ema", "0,0.9", "--grid-ngram-order", "2,3", "--grid-top-k-filler", "1,3",
+        "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    rows = read(path)
+    counts = Counter(row["method"] for row in rows)
+    assert counts == {"ar": 1, "sd": 2, "egag": 2 * 2, "nasd": 2 * 2 * 2}
+    assert {(row["task"], row["processor"], row["top_k"]) for row in rows} == {
+        ("prompt", "topk", "5")
+    }
+    assert all(row["same_as_ar"] == "true" for row in rows)
+    found = next(one for one in ran.json["means"] if one["method"] == "nasd")
+    assert (found["gamma"], found["rows"], found["same_as_ar_mean"]) == ("2", 1, 1)
+    assert read(tmp_path / "results_means.csv")[0]["time_s_std"] == ""  # one repeat
+
+
+def test_bad_settings_are_refused_before_a_model_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    from trtla.bench import ablation_decode
+
+    monkeypatch.setattr(ablation_decode, "LLM", lambda *_, **__: pytest.fail("a model is loaded"))
+    path = tmp_path / "results.csv"
+    for args, parts in (
+        (("--arms", "medusa"), ("medusa", "prompt-lookup")),
+        (("--processor", "beam"), ("beam", "nucleus")),
+        (("--processor", "nucleus:0.8:1.5"), ("top_p", "1.5")),
+        (("--grid-gamma", "0"), ("0",)),
+        (("--grid-ngram-order", "1"), ("ngram_order is 1",)),
+        (("--grid-ngram-kind", "both"), ("both", "basic")),
+        (("--grid-ema", "1"), ("ema is 1",)),
+        (("--repeats", "0"), ("0",)),
+        (("--categories", "poems"), ("poems", "dialogue")),
+        (("--prompt", ""), ("empty",)),
+        (("--prompt", "x", "--categories", "code"), ("exclude",)),
+        (("--draft-model", tiny_llama), ("258", "2048")),
+        (("--draft-model", tmp_path / "none"), ("none",)),
+        (("--output", tmp_path / "results.txt"), (".csv",)),
+        (("--output", tmp_path / "no" / "results.csv"), ("does not exist",)),
+    ):
+        refused(ablation(model, path, *args), 2, *parts)
+    path.write_text("a,b\n1,2\n")
+    refused(ablation(model, path), 2, "not an ablation's table", "--output")
+    assert path.read_text() == "a,b\n1,2\n"

@@ -1,0 +1,115 @@
+"""Chains of drafters: whose tokens a tree holds, and what every drafter is told."""
+
+from __future__ import annotations
+
+from tests.toys import cyclic_window
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.chain import ChainDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafter
+from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+
+
+class Says:
+    """Proposes what it is given, and notes what it is told."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.told, self.tops, self.closed = draft, [], [], False
+
+    def propose(self, limit=None):
+        return self.draft
+
+    def ranked(self, tops):
+        self.tops.append(tops)
+
+    def observe(self, greedy, committed):
+        self.told.append((list(greedy), list(committed)))
+
+    def close(self):
+        self.closed = True
+
+
+def chain_of(*drafts: Draft, budget: int = 100) -> tuple[ChainDrafter, list[Says]]:
+    drafters = [Says(draft) for draft in drafts]
+    return ChainDrafter(drafters, budget), drafters
+
+
+def test_branches_that_begin_alike_are_fed_once() -> None:
+    chain, _ = chain_of(Draft.chain([1, 2, 3]), Draft.chain([1, 2, 4]), Draft.chain([5]))
+    draft = chain.propose()
+    assert draft.tokens == (1, 2, 3, 4, 5)
+    assert draft.parents == (0, 1, 2, 2, 0)
+    assert list(draft.candidates) == [1, 2, 3, 4, 5]
+
+
+def test_the_next_drafters_get_what_the_first_leaves_of_the_budget() -> None:
+    chain, _ = chain_of(Draft.chain([1, 2]), Draft.chain([3, 4, 5]), Draft.chain([1, 6]), budget=4)
+    assert chain.propose().tokens == (1, 2, 3, 4)
+    alone, _ = chain_of(Draft(), Draft.chain([7, 8]), budget=4)
+    assert alone.propose() == Draft.chain([7, 8])
+
+
+def test_shared_tokens_cost_nothing_when_the_budget_is_spent() -> None:
+    chain, _ = chain_of(Draft.chain([1, 2]), Draft((1, 9, 1), (0, 0, 0)), budget=2)
+    assert chain.propose().tokens == (1, 2)
+
+
+def test_the_window_stands_first_and_its_readings_go_to_lookahead_alone() -> None:
+    window = Draft((50, 51, 1, 2), (0, 1, 0, 3), first_candidate=3, read=(1, 2))
+    chain, (first, lookahead) = chain_of(Draft.chain([1, 7]), window, budget=5)
+    draft = chain.propose()
+    assert draft.tokens == (50, 51, 1, 7, 2)
+    assert draft.parents == (0, 1, 0, 3, 3)
+    assert (draft.first_candidate, draft.read) == (3, (1, 2))
+    chain.observe([8, 9], [1, 2, 6])
+    assert first.told == [([], [1, 2, 6])]
+    assert lookahead.told == [([8, 9], [1, 2, 6])]
+
+
+def test_the_window_is_fed_even_where_it_fills_the_budget() -> None:
+    window = Draft((50, 51, 1), (0, 1, 0), first_candidate=3, read=(0, 2))
+    chain, _ = chain_of(Draft.chain([7]), window, budget=3)
+    draft = chain.propose()
+    assert draft.tokens == (50, 51, 7)
+    assert draft.read == (0, 2)
+
+
+def test_every_drafter_sees_as_many_probable_tokens_as_it_asked_for() -> None:
+    chain, (one, two, none) = chain_of(
+        Draft.chain([1], top=1), Draft.chain([], top=3), Draft.chain([2])
+    )
+    assert chain.propose().top == 3
+    chain.ranked([(1, 5, 6), (7, 8, 9)])
+    assert one.tops == [[(1,), (7,)]]
+    assert two.tops == [[(1, 5, 6), (7, 8, 9)]]
+    assert none.tops == []
+
+
+def test_the_prompt_pass_reads_nothing_and_the_end_reaches_all() -> None:
+    chain, drafters = chain_of(Draft.chain([1]), Draft((4,), (0,), first_candidate=2, read=(1,)))
+    chain.observe([], [3])
+    chain.close()
+    assert [drafter.told for drafter in drafters] == [[([], [3])]] * 2
+    assert all(drafter.closed for drafter in drafters)
+
+
+def test_lookahead_in_a_chain_learns_what_it_learns_alone() -> None:
+    """The target repeats 1 2 3 4: what the window reads is the same in both."""
+    triple, prompt = LookaheadConfig(3, 3, 2), [1, 2, 3, 4, 1]
+    alone = LookaheadDrafter(triple, prompt, cyclic_window)
+    inside = LookaheadDrafter(triple, prompt, cyclic_window)
+    chain = ChainDrafter([PromptLookupDrafter(3, prompt), inside], 20)
+    after = {1: 2, 2: 3, 3: 4, 4: 1}
+    committed = [2]
+    for drafter in (alone, chain):
+        drafter.observe([], committed)
+    for _ in range(6):
+        ours, theirs = chain.propose(), alone.propose()
+        window = theirs.first_candidate - 1
+        assert ours.tokens[:window] == theirs.tokens[:window]
+        for drafter, draft in ((alone, theirs), (chain, ours)):
+            said = [after[(*draft.tokens, committed[-1])[node - 1]] for node in draft.read]
+            drafter.observe(said, [after[committed[-1]]])
+        committed = [after[committed[-1]]]
+        keys = range(1, 5)
+        assert [inside.pool.lookup(key) for key in keys] == [alone.pool.lookup(k) for k in keys]

@@ -1,0 +1,225 @@
+"""Every drafter, alone and in chains, in one batch with the others: each text is plain decoding's.
+
+The invariants are those of the table in docs/algorithm.md: I1, I2, I5 to I8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trtla
+from tests.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.drafting import NO_DRAFTER, DrafterSettings
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.drafters.draft_model import DraftModelDrafters
+from trtla.runtime.drafters.factory import Drafters
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.limits import ExecutorLimits
+
+SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
+VOCAB = 6
+DEFAULT = DraftOptions()
+NAMES = ("lookahead", "ngram", "prompt-lookup", "draft:toy")
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[str, ...]:
+    """none, one drafter, or several in any order."""
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4))
+    return tuple(names) or ("none",)
+
+
+@st.composite
+def drafters(draw: st.DrawFn) -> DrafterSettings:
+    """Any drafter with any of its choices."""
+    least = draw(st.integers(0, 3))
+    return DrafterSettings(
+        draw(chains()),
+        draw(st.integers(1, 8)),
+        draw(st.booleans()),
+        least,
+        draw(st.integers(max(least, 1), 6)),
+        draw(st.sampled_from([0.0, 0.5, 0.9])),
+        draw(st.sampled_from(["basic", "onelevel"])),
+        draw(st.integers(2, 4)),
+        draw(st.integers(1, 4)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
+
+
+@st.composite
+def triples(draw: st.DrawFn) -> tuple[int, int, int]:
+    """A request's triple below (4,4,3), or plain."""
+    size = draw(st.integers(1, 4))
+    return (draw(st.integers(1, 4)), size, draw(st.integers(0, 3))) if size > 1 else (1, 1, 0)
+
+
+@st.composite
+def requests(draw: st.DrawFn, index: int):
+    """A request with a drafter, a triple and sampling of its own."""
+    return request(
+        draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)),
+        draw(st.integers(1, 24)),
+        draw(triples()),
+        index,
+        end_ids=draw(st.sets(st.integers(0, VOCAB - 1), max_size=1)),
+        drafter=draw(drafters()),
+        temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
+        top_k=draw(st.sampled_from([0, 1, 3])),
+        top_p=draw(st.sampled_from([1.0, 0.8])),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+batches = st.integers(1, 6).flatmap(lambda count: st.tuples(*map(requests, range(count))))
+
+
+def mixed_executor(server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT):
+    """An executor over a toy that makes every kind of drafter; the draft model is a toy too."""
+    limits = ExecutorLimits(batch, 160, 160, budget, VOCAB, server)
+    cache = KVCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
+    model = ToyModel(hash_scores(VOCAB, draft_salt))
+    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
+    factory = Drafters(limits, LookaheadDrafters(options), {"toy": group})
+    executor, target = toy_executor(
+        hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
+        max_num_tokens=budget, draft_models=("toy",),
+    )  # fmt: skip
+    return executor, target, group
+
+
+def plain_texts(asked):
+    """Each request decoded alone, without drafts."""
+    texts = {}
+    for one in asked:
+        executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)
+        alone = replace(one, drafter=NO_DRAFTER, lookahead=None)
+        texts[one.request_id] = tokens_of(run(executor, [alone])[one.request_id])
+    return texts
+
+
+@given(batches, st.integers(0, 2), st.integers(1, 4), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, accepts_window) -> None:
+    options = DraftOptions(accept_window=accepts_window, merge=accepts_window)
+    executor, _, group = mixed_executor(
+        LookaheadConfig(4, 4, 3), draft_salt=salt, batch=batch, options=options
+    )
+    outputs = run(executor, asked)
+    assert {key: tokens_of(value) for key, value in outputs.items()} == plain_texts(asked)
+    for one in asked:
+        check_counters(one, outputs[one.request_id][-1].stats, outputs[one.request_id])
+    assert group.cache.pool.num_free == group.cache.pool.num_blocks
+
+
+def check_counters(asked, stats, outputs) -> None:
+    """I6 and I7; a text that ended inside a draft has no token of the target's after it."""
+    new, most = len(tokens_of(outputs)), asked.drafter.max_draft_len(asked.lookahead)
+    assert new <= asked.sampling.max_output_len
+    assert 0 <= stats.accepted <= stats.drafted <= most * stats.steps
+    assert new - 1 - stats.steps <= stats.accepted <= new - stats.steps
+    assert len(stats.step_lengths) == 1 + stats.steps
+    if asked.drafter.drafter == ("none",):
+        assert (stats.drafted, stats.steps) == (0, new - 1)
+
+
+@given(st.lists(drafters(), min_size=2, max_size=4), st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_the_drafter_of_a_request_changes_its_speed_alone(many, seed) -> None:
+    prompt = [1, 2, 3, 1, 2, 3, 1]
+    texts = []
+    for drafter in many:
+        executor, _, _ = mixed_executor(LookaheadConfig(3, 3, 2))
+        asked = request(prompt, 20, drafter=drafter, temperature=1.0, seed=seed)
+        texts.append(tokens_of(run(executor, [asked])[0]))
+    assert all(one == other for one, other in pairwise(texts))
+
+
+def test_a_step_feeds_no_more_than_the_settings_allow() -> None:
+    triple = LookaheadConfig(3, 3, 2)
+    for names in (("ngram",), ("ngram", "prompt-lookup"), ("prompt-lookup", "lookahead", "ngram")):
+        drafter = DrafterSettings(names, gamma=3, stop_if_unknown=False)
+        executor, target, _ = mixed_executor(triple)
+        run(executor, [request([1, 2, 1, 2, 1], 30, drafter=drafter)])
+        assert max(target.fed[1:]) <= 1 + drafter.max_draft_len(triple)
+        assert max(target.fed[1:]) > 1
+
+
+def test_a_chain_accepts_what_its_drafters_know_and_beats_none_of_them_in_steps() -> None:
+    """An equal draft model is always right, so the chain takes gamma + 1 tokens a step."""
+    executor, _, _ = mixed_executor(LookaheadConfig(3, 3, 2))
+    drafter = DrafterSettings(("draft:toy", "lookahead", "ngram"), gamma=3)
+    stats = run(executor, [request([1, 2], 21, drafter=drafter)])[0][-1].stats
+    assert stats.accepted == 15
+    assert stats.steps == 5
+    assert stats.drafter == "draft:toy,lookahead,ngram"
+
+
+def test_a_request_may_not_draft_more_than_the_executor_has_room_for() -> None:
+    executor, _, _ = mixed_executor(AUTOREGRESSIVE)
+    with pytest.raises(UsageError, match="request 0 drafts 40 tokens, above 16"):
+        executor.submit(request([1], 4, drafter=DrafterSettings(("ngram",), gamma=40)))
+    with pytest.raises(UsageError, match="draft model other, which is not loaded"):
+        executor.submit(request([1], 4, drafter=DrafterSettings(("draft:other",))))
+    with pytest.raises(UsageError, match="auto with the drafter ngram"):
+        executor.submit(request([1], 4, adaptive=True, drafter=DrafterSettings(("ngram",))))
+
+
+def test_counts_of_earlier_requests_are_kept_when_asked() -> None:
+    kept = DrafterSettings(("ngram",), reset_in_between=False, top_k_filler=1)
+    text, taught = [3, 1, 4, 1, 5, 2, 0], []
+    for settings_ in (kept, replace(kept, reset_in_between=True)):
+        executor, _, _ = mixed_executor(AUTOREGRESSIVE)
+        first = run(executor, [request(text, 20, drafter=settings_)])[0]
+        again = run(executor, [request(text, 20, request_id=1, drafter=settings_)])[1]
+        assert tokens_of(first) == tokens_of(again)
+        taught.append(again[-1].stats.accepted - first[-1].stats.accepted)
+    assert taught[0] > 0 == taught[1]
+
+
+EVERY = [
+    ("none",), ("lookahead",), ("ngram",), ("prompt-lookup",), (f"draft:{SHIPPED}",),
+    ("ngram", "lookahead"), (f"draft:{SHIPPED}", "lookahead", "ngram", "prompt-lookup"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("triple", ["3,3,3", "1,1,0"])
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_the_real_model_says_the_same_with_every_drafter_in_one_batch(
+    monkeypatch, compiled, triple
+) -> None:
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    prompts = [
+        "def read(path):\n    with open(path",
+        "Once upon a time there was",
+        "1, 2, 3, 1, 2,",
+    ]
+    with LLM(
+        SHIPPED, lookahead=LookaheadConfig.parse(triple), dtype="float32", max_batch_size=4,
+        draft_models=[str(SHIPPED)],
+    ) as llm:  # fmt: skip
+        llm.end_ids = frozenset()
+        for heat in (0.0, 0.8):
+            given = [
+                SamplingParams(max_output_len=24, temperature=heat, top_p=0.9, seed=i)
+                for i in range(len(prompts))
+            ]
+            expected = [c.output_ids for c in llm.generate(prompts, given, drafter=NO_DRAFTER)]
+            wide = [DrafterSettings(names, gamma=5) for names in EVERY for _ in prompts]
+            found = llm.generate(prompts * len(EVERY), given * len(EVERY), drafter=wide)
+            assert [c.output_ids for c in found] == expected * len(EVERY)
+            by_name = {c.stats.drafter: c.stats for c in found}
+            assert by_name["none"].drafted == 0
+            assert by_name[f"draft:{SHIPPED}"].tokens_per_step > 3

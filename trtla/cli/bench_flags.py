@@ -1,0 +1,50 @@
+"""What `trtla bench` was asked for, as click parsed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtla.cli.drafter_options import DrafterFlags
+
+if TYPE_CHECKING:
+    from trtla.lookahead import Lookahead
+    from trtla.runtime.drafters.options import Cells
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFlags(DrafterFlags):
+    """The command's flags, each under its own name."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    lookahead: tuple[Lookahead, ...]
+    compare: tuple[str, ...]
+    hf_model_dir: str | None
+    assistant_dir: str | None
+    prompts: tuple[str, ...]
+    categories: tuple[str, ...]
+    num_prompts: int
+    device: tuple[str, ...]
+    dtype: tuple[str, ...]
+    threads: tuple[int, ...]
+    batch_size: tuple[int, ...]
+    prompt_len: tuple[int, ...]
+    temperature: tuple[float, ...]
+    max_output_len: int
+    top_k: int
+    top_p: float
+    seed: int
+    ignore_eos: bool
+    rounds: int
+    output_format: str
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
+    draft_context: int
+    draft_merge: bool
+    draft_accept_window: bool
+    draft_keep_pool: int
+    draft_cells: Cells
+    drafter: tuple[str, ...]

@@ -1,0 +1,216 @@
+"""--drafter and what belongs to it: one help section on every command that decodes.
+
+From flags to `DrafterSettings`, and what can be refused of them before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from trtla.build.folder_kind import folder_kind
+from trtla.build.hf_config import read_hf_config
+from trtla.cli.engine_check import is_trtllm
+from trtla.cli.options import setting, several, stack, switch
+from trtla.cli.values import TEXT
+from trtla.config import EngineConfig, read_json, validate
+from trtla.drafting import (
+    DrafterSettings,
+    NgramKind,
+    check_auto,
+    check_drafts_itself,
+    check_used,
+    parse_drafter,
+)
+from trtla.errors import UsageError
+from trtla.lookahead import Lookahead
+
+_SECTION = "Drafters of torch engines: they change the speed, not the text"
+_NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFlags:
+    """The values of `drafter_choices`; commands' flags are derived from it."""
+
+    gamma: int
+    egag: bool
+    gamma_min: int
+    gamma_max: int | None
+    ema: float
+    ngram_kind: NgramKind
+    ngram_order: int
+    top_k_filler: int
+    stop_if_unknown: bool
+    reset_in_between: bool
+    rejection: bool
+
+
+drafter_choices = stack(
+    setting(
+        "--gamma",
+        section=_SECTION,
+        type=int,
+        default=4,
+        help="Most tokens that ngram, prompt-lookup and draft propose in a step.",
+    ),
+    switch("--egag", section=_SECTION, help="Let the draft model's entropy choose how many."),
+    setting("--gamma-min", section=_SECTION, type=int, default=1, help="Fewest that --egag takes."),
+    setting(
+        "--gamma-max",
+        section=_SECTION,
+        type=int,
+        show_default="--gamma",
+        help="Most that --egag takes.",
+    ),
+    setting(
+        "--ema",
+        section=_SECTION,
+        type=float,
+        default=0.0,
+        help="Weight of the past in --egag's choice; 0 looks at the step alone.",
+    ),
+    setting(
+        "--ngram-kind",
+        section=_SECTION,
+        type=click.Choice(["basic", "onelevel"]),
+        default="basic",
+        help="Contexts that n-grams are looked up by: all lengths, the longest first, or the "
+        "longest alone.",
+    ),
+    setting(
+        "--ngram-order",
+        section=_SECTION,
+        type=int,
+        default=3,
+        help="Tokens of the longest n-gram, the predicted one included.",
+    ),
+    setting(
+        "--top-k-filler",
+        section=_SECTION,
+        type=int,
+        default=3,
+        help="How many of the model's most probable tokens n-grams are counted with; 1: its text "
+        "alone.",
+    ),
+    setting(
+        "--stop-if-unknown/--no-stop-if-unknown",
+        section=_SECTION,
+        default=True,
+        help="Whether an unknown context ends an n-gram draft; else a random token stands in.",
+    ),
+    setting(
+        "--reset-in-between/--no-reset-in-between",
+        section=_SECTION,
+        default=True,
+        help="Whether n-grams of earlier requests are forgotten.",
+    ),
+    switch(
+        "--rejection",
+        section=_SECTION,
+        help="Verify a draft model's tokens by rejection sampling: another text of the same law.",
+    ),
+)
+"""How drafters other than lookahead draft."""
+
+drafter_flags = stack(
+    setting(
+        "--drafter",
+        section=_SECTION,
+        metavar=_NAMES,
+        default="lookahead",
+        help="What drafts. Of several with commas between, the first that has something to say "
+        "does, and the next ones fill the rest of the draft. PATH is a small model with the same "
+        "tokenizer.",
+    ),
+    drafter_choices,
+)
+"""One drafter or chain."""
+
+drafter_arms = stack(
+    several(
+        "--drafter",
+        section=_SECTION,
+        type=TEXT,
+        metavar=_NAMES,
+        help="What drafts, several after one flag, each an arm of its own; of several with commas "
+        "between, the first that has something to say does, and the next ones fill the rest of the "
+        "draft. PATH is a small model with the same tokenizer.",
+    ),
+    drafter_choices,
+)
+"""Several, to compare."""
+
+
+def drafter_settings(drafter: str, flags: DrafterFlags) -> DrafterSettings:
+    """The settings of a drafter or chain; raises UsageError for values out of their range."""
+    return DrafterSettings(
+        parse_drafter(drafter),
+        flags.gamma,
+        flags.egag,
+        flags.gamma_min,
+        flags.gamma_max,
+        flags.ema,
+        flags.ngram_kind,
+        flags.ngram_order,
+        flags.top_k_filler,
+        flags.stop_if_unknown,
+        flags.reset_in_between,
+        flags.rejection,
+    )
+
+
+def check_drafters(
+    engine_dir: str,
+    settings: Iterable[tuple[str, DrafterSettings]],
+    lookahead: Lookahead | None = None,
+) -> list[str]:
+    """Check drafters against the model that they draft for, without loading any.
+
+    Args:
+        engine_dir: an engine or a Hugging Face folder.
+        settings: (name, drafter) of the command and of every request that brings its own.
+        lookahead: the server's.
+
+    Returns:
+        The draft models' folders, each once.
+
+    Raises:
+        UsageError: TensorRT-LLM runs the engine, a draft model has another vocabulary or is not
+            there, or what is asked for does not go together.
+    """
+    given = list(settings)
+    check_used(one for _, one in given)
+    folder, models = Path(engine_dir), dict.fromkeys(_draft_models(one for _, one in given))
+    if is_trtllm(folder):
+        for name, one in given:
+            check_drafts_itself(one, name)
+    if lookahead == "auto":
+        check_auto(given[0][1], given[0][0])
+    for path in models:
+        _check_vocabulary(path, folder)
+    return list(models)
+
+
+def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:
+    return [one.draft_model for one in settings if one.draft_model is not None]
+
+
+def _check_vocabulary(path: str, target: Path) -> None:
+    ours, theirs = _vocab_size(Path(path)), _vocab_size(target)
+    if ours != theirs:
+        raise UsageError(
+            f"the draft model {path} has {ours} tokens, the model {target} has {theirs}",
+            "use a draft model with the same tokenizer",
+        )
+
+
+def _vocab_size(folder: Path) -> int:
+    config = folder / "config.json"
+    if folder_kind(folder) == "engine":
+        engine = validate(EngineConfig, read_json(config), str(config))
+        return engine.pretrained_config.vocab_size
+    return read_hf_config(config)[0].vocab_size

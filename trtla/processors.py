@@ -1,0 +1,95 @@
+"""Sampling by name: greedy, multinomial, topk, nucleus, topknucleus over temperature, top-k, top-p.
+
+Names and the order of their values are those of the speculative-decoding demos that have them.
+Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtla.errors import UsageError
+from trtla.runtime.executor import SamplingParams
+
+VALUES = {
+    "greedy": ("temperature",),
+    "multinomial": ("temperature",),
+    "topk": ("temperature", "top_k"),
+    "nucleus": ("temperature", "top_p"),
+    "topknucleus": ("temperature", "top_k", "top_p"),
+}
+"""The processors, and what their values mean, in order."""
+
+_ALL = "greedy, multinomial[:T], topk:T:K, nucleus:T:P, topknucleus:T:K:P"
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A named way to choose tokens; the fields are those of `SamplingParams`."""
+
+    name: str
+    temperature: float
+    top_k: int
+    top_p: float
+
+    @property
+    def filters(self) -> tuple[float, int, float]:
+        """(temperature, top_k, top_p)."""
+        return self.temperature, self.top_k, self.top_p
+
+
+def processor(name: str, *values: float) -> tuple[float, int, float]:
+    """(temperature, top_k, top_p) of a processor; greedy is temperature 0 whatever its value.
+
+    Args:
+        name: one of `VALUES`.
+        values: its values in that order; the temperature may be left away where it is the only
+            one, and is 1 then.
+
+    Raises:
+        UsageError: the name is not known, or a value is missing, too much or out of its range.
+    """
+    return _processor(name, values, ":".join([name, *map(str, values)])).filters
+
+
+def parse_processor(text: str) -> Processor:
+    """A processor written NAME[:VALUE...], such as `nucleus:0.8:0.9`.
+
+    Raises:
+        UsageError: as for `processor`, or a value is not a number.
+    """
+    name, *parts = text.split(":")
+    try:
+        values = tuple(float(part) for part in parts)
+    except ValueError:
+        raise UsageError(f"processor {text} has a value that is no number", f"use {_ALL}") from None
+    return _processor(name, values, text)
+
+
+def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
+    if name not in VALUES:
+        raise UsageError(f"processor {text} is not known", f"use {_ALL}")
+    wanted = VALUES[name]
+    if len(values) > len(wanted) or len(values) < len(wanted) - (len(wanted) == 1):
+        raise UsageError(
+            f"processor {text} has {len(values)} values, and {name} takes {', '.join(wanted)}",
+            f"use {_ALL}",
+        )
+    given = dict(zip(wanted, values, strict=False))
+    top_k = float(given.get("top_k", 0.0))
+    if not top_k.is_integer() or ("top_k" in given and top_k < 1):
+        raise UsageError(f"processor {text} has top_k {top_k:g}", "top_k must be 1, 2, 3, ...")
+    found = Processor(
+        name, float(given.get("temperature", 1.0)), int(top_k), float(given.get("top_p", 1.0))
+    )
+    _check_ranges(found, text)
+    return Processor(name, 0.0, 0, 1.0) if name == "greedy" else found
+
+
+def _check_ranges(found: Processor, text: str) -> None:
+    try:
+        SamplingParams(temperature=found.temperature, top_k=found.top_k, top_p=found.top_p)
+    except UsageError as error:
+        raise UsageError(
+            f"processor {text}: {error.message}", (error.hint or "").lstrip("-")
+        ) from None

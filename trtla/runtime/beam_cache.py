@@ -1,0 +1,132 @@
+"""A `BeamTarget` that runs a model: one sequence of the K/V cache for every live hypothesis.
+
+A hypothesis that is continued more than once is copied, the others keep their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from trtla.errors import TrtlaError
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.batch import Feed
+from trtla.runtime.draft import NO_DRAFT
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import Request
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.sequence import Sequence as Beam
+from trtla.runtime.step_forward import StepForward
+
+
+class CachedBeams:
+    """Live hypotheses of one prompt; a context that gives its blocks back.
+
+    Args:
+        forward: runs a step's feeds.
+        cache: where the blocks come from.
+        prompt: its tokens.
+        num_beams: most hypotheses at a time.
+        max_output_len: most tokens of a hypothesis.
+        max_num_tokens: prompt tokens of one forward.
+
+    Raises:
+        TrtlaError: too few blocks are free.
+    """
+
+    def __init__(
+        self,
+        forward: StepForward,
+        cache: KVCache,
+        prompt: Sequence[int],
+        num_beams: int,
+        max_output_len: int,
+        max_num_tokens: int,
+    ) -> None:
+        self._forward, self._cache, self._chunk = forward, cache, max_num_tokens
+        self._request = Request(0, tuple(prompt))
+        self._free: list[tuple[int, ...]] = []
+        self._live: list[Beam] = []
+        for _ in range(num_beams):
+            blocks = cache.pool.allocate(len(prompt) + max_output_len)
+            if blocks is None:
+                self.close()
+                raise TrtlaError(
+                    f"the K/V cache has no room for {num_beams} beams of "
+                    f"{len(prompt) + max_output_len} tokens",
+                    "use fewer beams or a smaller --max-output-len, or rebuild with a larger "
+                    "--max-batch-size",
+                )
+            self._free.append(blocks)
+
+    def __enter__(self) -> CachedBeams:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give all blocks back."""
+        for blocks in (*self._free, *(beam.blocks for beam in self._live)):
+            self._cache.pool.release(blocks)
+        self._free, self._live = [], []
+
+    def start(self) -> list[float]:
+        """Log probabilities after the prompt."""
+        beam = self._beam(self._free.pop(), 0)
+        self._live = [beam]
+        left = len(beam.prompt)
+        logits = torch.empty(0)
+        while left:
+            length = min(left, self._chunk)
+            logits = self._forward([Feed.prompt(beam, length, length == left)])
+            beam.num_cached += length
+            left -= length
+        return _log_probs(logits)[0]
+
+    def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
+        """Log probabilities after these continuations of the hypotheses of the last call."""
+        self._rearrange(parents)
+        for beam, token in zip(self._live, tokens, strict=True):
+            beam.output_ids = [token]
+        rows = _log_probs(self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live]))
+        for beam in self._live:
+            beam.num_cached += 1
+        return rows
+
+    def _beam(self, blocks: tuple[int, ...], num_cached: int) -> Beam:
+        return Beam(self._request, AUTOREGRESSIVE, NoDrafter(), [], num_cached, blocks)
+
+    def _rearrange(self, parents: Sequence[int]) -> None:
+        """Make the live hypotheses children of these; a parent's first child takes its blocks."""
+        before = self._live
+        self._free += [b.blocks for place, b in enumerate(before) if place not in parents]
+        taken: set[int] = set()
+        sources, targets = [], []
+        self._live = []
+        for place in parents:
+            parent = before[place]
+            blocks = parent.blocks if place not in taken else self._free.pop()
+            if place in taken:
+                sources.append(self._cached_slots(parent.blocks, parent.num_cached))
+                targets.append(self._cached_slots(blocks, parent.num_cached))
+            taken.add(place)
+            self._live.append(self._beam(blocks, parent.num_cached))
+        if sources:
+            self._cache.move(torch.cat(sources), torch.cat(targets))
+
+    def _cached_slots(self, blocks: tuple[int, ...], count: int) -> Tensor:
+        return self._cache.table(blocks).slots[:count]
+
+
+def _log_probs(logits: Tensor) -> list[list[float]]:
+    rows: list[list[float]] = logits.double().log_softmax(dim=-1).tolist()
+    return rows

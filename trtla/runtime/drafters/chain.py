@@ -1,0 +1,84 @@
+"""Several drafters as one: the first that has something to say drafts, the next fill what is left.
+
+Their drafts become branches of one tree, in which what begins alike is fed once. Every drafter sees
+what the target said, as if it were alone; which drafters these are, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.drafters.tree import DraftTree
+
+
+class ChainDrafter:
+    """The drafter of one request, made of others.
+
+    What a drafter feeds only to look at it, the lookahead window, stands first in the tree and is
+    never left out; one drafter of a chain may have that.
+
+    Args:
+        drafters: those that draft, the most trusted first.
+        budget: most tokens of a draft.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], budget: int) -> None:
+        self._drafters, self._budget = tuple(drafters), budget
+        self._drafts: list[Draft] = [NO_DRAFT] * len(self._drafters)
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """One tree of all drafts, as far as the budget goes."""
+        self._drafts = [drafter.propose(limit) for drafter in self._drafters]
+        window = max(self._drafts, key=lambda draft: draft.first_candidate)
+        size = window.first_candidate - 1
+        tree = DraftTree(window.tokens[:size], window.parents[:size])
+        read: list[int] = []
+        for draft in self._drafts:
+            nodes = self._add(tree, draft, size if draft is window else 0)
+            read += (nodes[node] for node in draft.read)
+        return Draft(
+            tuple(tree.tokens),
+            tuple(tree.parents),
+            size + 1,
+            tuple(read),
+            window.window_candidates,
+            any(draft.drawn for draft in self._drafts),
+            max(draft.top for draft in self._drafts),
+        )
+
+    def _add(self, tree: DraftTree, draft: Draft, fed: int) -> dict[int, int]:
+        """Merge a draft's branches, but for its first `fed` nodes; where its nodes lie in the tree.
+
+        A branch that does not fit ends where the budget does.
+        """
+        nodes = {node: node for node in range(fed + 1)}
+        for node in range(fed + 1, draft.size):
+            parent = nodes.get(draft.parents[node - 1])
+            if parent is None:
+                continue
+            room = len(tree.tokens) < self._budget
+            child = tree.child(parent, draft.tokens[node - 1], new=room)
+            if child is not None:
+                nodes[node] = child
+        return nodes
+
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
+        """Tell each drafter the most probable tokens that it wanted to see."""
+        for drafter, draft in zip(self._drafters, self._drafts, strict=True):
+            if draft.top and isinstance(drafter, RankingDrafter):
+                drafter.ranked([top[: draft.top] for top in tops])
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Tell each drafter what it wanted to read, and all of them the output."""
+        start = 0
+        for drafter, draft in zip(self._drafters, self._drafts, strict=True):
+            end = start + len(draft.read) if greedy else start
+            drafter.observe(greedy[start:end], committed)
+            start = end
+        self._drafts = [NO_DRAFT] * len(self._drafters)
+
+    def close(self) -> None:
+        """The request has ended."""
+        for drafter in self._drafters:
+            close_drafter(drafter)

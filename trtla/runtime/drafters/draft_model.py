@@ -1,0 +1,311 @@
+"""A draft model: a second, smaller model says what the target may say next.
+
+It has its own K/V cache, and its lengths follow the target's text: whatever of a draft did not
+become output is forgotten. All sequences of a step are drafted for in the same forwards. Every
+token is drawn as the target draws, with the same noise, so that two equal models always agree; how
+drafts are verified it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trtla.drafting import DrafterSettings
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.runtime.batch import Feed
+from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype
+from trtla.runtime.draft import NO_DRAFT, Draft, StepLimit
+from trtla.runtime.drafters.gamma_policy import (
+    DraftStep,
+    DraftTotals,
+    GammaChoice,
+    GammaPolicy,
+    gamma_policy,
+)
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import Request
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.load_model import load_model
+from trtla.runtime.model import TargetModel
+from trtla.runtime.prediction import predict
+from trtla.runtime.sampling import probabilities
+from trtla.runtime.scheduler import MAX_CHUNK
+from trtla.runtime.sequence import Sequence as Sequence_
+from trtla.runtime.step_forward import SPARE_BLOCKS, FeedModel, step_forward
+
+if TYPE_CHECKING:
+    from trtla.build.engine import Engine
+
+_TWO_TOKENS = LookaheadConfig(1, 2, 1)
+"""The most that a sequence feeds a forward: after full acceptance the cache is one short."""
+
+
+class DraftModelDrafter:
+    """The drafter of one request, made by `DraftModelDrafters`.
+
+    Invariant before a draft: the cache holds all of the text but its last one or two tokens, or
+    less where no draft was made before.
+    """
+
+    def __init__(
+        self,
+        group: DraftModelDrafters,
+        request: Request,
+        policy: GammaPolicy,
+        rejection: bool = False,
+    ) -> None:
+        self.sequence = Sequence_(replace(request, margins=False), AUTOREGRESSIVE, NoDrafter())
+        self.policy, self._rejection = policy, rejection and not request.sampling.greedy
+        self.steps: list[DraftStep] = []
+        """The steps that were drafted for."""
+        self.drafted: list[int] = []
+        self.laws: list[Tensor] = []
+        """What each of them was drawn from, where they are verified by rejection sampling."""
+        self.choice: GammaChoice | None = None
+        """What the policy said for this step; None: it was not asked."""
+        self._group = group
+        self._text = list(request.input_ids)
+        self._end = len(self._text) + request.sampling.max_output_len
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be accepted before the output's last one, which is the target's."""
+        return self._end - len(self._text) - 1
+
+    @property
+    def gamma(self) -> int:
+        """Tokens to draft in this step."""
+        return min(self.choice.gamma, self.room) if self.choice else 0
+
+    @property
+    def missing(self) -> int:
+        """Tokens before the last one whose keys and values are not in the cache."""
+        return len(self._text) - 1 - self.sequence.num_cached
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """A chain of at most gamma tokens; the first one asked drafts for all in the batch."""
+        if self._group.is_due(self):
+            self._group.draft()
+        laws = torch.stack(self.laws) if self.laws else None
+        return replace(Draft.chain(self.drafted), laws=laws)
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Keep what of the cache belongs to the text."""
+        accepted = _alike(self.drafted, committed)
+        kept = min(len(self._text) + accepted, self.sequence.num_cached)
+        if self.choice is not None:
+            step = DraftStep(self.choice, len(self.drafted), accepted)
+            self.steps.append(step)
+            self._group.totals.add(step)
+        self._text += committed
+        self.sequence.num_cached = min(kept, len(self._text) - 1)
+        self.drafted, self.laws, self.choice = [], [], None
+        self._group.await_draft(self)
+
+    def stretch(self, length: int) -> Feed:
+        """The next tokens that are missing, without logits."""
+        start = self.sequence.num_cached
+        return Feed(self.sequence, tuple(self._text[start : start + length]), ())
+
+    def feed(self) -> Feed:
+        """What is not cached of text and draft, one token or two, and the last one's logits."""
+        if self.drafted:
+            return Feed(self.sequence, (self.drafted[-1],), (0,), NO_DRAFT)
+        tokens = tuple(self._text[self.sequence.num_cached :])
+        draft = Draft(tokens[1:], (0,)) if len(tokens) > 1 else NO_DRAFT
+        return Feed(self.sequence, tokens, (len(tokens) - 1,), draft)
+
+    def take(self, token: int, logits: Tensor) -> None:
+        """Draft a token that was drawn from logits [1, vocab]."""
+        self.drafted.append(token)
+        if self._rejection:
+            self.laws.append(probabilities(logits, self.sequence.request.sampling)[0])
+
+    def close(self) -> None:
+        """Give the cache's blocks back."""
+        self._group.forget(self)
+
+
+class DraftModelDrafters:
+    """Makes the drafters of an executor's requests and drafts for all that are due at once.
+
+    Args:
+        model: the draft model.
+        cache: its own K/V cache; a request that finds no place in it is not drafted for.
+        settings: fixed gamma or EGAG, for requests that say nothing else.
+        limits: those of the target's executor.
+        vocab_size: the draft model's.
+
+    Raises:
+        UsageError: it has not the target's vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: TargetModel | FeedModel,
+        cache: KVCache,
+        settings: DrafterSettings,
+        limits: ExecutorLimits,
+        vocab_size: int,
+    ) -> None:
+        check_vocabulary(vocab_size, limits.vocab_size)
+        self.cache = cache
+        self.totals = DraftTotals()
+        self._forward = step_forward(model, cache, replace(limits, lookahead=_TWO_TOKENS))
+        self._by_row = model if isinstance(model, FeedModel) else None
+        self._settings, self._limits = settings, limits
+        self._due: dict[DraftModelDrafter, None] = {}
+        """Those whose text has grown since their last draft, in order."""
+
+    def drafter(
+        self, request: Request, settings: DrafterSettings | None = None
+    ) -> DraftModelDrafter:
+        """The drafter of a request, which may bring its own gamma or EGAG."""
+        own = settings or self._settings
+        policy = gamma_policy(own, self._limits.vocab_size)
+        return DraftModelDrafter(self, request, policy, own.rejection)
+
+    def is_due(self, drafter: DraftModelDrafter) -> bool:
+        """Whether its text has grown since its last draft."""
+        return drafter in self._due
+
+    def await_draft(self, drafter: DraftModelDrafter) -> None:
+        """Its text has grown."""
+        self._due[drafter] = None
+
+    def forget(self, drafter: DraftModelDrafter) -> None:
+        """Release a drafter's blocks; it is never drafted for again."""
+        self._due.pop(drafter, None)
+        self.cache.pool.release(drafter.sequence.blocks)
+        drafter.sequence.blocks = ()
+
+    def draft(self) -> None:
+        """Draft for every request whose text has grown: all of them take part in this step."""
+        due, self._due = self._due, {}
+        drafting = [drafter for drafter in due if drafter.room > 0 and self._has_blocks(drafter)]
+        self._catch_up(drafting)
+        first = True
+        while drafting:
+            feeds = [drafter.feed() for drafter in drafting]
+            logits = self._forward(feeds)
+            self.totals.forwards += 1
+            if first:
+                _choose_gammas(drafting, logits)
+            self._take(drafting, feeds, logits)
+            first, drafting = False, [d for d in drafting if len(d.drafted) < d.gamma]
+
+    def _has_blocks(self, drafter: DraftModelDrafter) -> bool:
+        sequence = drafter.sequence
+        if not sequence.blocks:
+            sequence.blocks = self.cache.pool.allocate(sequence.max_cached) or ()
+        return bool(sequence.blocks)
+
+    def _catch_up(self, drafting: Sequence[DraftModelDrafter]) -> None:
+        """Cache what is missing of prompts, and of texts that grew without a draft."""
+        while behind := [drafter for drafter in drafting if drafter.missing > 1]:
+            feeds = list(_stretches(behind, self._limits.max_num_tokens))
+            self._forward(feeds)
+            for feed in feeds:
+                feed.sequence.num_cached += feed.length
+
+    def _take(
+        self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Tensor
+    ) -> None:
+        predictions = predict(feeds, logits, self._by_row)
+        for drafter, feed, said in zip(drafting, feeds, predictions, strict=True):
+            if drafter.gamma:
+                row = logits[said.start : said.start + 1]
+                drafter.take(said.draws[feed.rows[0]], row)
+            feed.sequence.num_cached += feed.length
+
+
+def _choose_gammas(drafting: Sequence[DraftModelDrafter], logits: Tensor) -> None:
+    """Ask each policy, with the entropy of its first draft's distribution where it wants it."""
+    nats = [0.0] * len(drafting)
+    if any(drafter.policy.reads_entropy for drafter in drafting):
+        nats = entropies(logits, [d.sequence.request.sampling.temperature for d in drafting])
+    for drafter, own in zip(drafting, nats, strict=True):
+        drafter.choice = drafter.policy.choose(own)
+
+
+def entropies(logits: Tensor, temperatures: Sequence[float]) -> list[float]:
+    """Entropy in nats of each row at its temperature, without top-k and top-p; 0 counts as 1."""
+    heat = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float64)
+    wide = logits.double()
+    relative = wide - wide.max(dim=-1, keepdim=True).values
+    probs = (relative / heat.to(logits.device)[:, None]).softmax(dim=-1)
+    nats: list[float] = (-(probs * (probs + 1e-8).log()).sum(dim=-1)).tolist()
+    return nats
+
+
+def _stretches(behind: Sequence[DraftModelDrafter], budget: int) -> Iterator[Feed]:
+    for drafter in behind:
+        length = min(drafter.missing, budget, MAX_CHUNK)
+        if length <= 0:
+            return
+        budget -= length
+        yield drafter.stretch(length)
+
+
+def _alike(drafted: Sequence[int], committed: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(drafted, committed, strict=False)
+    return next(
+        (place for place, (ours, said) in enumerate(pairs) if ours != said),
+        min(len(drafted), len(committed)),
+    )
+
+
+def check_vocabulary(draft_vocab: int, target_vocab: int) -> None:
+    """Refuse a draft model that cannot draft for a target, before it is loaded.
+
+    Raises:
+        UsageError: the vocabularies differ.
+    """
+    if draft_vocab != target_vocab:
+        raise UsageError(
+            f"the draft model has {draft_vocab} tokens, the model {target_vocab}",
+            "use a draft model with the same tokenizer",
+        )
+
+
+def open_draft_model(
+    engine: Engine,
+    settings: DrafterSettings,
+    limits: ExecutorLimits,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+) -> DraftModelDrafters:
+    """Load a draft model's weights and make its cache.
+
+    Args:
+        engine: the draft model, a torch engine or one made in memory; its own limits do not count.
+        limits: those of the target's executor.
+        device: auto, cpu, cuda or cuda:N; it may be another than the target's.
+        dtype: auto (the engine's), float32, bfloat16 or float16.
+
+    Raises:
+        UsageError: the vocabularies differ, or the engine is TensorRT-LLM's.
+        TrtlaError: there is no memory for one sequence.
+    """
+    checkpoint = engine.config.pretrained_config
+    check_vocabulary(checkpoint.vocab_size, limits.vocab_size)
+    if engine.backend == "tensorrt-llm":
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, which cannot draft for another",
+            "give the draft model's Hugging Face folder, or build it with --backend torch",
+        )
+    on = resolve_device(device)
+    model = load_model(checkpoint, engine.weights(), resolve_dtype(dtype, checkpoint.dtype, on), on)
+    batch, length = limits.max_batch_size, limits.max_text_len
+    blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
+    cache = model.new_cache(blocks + SPARE_BLOCKS)
+    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size)

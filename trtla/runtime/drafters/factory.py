@@ -1,0 +1,92 @@
+"""From `DrafterSettings` to drafters: which classes a name stands for, and what requests share.
+
+Draft models, n-grams kept from one request to the next and the lookahead pool are held here, for
+as long as the executor lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trtla.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.draft import Drafter
+from trtla.runtime.drafters.chain import ChainDrafter
+from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_model
+from trtla.runtime.drafters.lookahead import LookaheadDrafters, NoDrafter
+from trtla.runtime.drafters.ngram import NgramDrafter
+from trtla.runtime.drafters.ngram_storage import NgramStorage
+from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.executor import Request
+from trtla.runtime.limits import ExecutorLimits
+
+if TYPE_CHECKING:
+    from trtla.build.engine import Engine
+    from trtla.drafting import NgramKind
+
+
+class Drafters:
+    """Makes the drafters of an executor's requests.
+
+    Args:
+        limits: the executor's.
+        lookahead: makes those that are called lookahead.
+        models: draft models by the path that `draft:PATH` names.
+    """
+
+    def __init__(
+        self,
+        limits: ExecutorLimits,
+        lookahead: LookaheadDrafters,
+        models: Mapping[str, DraftModelDrafters],
+    ) -> None:
+        self._limits, self._lookahead, self._models = limits, lookahead, models
+        self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
+
+    def __call__(self, triple: LookaheadConfig, request: Request) -> Drafter:
+        """The drafter of a request that is decoded with this triple, both within the limits."""
+        settings = self._limits.drafter_of(request)
+        names = settings.drafter
+        if triple.is_autoregressive:
+            names = tuple(name for name in names if name != "lookahead")
+        drafters = [self._make(name, triple, request, settings) for name in names]
+        if not drafters:
+            return NoDrafter()
+        if len(drafters) == 1:
+            return drafters[0]
+        return ChainDrafter(drafters, settings.max_draft_len(triple))
+
+    def _make(
+        self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
+    ) -> Drafter:
+        if name == "none":
+            return NoDrafter()
+        if name == "lookahead":
+            return self._lookahead(triple, request)
+        if name == "prompt-lookup":
+            most = request.sampling.max_output_len
+            return PromptLookupDrafter(settings.gamma, request.input_ids, most)
+        if name == "ngram":
+            storage = None if settings.reset_in_between else self._kept(settings)
+            return NgramDrafter(settings, request, self._limits.vocab_size, storage)
+        return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
+
+    def _kept(self, settings: DrafterSettings) -> NgramStorage:
+        """The storage that requests of one order and kind share."""
+        shape = (settings.ngram_order, settings.ngram_kind)
+        return self._storages.setdefault(shape, NgramStorage(*shape))
+
+
+def open_draft_models(
+    engines: Mapping[str, Engine], limits: ExecutorLimits, device: str, dtype: str
+) -> dict[str, DraftModelDrafters]:
+    """Load draft models; those of another vocabulary are refused before any is.
+
+    Raises:
+        UsageError: a vocabulary differs, or a model cannot draft here.
+    """
+    return {
+        path: open_draft_model(engine, limits.drafter, limits, device=device, dtype=dtype)
+        for path, engine in engines.items()
+    }

@@ -1,0 +1,122 @@
+"""What requests must fit into: lengths, vocabulary, triple, drafts; checked before they are queued.
+
+Plain integers; which executor is behind it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
+from trtla.runtime.executor import Request
+
+REBUILD_LONGER = "rebuild with a larger --max-seq-len"
+_GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What an executor accepts. `max_text_len` bounds prompt + output."""
+
+    max_batch_size: int
+    max_input_len: int
+    max_text_len: int
+    max_num_tokens: int
+    vocab_size: int
+    lookahead: LookaheadConfig
+    """The server's triple; (1,1,0) on a plain engine."""
+    greedy_only: bool = False
+    """True where sampling settings would be ignored in silence."""
+    fixed_triples: bool = False
+    """True where every step feeds the whole triple, so that no request can be adaptive."""
+    text_len_hint: str = REBUILD_LONGER
+    """What to change when prompt + output do not fit, beside asking for less output."""
+    drafter: DrafterSettings = LOOKAHEAD
+    """What drafts for requests that ask for nothing else."""
+    draft_models: tuple[str, ...] = ()
+    """What requests may name as draft:PATH."""
+
+    @property
+    def max_gamma(self) -> int:
+        """Most tokens that a request's drafters other than lookahead may propose in a step."""
+        return max(_GAMMA_ROOM, self.drafter.most_tokens)
+
+    @property
+    def max_draft_len(self) -> int:
+        """Most tokens that any request may draft in a step."""
+        return self.lookahead.max_draft_len + self.max_gamma
+
+    def drafter_of(self, request: Request) -> DrafterSettings:
+        """What drafts for a request."""
+        return request.drafter or self.drafter
+
+    def triple_of(self, request: Request) -> LookaheadConfig:
+        """The triple that a request is decoded with; (1,1,0) where lookahead does not draft."""
+        if not self.drafter_of(request).uses_lookahead:
+            return AUTOREGRESSIVE
+        return request.lookahead or self.lookahead
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that does not fit, before anything is queued.
+
+        Raises:
+            UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
+                outside the vocabulary, the lookahead triple exceeds the server's, or sampling,
+                adaptive steps or drafters are asked of an executor that has none.
+        """
+        length, name = len(request.input_ids), request.label
+        if not length:
+            raise UsageError(f"{name} has an empty prompt", "give at least one token")
+        if length > self.max_input_len:
+            raise UsageError(
+                f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
+                "shorten the prompt, or rebuild with a larger --max-input-len",
+            )
+        wanted = length + request.sampling.max_output_len
+        if wanted > self.max_text_len:
+            raise UsageError(
+                f"{name} needs {length} prompt + {request.sampling.max_output_len} output tokens = "
+                f"{wanted}, above max_seq_len {self.max_text_len}",
+                f"lower --max-output-len, or {self.text_len_hint}",
+            )
+        self._check_sampling(request)
+        bad = next((i for i in request.input_ids if not 0 <= i < self.vocab_size), None)
+        if bad is not None:
+            raise UsageError(
+                f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
+                "check that tokenizer and model belong together",
+            )
+        if request.lookahead is not None:
+            check_request(request.lookahead, self.lookahead, name)
+        if request.adaptive and self.fixed_triples:
+            raise refuse_auto(name)
+        self._check_drafter(request)
+
+    def _check_drafter(self, request: Request) -> None:
+        settings = self.drafter_of(request)
+        if self.fixed_triples:
+            check_drafts_itself(settings, request.label)
+        if settings.draft_model not in (None, *self.draft_models):
+            raise UsageError(
+                f"{request.label} asks for the draft model {settings.draft_model}, which is not "
+                "loaded",
+                "name it when the model is opened: LLM(..., draft_models=[...])",
+            )
+        if request.adaptive:
+            check_auto(settings, request.label)
+        if settings.most_tokens > self.max_gamma:
+            raise UsageError(
+                f"{request.label} drafts {settings.most_tokens} tokens, above {self.max_gamma}",
+                f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
+            )
+
+    def _check_sampling(self, request: Request) -> None:
+        """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
+        if self.greedy_only and not request.sampling.greedy:
+            raise UsageError(
+                f"{request.label} has temperature {request.sampling.temperature:g}, but lookahead "
+                "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
+                "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
+            )
