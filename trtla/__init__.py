@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtla.drafting import DrafterSettings
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig, max_draft_len
 
 if TYPE_CHECKING:
+    from trtla.runtime.beam import BeamSettings, BeamText
     from trtla.runtime.drafters.options import DraftOptions
     from trtla.runtime.executor import SamplingParams
     from trtla.runtime.llm import LLM, Chunk, Completion
@@ -16,10 +18,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSettings",
+    "BeamText",
     "CheckFailed",
     "Chunk",
     "Completion",
     "DraftOptions",
+    "DrafterSettings",
     "LookaheadConfig",
     "SamplingParams",
     "TrtlaError",
@@ -30,6 +35,8 @@ __all__ = [
 
 _LAZY = {
     "LLM": "trtla.runtime.llm",
+    "BeamSettings": "trtla.runtime.beam",
+    "BeamText": "trtla.runtime.beam",
     "Chunk": "trtla.runtime.llm",
     "Completion": "trtla.runtime.llm",
     "DraftOptions": "trtla.runtime.drafters.options",

@@ -64,6 +64,12 @@ def test_run_refuses_bad_values_before_a_model_is_loaded(no_weights, flags, mess
     refused(trtla("run", "--engine-dir", no_weights, "--input-text", "a", *flags), 2, message, hint)
 
 
+def test_texts_of_another_draw_are_not_compared(no_weights: Path) -> None:
+    flags = ("--drafter", f"draft:{no_weights}", "--rejection", "--check-lossless")
+    ran = trtla("run", "--engine-dir", no_weights, "--input-text", "a", *flags)
+    refused(ran, 2, "rejection", "leave --check-lossless")
+
+
 def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Path) -> None:
     for flags, message, hint in BAD[:-1]:
         if flags[0] == "--top-p":

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.plan import rank_plan
 from trtla.config import CheckpointConfig
 from trtla.errors import TrtlaError, UsageError
@@ -178,6 +179,24 @@ def test_a_cached_model_gives_the_beams_of_one_without_cache(beams, chunk):
     assert [beam.log_prob for beam in found] == pytest.approx(
         [b.log_prob for b in expected], rel=1e-4
     )
+
+
+def test_an_engine_searches_beside_its_requests(tiny_llama):
+    prompt = "def read(path):"
+    with LLM(tiny_llama, lookahead=LookaheadConfig(3, 4, 2), max_batch_size=8) as llm:
+        streams = [llm.stream(prompt, SamplingParams(max_output_len=24)) for _ in range(2)]
+        begun = [next(stream).token_ids for stream in streams]
+        [greedy] = llm.beam_search(prompt, BeamSettings(1, 1), 24)
+        wide = llm.beam_search(prompt, BeamSettings(6, 3, 0.0), 24)
+        rest = [sum((chunk.token_ids for chunk in stream), ()) for stream in streams]
+        assert {(*first, *more) for first, more in zip(begun, rest, strict=True)} == {
+            greedy.output_ids
+        }
+        assert wide[0].log_prob >= greedy.log_prob - 1e-6  # true of this prompt, not of every one
+        assert [beam.log_prob for beam in wide] == sorted((b.log_prob for b in wide), reverse=True)
+        assert wide[0].text == llm.tokenizer.decode(wide[0].output_ids)
+        with pytest.raises(UsageError, match="max_output_len"):
+            llm.beam_search(prompt, max_output_len=0)
 
 
 def test_beams_that_do_not_fit_are_refused_and_leave_nothing_behind():

@@ -5,6 +5,7 @@ Prompts are read in trtla.prompts, decoded in trtla.run, printed in trtla.cli.tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,8 @@ def run(console: Console, /, **flags: Any) -> None:
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
     drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
     models = check_drafters(given.engine_dir, drafters, given.lookahead)
+    if given.check_lossless:
+        _check_comparable(drafters)
     for request in requests:
         if request.lookahead == "auto":
             check_auto(request.drafter or drafter, request.name)
@@ -173,6 +176,16 @@ def run(console: Console, /, **flags: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         _decode_and_report(console, llm, requests, given)
+
+
+def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
+    """Refuse to compare texts that only have the same law."""
+    for name, settings in drafters:
+        if settings.rejection:
+            raise UsageError(
+                f"{name} asks for rejection, whose texts are others of the same law",
+                "leave --check-lossless or --rejection away",
+            )
 
 
 def _open(given: RunFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:

@@ -9,9 +9,10 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trtla.errors import UsageError
+from trtla.runtime.executor import Request
 
 LogProbs = Sequence[float]
 """Of every token of the vocabulary."""
@@ -74,6 +75,27 @@ class BeamTarget(Protocol):
             parents: for each, its place in the call before (in the first call always 0).
             tokens: the token that continues it.
         """
+
+
+@runtime_checkable
+class BeamSearcher(Protocol):
+    """An executor that searches with beams."""
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        """The best hypotheses, the best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamText:
+    """A hypothesis in words; `output_ids` hold the end token, the text does not."""
+
+    output_ids: tuple[int, ...]
+    text: str | None
+    """None for a model without tokenizer files."""
+    log_prob: float
+    """Sum over the new tokens, natural logarithm."""
+    finished: bool
+    """It ends with an end token."""
 
 
 def beam_search(

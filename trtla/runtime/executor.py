@@ -243,17 +243,7 @@ def open_executor(
             max_batch_size=max_batch_size,
             settings=trtllm or TrtllmSettings(),
         )
-    if trtllm not in (None, TrtllmSettings()):
-        raise UsageError(
-            f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
-            "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",
-        )
-    if mpi.world_size() > 1:
-        raise UsageError(
-            f"{engine.name} is a torch engine, which runs in one process, and "
-            f"{mpi.world_size()} run",
-            "start it without mpirun",
-        )
+    _check_torch(engine, trtllm)
     from trtla.runtime.torch_executor import open_torch_executor
 
     return open_torch_executor(
@@ -266,3 +256,18 @@ def open_executor(
         drafter=drafter,
         draft_engines=draft_engines,
     )
+
+
+def _check_torch(engine: Engine, trtllm: TrtllmSettings | None) -> None:
+    """Refuse what only TensorRT-LLM has."""
+    if trtllm not in (None, TrtllmSettings()):
+        raise UsageError(
+            f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
+            "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",
+        )
+    if mpi.world_size() > 1:
+        raise UsageError(
+            f"{engine.name} is a torch engine, which runs in one process, and "
+            f"{mpi.world_size()} run",
+            "start it without mpirun",
+        )

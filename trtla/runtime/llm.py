@@ -14,6 +14,7 @@ from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_
 from trtla.errors import UsageError
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
 from trtla.runtime.answer import Answer, Chunk, Completion, Piece
+from trtla.runtime.beam import BeamSearcher, BeamSettings, BeamText, Hypothesis
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
     Executor,
@@ -211,6 +212,31 @@ class LLM:
             return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
         return Answer(index, request, text, TextStream(decode, ids, stop))
+
+    def beam_search(
+        self, prompt: Prompt, settings: BeamSettings | None = None, max_output_len: int = 32
+    ) -> list[BeamText]:
+        """The most probable texts that a beam search finds, the best first; torch engines only.
+
+        Raises:
+            UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
+            TrtlaError: the K/V cache has no room for the beams.
+        """
+        if not isinstance(self._executor, BeamSearcher):
+            raise UsageError(
+                f"{self.engine.name} is a TensorRT-LLM engine, and trtla builds none with beams",
+                "search with a torch engine",
+            )
+        sampling = SamplingParams(max_output_len=max_output_len)
+        ids = self._encode(prompt, "the prompt")
+        request = Request(next(self._ids), ids, sampling, end_ids=self.end_ids)
+        found = self._executor.beam_search(request, settings or BeamSettings())
+        return [self._beam_text(beam) for beam in found]
+
+    def _beam_text(self, beam: Hypothesis) -> BeamText:
+        told = beam.tokens[:-1] if beam.finished else beam.tokens
+        text = None if self.tokenizer is None else self.tokenizer.decode(told)
+        return BeamText(beam.tokens, text, beam.log_prob, beam.finished)
 
     def _adapts(self, settings: DrafterSettings) -> bool:
         """Whether a request without a triple is adaptive: other drafters have nothing to choose."""

@@ -13,6 +13,8 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
 from trtla.runtime.batch import Feed
+from trtla.runtime.beam import BeamSettings, Hypothesis, beam_search
+from trtla.runtime.beam_cache import CachedBeams
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import cost_source, measure_costs
 from trtla.runtime.cost_table import CostTable
@@ -133,6 +135,19 @@ class TorchExecutor(OpenExecutor):
                 f"drafts, and there is room for {capacity}",
                 "lower its --gamma or --max-output-len",
             )
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        """The best hypotheses of a request, beside those in flight; its sampling is not looked at.
+
+        Raises:
+            UsageError: the request does not fit.
+            TrtlaError: the cache has no room for the beams.
+        """
+        self._check_new(request, self._active)
+        length = request.sampling.max_output_len
+        sizes = (settings.num_beams, length, self._limits.max_num_tokens)
+        with CachedBeams(self._forward, self._cache, request.input_ids, *sizes) as target:
+            return beam_search(target, settings, length, request.end_ids)
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
