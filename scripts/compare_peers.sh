@@ -5,11 +5,8 @@
 # TRTLA names the program, e.g. TRTLA=.venv/bin/trtla; without it .venv is set up first if needed.
 set -eu
 cd "$(dirname "$0")/.."
-if [ -z "${TRTLA:-}" ]; then
-    . scripts/setup.sh
-    setup_venv demo
-    TRTLA=.venv/bin/trtla
-fi
+. scripts/setup.sh
+setup_trtla
 peers=hf,hf-prompt-lookup
 python="$(dirname "$(command -v "$TRTLA")")/python"
 if "$python" -c 'from trtla.bench.peer_names import PEERS, check_installed; check_installed(PEERS)' 2>/dev/null; then

@@ -5,9 +5,6 @@
 # TRTLA names the program, e.g. TRTLA=.venv/bin/trtla; without it .venv is set up first if needed.
 set -eu
 cd "$(dirname "$0")/.."
-if [ -z "${TRTLA:-}" ]; then
-    . scripts/setup.sh
-    setup_venv demo
-    TRTLA=.venv/bin/trtla
-fi
+. scripts/setup.sh
+setup_trtla
 exec "$TRTLA" bench --ablation --engine-dir trtla/assets/tiny-llama --dtype float32 --lookahead 3,4,2 "$@"

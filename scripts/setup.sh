@@ -64,6 +64,14 @@ setup_venv() {
     echo "==> set up in $((SECONDS - start)) s"
 }
 
+# TRTLA, the program that a script runs, unless the caller has named one.
+setup_trtla() {
+    if [ -z "${TRTLA:-}" ]; then
+        setup_venv demo || return 1
+        TRTLA=.venv/bin/trtla
+    fi
+}
+
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -eu
     cd "$(dirname "$0")/.."

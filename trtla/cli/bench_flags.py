@@ -9,7 +9,6 @@ from trtla.cli.drafter_options import DrafterFlags
 
 if TYPE_CHECKING:
     from trtla.lookahead import Lookahead
-    from trtla.runtime.drafters.options import Cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,4 @@ class BenchFlags(DrafterFlags):
     ignore_eos: bool
     rounds: int
     output_format: str
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
     drafter: tuple[str, ...]

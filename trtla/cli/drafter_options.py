@@ -14,7 +14,7 @@ import click
 from trtla.build.folder_kind import folder_kind
 from trtla.build.hf_config import read_hf_config
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import setting, several, stack, switch
+from trtla.cli.options import ExecutorFlags, setting, several, stack, switch
 from trtla.cli.values import TEXT
 from trtla.config import EngineConfig, read_json, validate
 from trtla.drafting import (
@@ -33,8 +33,8 @@ _NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterFlags:
-    """The values of `drafter_choices`; commands' flags are derived from it."""
+class DrafterFlags(ExecutorFlags):
+    """Those of `drafter_choices` as well; commands' flags are derived from it."""
 
     gamma: int
     egag: bool

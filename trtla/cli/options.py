@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from trtla.cli.values import DEVICE, LOOKAHEAD
 from trtla.console import Console
 
 if TYPE_CHECKING:
-    from trtla.runtime.drafters.options import DraftOptions
+    from trtla.runtime.drafters.options import Cells, DraftOptions
     from trtla.runtime.trtllm_settings import TrtllmSettings
 
 Function = Callable[..., Any]
@@ -145,15 +146,31 @@ trtllm_flags = stack(
 """How TensorRT-LLM's executor runs; names and defaults of its run.py."""
 
 
-def trtllm_settings(flags: Any) -> TrtllmSettings:
-    """The values of `trtllm_flags`, from an object that has them as attributes."""
+@dataclass(frozen=True, slots=True)
+class ExecutorFlags:
+    """The values of `trtllm_flags` and `draft_flags`."""
+
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
+    draft_context: int
+    draft_merge: bool
+    draft_accept_window: bool
+    draft_keep_pool: int
+    draft_cells: Cells
+
+
+def trtllm_settings(flags: ExecutorFlags) -> TrtllmSettings:
+    """The values of `trtllm_flags`."""
     from trtla.runtime.trtllm_settings import TrtllmSettings
 
+    policy: Any = flags.scheduler_policy.replace("-", "_")  # one of click's choices
     return TrtllmSettings(
         flags.kv_cache_free_gpu_memory_fraction,
         flags.kv_cache_enable_block_reuse,
         flags.enable_chunked_context,
-        flags.scheduler_policy.replace("-", "_"),
+        policy,
     )
 
 
@@ -191,8 +208,8 @@ draft_flags = stack(
 """How lookahead drafts; the defaults are what TensorRT-LLM does."""
 
 
-def draft_options(flags: Any) -> DraftOptions:
-    """The values of `draft_flags`, from an object that has them as attributes."""
+def draft_options(flags: ExecutorFlags) -> DraftOptions:
+    """The values of `draft_flags`."""
     from trtla.runtime.drafters.options import DraftOptions
 
     return DraftOptions(

@@ -43,7 +43,6 @@ from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 if TYPE_CHECKING:
     from trtla.prompts import PromptRequest
     from trtla.run import Decoded
-    from trtla.runtime.drafters.options import Cells
     from trtla.runtime.llm import LLM
 
 
@@ -71,15 +70,6 @@ class RunFlags(DrafterFlags):
     stream: bool
     check_lossless: bool
     color: str
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
     drafter: str
 
 

@@ -42,7 +42,6 @@ from trtla.lookahead import Lookahead
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trtla.runtime.drafters.options import Cells
     from trtla.runtime.executor import SamplingParams
     from trtla.runtime.limits import ExecutorLimits
     from trtla.runtime.llm import LLM
@@ -86,15 +85,6 @@ class SummarizeFlags(DrafterFlags):
     seed: int
     rouge1_threshold: float | None
     output: str | None
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
     drafter: str
 
     @property

@@ -26,7 +26,9 @@ class _Tally:
 
     __slots__ = ("_hits", "_parent", "_step", "_unit", "_weight")
 
-    def __init__(self, weight: float, hits: list[float], parent: _Tally | None, memory: float):
+    def __init__(
+        self, weight: float, hits: list[float], parent: _Tally | None, memory: float
+    ) -> None:
         self._weight, self._hits, self._parent = weight, hits, parent
         self._unit, self._step = 1.0, 1.0 / memory
 

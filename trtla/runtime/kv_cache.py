@@ -6,6 +6,7 @@ GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,8 +93,8 @@ class KVCache:
         shape = (num_layers, 2, slots, num_kv_heads, head_size)
         self.data = torch.empty(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
-        self.addresses = tuple(part.data_ptr() for layer in self._layers for part in layer)
-        """Where each layer's keys and values begin."""
+        self.addresses = array("Q", (part.data_ptr() for pair in self._layers for part in pair))
+        """Where each layer's keys and values begin, as a C function takes them."""
         self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
         """The slot table of a sequence's blocks."""
 

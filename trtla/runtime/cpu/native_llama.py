@@ -59,7 +59,7 @@ class NativeLlama:
         self._turns = Turns(config)
         self._logits = torch.empty((0, config.vocab_size))
         self._alive: list[Tensor | Packed] = []
-        tensors = ModelTensors(weights, self._placed, torch.float32)
+        tensors = ModelTensors(weights, self._placed, dtype)
         layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
         embedding = self._keep(tensors.take("vocab_embedding.weight").contiguous())
         self._stored = str(embedding.dtype).removeprefix("torch.")
@@ -102,7 +102,7 @@ class NativeLlama:
         )
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> native.Matrix:
-        packed = Packed.of(self._packing, self._placed(weight), bias)
+        packed = Packed.of(self._packing, weight, bias)
         self._alive.append(packed)
         return packed.matrix
 
@@ -151,7 +151,6 @@ class NativeLlama:
         rows = sum(len(feed.rows) for feed in feeds)
         if rows > len(self._logits):  # kept: the system clears the pages of a new one
             self._logits = torch.empty((rows, self.config.vocab_size))
-        layers = array("Q", cache.addresses)
         step = native.Step(
             tokens=len(turns),
             num_rows=rows,
@@ -159,7 +158,7 @@ class NativeLlama:
             integers=integers.buffer_info()[0],
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
-            cache=layers.buffer_info()[0],
+            cache=cache.addresses.buffer_info()[0],
             logits=self._logits.data_ptr(),
             threads=torch.get_num_threads(),
         )
@@ -172,7 +171,7 @@ class NativeLlama:
         return token
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1): temperature, top-k, top-p, inverse sum."""
+        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise."""
         filters = params.temperature, params.top_k, params.top_p
         token: int = self._library.draw(*_row(logits, row), *filters, noise)
         return token
