@@ -244,7 +244,7 @@ def open_executor(
             settings=trtllm or TrtllmSettings(),
         )
     _check_torch(engine, trtllm)
-    from trtla.runtime.torch_executor import open_torch_executor
+    from trtla.runtime.torch_start import open_torch_executor
 
     return open_torch_executor(
         engine,

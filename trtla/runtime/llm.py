@@ -8,11 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from trtla.build.engine_folder import Engine, open_engine
-from trtla.build.folder_kind import folder_kind
-from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
+from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
+from trtla.lookahead import Lookahead, refuse_auto
 from trtla.runtime.answer import Answer, Chunk, Completion, Piece
 from trtla.runtime.beam import BeamSearcher, BeamSettings, BeamText, Hypothesis
 from trtla.runtime.drafters.options import DraftOptions
@@ -25,7 +23,13 @@ from trtla.runtime.executor import (
     open_executor,
 )
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.text import StopStrings, TextStream, Tokenizer
+from trtla.runtime.open_model import (
+    DEFAULT_LOOKAHEAD,
+    draft_engines,
+    open_model,
+    open_tokenizer,
+)
+from trtla.runtime.text import StopStrings, TextStream
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
@@ -34,8 +38,6 @@ Prompt = str | Sequence[int]
 """A text, or token ids for models without a tokenizer."""
 
 T = TypeVar("T")
-DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
-"""The server's triple for a Hugging Face folder when none is given."""
 
 
 class LLM:
@@ -78,13 +80,13 @@ class LLM:
         """
         self._adaptive = lookahead == "auto"
         server = None if lookahead == "auto" else lookahead
-        self.engine = _open(Path(model), server)
+        self.engine = open_model(Path(model), server)
         if self._adaptive and self.engine.backend == "tensorrt-llm":
             raise refuse_auto(self.engine.name)
         self._drafter = drafter or LOOKAHEAD
         if self._adaptive:
             check_auto(self._drafter, self.engine.name)
-        self.tokenizer = _tokenizer(tokenizer_dir, self.engine)
+        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         self._executor: Executor = open_executor(
             self.engine,
             lookahead=server,
@@ -94,7 +96,7 @@ class LLM:
             trtllm=trtllm,
             draft_options=draft_options,
             drafter=self._drafter,
-            draft_engines=_draft_engines(self.engine, self._drafter, draft_models),
+            draft_engines=draft_engines(self.engine, self._drafter, draft_models),
         )
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
@@ -290,32 +292,6 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _draft_engines(
-    target: Engine, drafter: DrafterSettings, draft_models: Sequence[str]
-) -> dict[str, Engine]:
-    """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
-    if target.backend == "tensorrt-llm":
-        check_drafts_itself(drafter, target.name)
-        return {}
-    own = () if drafter.draft_model is None else (drafter.draft_model,)
-    return {path: _open(Path(path), AUTOREGRESSIVE) for path in (*own, *draft_models)}
-
-
-def _open(path: Path, lookahead: LookaheadConfig | None) -> Engine:
-    if folder_kind(path) == "Hugging Face model":
-        from trtla.build.in_memory import engine_from_hugging_face
-        from trtla.build.settings import BuildSettings
-
-        return engine_from_hugging_face(path, BuildSettings(lookahead or DEFAULT_LOOKAHEAD))
-    return open_engine(path)
-
-
-def _tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | None:
-    if folder is not None:
-        return Tokenizer(Path(folder))
-    return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
-from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
@@ -16,29 +14,23 @@ from trtla.runtime.batch import Feed
 from trtla.runtime.beam import BeamSettings, Hypothesis, beam_search
 from trtla.runtime.beam_cache import CachedBeams
 from trtla.runtime.commit import committed_prefix
-from trtla.runtime.cost_probe import cost_source, measure_costs
+from trtla.runtime.cost_probe import measure_costs
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype, synchronize
+from trtla.runtime.device import synchronize
 from trtla.runtime.draft import Drafter, RankingDrafter, close_drafter
-from trtla.runtime.drafters.factory import Drafters, open_draft_models
-from trtla.runtime.drafters.lookahead import LookaheadDrafters, NoDrafter, lookahead_drafter
-from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.drafters.lookahead import NoDrafter, lookahead_drafter
 from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, RequestStats
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.load_model import load_model
 from trtla.runtime.model import TargetModel
 from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
 from trtla.runtime.rejection import accept_by_rejection
 from trtla.runtime.scheduler import Plan, Scheduler
 from trtla.runtime.sequence import Sequence
-from trtla.runtime.step_forward import SPARE_BLOCKS, FeedModel, StepForward, step_forward
+from trtla.runtime.step_forward import FeedModel, StepForward, step_forward
 from trtla.runtime.verify import Accepted, accept
-
-if TYPE_CHECKING:
-    from trtla.build.engine import Engine
 
 DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
 """(the triple that holds for it, request) -> its drafter."""
@@ -285,41 +277,3 @@ def _read(feed: Feed, prediction: Prediction) -> list[int]:
         return []
     said = prediction.draws if feed.draft.drawn else prediction.greedy
     return [said[node] for node in feed.draft.read]
-
-
-def open_torch_executor(
-    engine: Engine,
-    *,
-    lookahead: LookaheadConfig | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch_size: int | None = None,
-    draft_options: DraftOptions | None = None,
-    drafter: DrafterSettings | None = None,
-    draft_engines: Mapping[str, Engine] | None = None,
-) -> TorchExecutor:
-    """Load an engine's weights and make its cache; arguments as in `open_executor`."""
-    checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
-    settings, on = drafter or LOOKAHEAD, resolve_device(device)
-    limits = ExecutorLimits(
-        batch_size,
-        build.max_input_len,
-        build.max_text_len,
-        build.max_num_tokens,
-        checkpoint.vocab_size,
-        server,
-        drafter=settings,
-        draft_models=tuple(draft_engines or ()),
-    )
-    arithmetic = resolve_dtype(dtype, checkpoint.dtype, on)
-    models = open_draft_models(draft_engines or {}, limits, device, dtype)
-    model = load_model(checkpoint, engine.weights(), arithmetic, on)
-    longest = max(build.max_seq_len, build.max_text_len + settings.max_draft_len(server))
-    blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
-    costs = cost_source(engine, model.arithmetic, on)
-    drafters = Drafters(limits, LookaheadDrafters(draft_options or DraftOptions()), models)
-    executor = TorchExecutor(model, model.new_cache(blocks + SPARE_BLOCKS), limits, drafters, costs)
-    for one in models.values():
-        one.totals = executor.stats().draft_models
-    return executor
