@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runtime.test_hf_equality import folder_and_model
+from trtla import LLM
 from trtla.bench.arms import Run
 from trtla.bench.figures import Hardware, agreement, rows
-from trtla.bench.hardware import peak_bytes, read_bandwidth, reset_peak, weight_bytes
+from trtla.bench.hardware import peak_bytes, read_bandwidth, reset_peak
 from trtla.bench.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.bench.rounds import Cell, add, measure
 from trtla.config import CheckpointConfig
 from trtla.errors import UsageError
 from trtla.runtime.executor import SamplingParams
+from trtla.runtime.weight_bytes import weight_bytes
 
 CELL = Cell("cpu", "float32", 1, 2, None, 0.0, "code")
 PLAIN = Run(
@@ -188,6 +191,19 @@ def test_weight_bytes_of_the_shipped_model(tiny_llama: Path) -> None:
     config: CheckpointConfig = engine.config.pretrained_config
     assert weight_bytes(config, torch.float32) == 4 * count
     assert weight_bytes(config, torch.bfloat16, fp8=True) < 2 * count
+
+
+@pytest.mark.parametrize("compiled", ["0", "1"])
+def test_both_executors_count_the_same_weights(
+    compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A float32 checkpoint is held as it is by both; the compiled one fills blocks up."""
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    with LLM(folder_and_model("mha")[0], dtype="float32") as llm:
+        assert ("compiled" in llm.description) == (compiled == "1")
+        config = llm.engine.config.pretrained_config
+        expected = weight_bytes(config, torch.float32)
+        assert llm.stats().weight_bytes == pytest.approx(expected, rel=0.03)
 
 
 def test_what_the_machine_does_is_measured() -> None:

@@ -136,6 +136,7 @@ def toy_executor(
     num_blocks: int | None = None,
     costs: CostTable | None = None,
     draft_models: tuple[str, ...] = (),
+    max_reused_len: int = 0,
 ) -> tuple[TorchExecutor, ToyModel]:
     """A `TorchExecutor` over a toy."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
@@ -146,7 +147,7 @@ def toy_executor(
     lengths = (max_text_len, max_text_len, budget)
     limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, draft_models=draft_models)
     table = costs or CostTable.of([(1, 1.0)])
-    return TorchExecutor(model, cache, limits, drafter, lambda *_: table), model
+    return TorchExecutor(model, cache, limits, drafter, lambda *_: table, max_reused_len), model
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:

@@ -9,7 +9,8 @@ from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.lookahead import LookaheadConfig, max_draft_len
 
 if TYPE_CHECKING:
-    from trtla.runtime.beam import BeamSettings, BeamText
+    from trtla.runtime.beam import BeamSettings
+    from trtla.runtime.beam_text import BeamText
     from trtla.runtime.drafters.options import DraftOptions
     from trtla.runtime.executor import SamplingParams
     from trtla.runtime.llm import LLM, Chunk, Completion
@@ -36,7 +37,7 @@ __all__ = [
 _LAZY = {
     "LLM": "trtla.runtime.llm",
     "BeamSettings": "trtla.runtime.beam",
-    "BeamText": "trtla.runtime.beam",
+    "BeamText": "trtla.runtime.beam_text",
     "Chunk": "trtla.runtime.llm",
     "Completion": "trtla.runtime.llm",
     "DraftOptions": "trtla.runtime.drafters.options",

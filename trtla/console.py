@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,11 @@ class Console:
                 yield update
         else:
             yield _Lines(label).update
+
+
+def command_line() -> str:
+    """This process's command as it was typed, to stand beside its results."""
+    return shlex.join(["trtla", *sys.argv[1:]])
 
 
 def cell(value: object) -> str:

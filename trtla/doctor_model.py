@@ -15,6 +15,7 @@ from trtla import kernels
 from trtla.build.engine_folder import read_engine
 from trtla.build.folder_kind import FolderKind, folder_kind
 from trtla.build.hf_config import read_hf_config
+from trtla.build.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 from trtla.config import CheckpointConfig, read_json, validate
 from trtla.doctor import Report
 from trtla.errors import TrtlaError, UsageError
@@ -32,7 +33,9 @@ class _Facts:
     lookahead: bool
     """False for engines built plain, which need no lookahead kernels."""
     backend: str | None = None
-    """The backend that an engine was built for."""
+    """The backend that an engine was built for, or the only one that runs the model."""
+    reason: str | None = None
+    """Why that backend, where no engine was built for it."""
     release: str | None = None
     """The release of TensorRT-LLM that built it."""
     capability: str | None = None
@@ -70,7 +73,8 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
         told = problems or [error.message]
         return ModelCheck(str(folder), kind, report.backend, report.reason, problems=tuple(told))
     backend = facts.backend or report.backend
-    reason = f"{folder} was built for it" if facts.backend else report.reason
+    built = f"{folder} was built for it" if facts.backend else report.reason
+    reason = facts.reason or built
     warnings: list[str] = []
     for verdict in _verdicts(facts, report) if backend == "tensorrt-llm" else ():
         if verdict.allowed is False:
@@ -83,6 +87,10 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
 
 def _facts(folder: Path, kind: FolderKind) -> _Facts:
     path = folder / "config.json"
+    if is_encoder_decoder(folder):
+        decoder = decoder_config(folder, read_t5_config(folder))
+        why = "only the torch executor runs encoder-decoders"
+        return _Facts(decoder, lookahead=True, backend="torch", reason=why)
     if kind == "Hugging Face model":
         return _Facts(read_hf_config(path)[0], lookahead=True)
     if kind == "checkpoint":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 from trtla.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
@@ -78,7 +78,8 @@ class DrafterSettings:
                     "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
                 )
             if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
-                raise UsageError(f"drafter {name!r} is not known", f"use {_NAMES}")
+                guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
+                raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
         self._check_chain([name.partition(":")[0] for name in self.drafter])
 
     def _check_chain(self, kinds: list[str]) -> None:
@@ -182,6 +183,37 @@ def check_used(settings: Iterable[DrafterSettings]) -> None:
                     f"{name} needs a draft model, and the drafter is {one.name}",
                     f"use --drafter draft:PATH, or leave --{name} away",
                 )
+
+
+def check_draft_place(
+    device: str | None, dtype: str | None, has_draft_model: bool, trtllm: str | None = None
+) -> None:
+    """Refuse a device or a type of draft models where no draft model can use it.
+
+    Args:
+        device: what draft_device was given; None: nothing.
+        dtype: likewise draft_dtype.
+        has_draft_model: whether any request can be drafted for by one.
+        trtllm: the engine's name, if TensorRT-LLM runs it.
+
+    Raises:
+        UsageError: one of them is given, and there is no draft model.
+    """
+    for name, value in (("draft_device", device), ("draft_dtype", dtype)):
+        if value is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if trtllm is not None:
+            raise UsageError(
+                f"{trtllm} is a TensorRT-LLM engine, which makes its drafts itself: {name} "
+                f"{value} cannot be chosen",
+                f"leave {flag} away, or build with --backend torch",
+            )
+        if not has_draft_model:
+            raise UsageError(
+                f"{name} {value} needs a draft model, and no drafter is one",
+                f"use --drafter draft:PATH, or leave {flag} away",
+            )
 
 
 def check_auto(settings: DrafterSettings, name: str) -> None:

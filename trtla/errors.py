@@ -6,6 +6,8 @@ errors are brought to one line here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class TrtlaError(Exception):
     """An operation failed; the base class of everything trtla raises on purpose (exit code 1)."""
@@ -39,3 +41,18 @@ def sentence(error: BaseException) -> str:
     """An error of somebody else's code in one line: its type, and what it says."""
     said = first_line(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def closest(given: str, known: Iterable[str]) -> str | None:
+    """The known name that a mistyped one is most like; None where none is like it."""
+    from difflib import get_close_matches
+
+    names = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), names, 1)
+    return names[found[0]] if found else None
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """How a hint begins when a name is mistyped: `did you mean NAME? `, or nothing."""
+    guess = closest(given, known)
+    return f"did you mean {guess}? " if guess else ""

@@ -15,11 +15,12 @@ from trtla.build.checkpoint import rank_problems
 from trtla.build.compiled import compiled_problems
 from trtla.build.engine_folder import check_manifest, read_engine
 from trtla.build.folder_kind import FolderKind, folder_kind
-from trtla.build.hf import model_problems
+from trtla.build.hf import model_problems, stored_parameters
 from trtla.build.hf_config import read_hf_config
 from trtla.build.plan import LM_HEAD, check_mapping, hf_shapes
 from trtla.build.side_files import end_ids, tokenizer_dir
 from trtla.build.support import check_supported
+from trtla.build.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 from trtla.config import CheckpointConfig, read_json, validate
 from trtla.errors import UsageError
 
@@ -49,7 +50,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     problems. Where config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo,
     parameters (a tied lm_head counts once), shape and mapping; for engines also version, backend,
     limits, lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of
-    one request).
+    one request). Of an encoder-decoder the shape is the decoder's.
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
@@ -79,6 +80,9 @@ def _describe(folder: Path, kind: FolderKind, problems: list[UsageError]) -> dic
         config = validate(CheckpointConfig, read_json(path), str(path))
         problems += _config_problems(folder, config) or rank_problems(folder, config)
         return _describe_model(config)
+    if is_encoder_decoder(folder):
+        decoder = decoder_config(folder, read_t5_config(folder))
+        return _describe_model(decoder, stored_parameters(folder))
     config, _ = read_hf_config(folder / "config.json")
     problems += model_problems(folder, config)
     return _describe_model(config)
@@ -116,13 +120,14 @@ def _config_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]
     return []
 
 
-def _describe_model(config: CheckpointConfig) -> dict[str, Any]:
+def _describe_model(config: CheckpointConfig, parameters: int | None = None) -> dict[str, Any]:
+    """`parameters` where a Llama's rule does not tell them."""
     return {
         "architecture": config.architecture,
         "dtype": config.dtype,
         "quant_algo": config.quantization.quant_algo,
         "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
-        "parameters": _parameters(config),
+        "parameters": _parameters(config) if parameters is None else parameters,
         "shape": _pick(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),
     }

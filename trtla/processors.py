@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 from trtla.runtime.executor import SamplingParams
 
 VALUES = {
@@ -19,6 +19,9 @@ VALUES = {
     "topknucleus": ("temperature", "top_k", "top_p"),
 }
 """The processors, and what their values mean, in order."""
+
+Filters = tuple[float, int, float]
+"""(temperature, top_k, top_p)."""
 
 _ALL = "greedy, multinomial[:T], topk:T:K, nucleus:T:P, topknucleus:T:K:P"
 
@@ -33,12 +36,12 @@ class Processor:
     top_p: float
 
     @property
-    def filters(self) -> tuple[float, int, float]:
+    def filters(self) -> Filters:
         """(temperature, top_k, top_p)."""
         return self.temperature, self.top_k, self.top_p
 
 
-def processor(name: str, *values: float) -> tuple[float, int, float]:
+def processor(name: str, *values: float) -> Filters:
     """(temperature, top_k, top_p) of a processor; greedy is temperature 0 whatever its value.
 
     Args:
@@ -66,9 +69,20 @@ def parse_processor(text: str) -> Processor:
     return _processor(name, values, text)
 
 
+def filters_text(temperature: float, top_k: int, top_p: float) -> str:
+    """The filters that do something, such as `temperature 0.8, top-p 0.9`."""
+    told = [f"temperature {temperature:g}"]
+    if temperature:
+        told += [f"top-k {top_k}"] if top_k else []
+        told += [f"top-p {top_p:g}"] if top_p < 1.0 else []
+    return ", ".join(told)
+
+
 def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
     if name not in VALUES:
-        raise UsageError(f"processor {text} is not known", f"use {_ALL}")
+        raise UsageError(
+            f"processor {text} is not known", f"{did_you_mean(name, VALUES)}use {_ALL}"
+        )
     wanted = VALUES[name]
     if len(values) > len(wanted) or len(values) < len(wanted) - (len(wanted) == 1):
         raise UsageError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.drafting import NO_DRAFTER
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.prompts import PromptRequest
+from trtla.runtime.positions import accepted_per_pos
 
 if TYPE_CHECKING:
     from trtla.runtime.llm import LLM, Chunk, Completion
@@ -31,6 +32,8 @@ class Totals:
     drafted: int | None
     """None where the executor does not tell."""
     accepted: int
+    accepted_per_pos: list[float] | None
+    """Item i: in how many of all steps a draft was accepted at depth i + 1; None: unknown."""
     distinct_4grams: float | None
     time_s: float
     tokens_per_s: float
@@ -77,6 +80,7 @@ def totals(completions: Sequence[Completion], time_s: float) -> Totals:
         tokens_per_step=1.0 + accepted / steps if steps else 1.0,
         drafted=_sum(c.stats.drafted for c in completions),
         accepted=accepted,
+        accepted_per_pos=accepted_per_pos(c.stats.accepted_lengths for c in completions),
         distinct_4grams=distinct_4grams(c.output_ids for c in completions),
         time_s=time_s,
         tokens_per_s=output_tokens / time_s if time_s else 0.0,
@@ -173,6 +177,7 @@ def result(completion: Completion) -> dict[str, Any]:
         "tokens_per_step": completion.stats.tokens_per_step,
         "drafted": completion.stats.drafted,
         "accepted": completion.stats.accepted,
+        "accepted_per_pos": completion.stats.accepted_per_pos,
         "distinct_4grams": distinct_4grams([completion.output_ids]),
     }
 

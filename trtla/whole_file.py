@@ -13,11 +13,20 @@ def write_whole(path: Path, text: str) -> Path:
     Raises:
         OSError: the disk is full, or permission is missing.
     """
+    return write_whole_bytes(path, text.encode("utf-8"))
+
+
+def write_whole_bytes(path: Path, data: bytes) -> Path:
+    """Replace a file's bytes; a failure leaves what was there, and nothing else.
+
+    Raises:
+        OSError: the disk is full, or permission is missing.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     part = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         part.chmod(0o644)
         part.replace(path)
     except BaseException:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -106,6 +107,15 @@ def _save_tokenizer(folder: Path) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with a tokenizer."""
     return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model without its weights: what is refused here was refused before they were wanted."""
+    folder = tmp_path_factory.mktemp("empty") / "model"
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors").unlink()
+    return folder
 
 
 @pytest.fixture(scope="session")

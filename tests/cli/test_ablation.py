@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import random
 import signal
@@ -14,10 +15,15 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.cli.conftest import ROOT, Ran, refused, trtla
+from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.ablation_arms import METHODS
+from trtla.bench.ablation_cases import load_tasks
 from trtla.bench.ablation_rows import COLUMNS, FIGURES, TIMES
+from trtla.bench.prompt_sets import Ids
 
 HEADER = [
     "run_id", "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta",
@@ -113,6 +119,56 @@ def test_rows_agree_with_themselves_and_with_plain_decoding(table: Path) -> None
         assert 1000 / float(row["tokens_per_s"]) == pytest.approx(float(row["ms_per_token"]), 1e-4)
 
 
+def test_perplexity_is_the_targets_own_of_the_text(table: Path, model: Path) -> None:
+    """Against transformers; a text has one, whoever drafted and whatever drew it."""
+    rows = read(table)
+    found: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        found.setdefault((row["task"], row["output_sha256"]), set()).add(row["perplexity"])
+    assert all(len(one) == 1 for one in found.values())
+    assert len({cell for one in found.values() for cell in one}) == len(found) > 2
+    [prompt] = load_tasks(["code"], 1)
+    with LLM(model, lookahead=LookaheadConfig(1, 1, 0)) as llm:
+        llm.end_ids = frozenset()
+        drawn = SamplingParams(8, temperature=0.8, top_p=0.9, seed=1)
+        for sampling, name in ((SamplingParams(8), "greedy"), (drawn, "nucleus")):
+            [done] = llm.generate(prompt.text, sampling)
+            [cell] = {
+                row["perplexity"] for row in rows
+                if (row["task"], row["processor"], row["seed"]) == ("code", name, "1")
+            }  # fmt: skip
+            scores = transformers_log_probs(model, done.input_ids, done.output_ids)
+            assert float(cell) == pytest.approx(math.exp(-mean(scores)), rel=1e-3)
+
+
+def transformers_log_probs(model: Path, prompt: Ids, output: Ids) -> list[float]:
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = target(torch.tensor([[*prompt, *output]])).logits[0].double()
+    rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    return [row[token].item() for row, token in zip(rows, output, strict=True)]
+
+
+def test_texts_are_scored_once_and_untimed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, score = [], LLM.log_probs
+
+    def slow(self, *text):
+        scored.append(text)
+        time.sleep(0.5)
+        return score(self, *text)
+
+    monkeypatch.setattr(LLM, "log_probs", slow)
+    path = tmp_path / "results.csv"
+    ran = ablation(model, path, "--categories", "code", "--processor", "greedy,nucleus:2:0.9")
+    assert ran.code == 0, ran.err
+    rows = read(path)
+    assert len(rows) == len(METHODS) * 2 * 2
+    assert len(scored) == len(set(scored)) == 3  # greedy, and two seeds
+    assert max(float(row["time_s"]) for row in rows) < 0.5
+
+
 def test_the_means_file_holds_mean_and_deviation_of_each_setting_and_task(table: Path) -> None:
     rows, found = read(table), read(table.with_name("results_means.csv"))
     assert len(found) == len(METHODS) * 2 * 2
@@ -171,8 +227,12 @@ def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) ->
     rows = read(path)
     assert len(rows) == len({row["run_id"] for row in rows}) == 64
     assert all(row["same_as_ar"] == "true" for row in rows)
+    assert f"note: {kept.count(chr(10)) - 1} of 64 rows are there already" in ran.err
+    assert ran.err.count(" of 64: ") == 64 - (kept.count("\n") - 1)
     again = path.read_bytes()
-    assert trtla(*args).code == 0
+    ran = trtla(*args)
+    assert ran.code == 0
+    assert "note: 64 of 64 rows are there already" in ran.err
     assert path.read_bytes() == again  # nothing was left to do
 
 
@@ -201,9 +261,30 @@ def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
         ("prompt", "topk", "5")
     }
     assert all(row["same_as_ar"] == "true" for row in rows)
+    assert ran.json["environment"]["command"].startswith("trtla ")
+    assert ran.json["environment"]["torch"]
     found = next(one for one in ran.json["means"] if one["method"] == "nasd")
-    assert (found["gamma"], found["rows"], found["same_as_ar_mean"]) == ("2", 1, 1)
+    assert (found["gamma"], found["rows"], found["same_as_ar_mean"]) == (2, 1, 1)
+    assert (found["use_cache"], found["window"], found["temperature"]) == (True, None, 1)
+    assert found["ngram_kind"] == "basic"
+    for one in ran.json["means"]:
+        share = one["accepted_mean"] / one["steps_mean"]
+        assert sum(one["accepted_per_pos"]) == pytest.approx(share)
+        assert one["accepted_per_pos"] == sorted(one["accepted_per_pos"], reverse=True)
     assert read(tmp_path / "results_means.csv")[0]["time_s_std"] == ""  # one repeat
+
+
+def test_what_a_list_names_twice_counts_once_and_rows_of_before_have_no_positions(
+    model: Path, tmp_path: Path
+) -> None:
+    args = ("--prompt", "a", "--arms", "nasd", "--processor", "greedy,greedy", "-o", "json")
+    path = tmp_path / "results.csv"
+    first, second = (ablation(model, path, "--dtype", "auto,float32", *args) for _ in range(2))
+    assert first.code == second.code == 0, first.err
+    assert len(read(path)) == 2 * 2
+    assert [one["rows"] for one in first.json["means"]] == [2, 2]
+    assert all(one["accepted_per_pos"] is not None for one in first.json["means"])
+    assert all(one.pop("accepted_per_pos") is None for one in second.json["means"])
 
 
 def test_bad_settings_are_refused_before_a_model_is_loaded(
@@ -223,6 +304,11 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--grid-ema", "1"), ("ema is 1",)),
         (("--repeats", "0"), ("0",)),
         (("--categories", "poems"), ("poems", "dialogue")),
+        (("--processor", "greedy", "--top-p", "0.9"), ("--ablation does not read --top-p",)),
+        (("--batch-size", "4"), ("--ablation does not read --batch-size",)),
+        (("--compare", "hf"), ("--ablation does not read --compare",)),
+        (("--draft-context", "3"), ("--ablation does not read --draft-context",)),
+        (("--threads", "1,2"), ("--threads has 2 numbers",)),
         (("--prompt", ""), ("empty",)),
         (("--prompt", "x", "--categories", "code"), ("exclude",)),
         (("--draft-model", tiny_llama), ("258", "2048")),
@@ -231,6 +317,8 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--output", tmp_path / "no" / "results.csv"), ("does not exist",)),
     ):
         refused(ablation(model, path, *args), 2, *parts)
+    alone = trtla("bench", "--engine-dir", model, "--repeats", "2")
+    refused(alone, 2, "--repeats is read by --ablation alone")
     path.write_text("a,b\n1,2\n")
     refused(ablation(model, path), 2, "not an ablation's table", "--output")
     assert path.read_text() == "a,b\n1,2\n"

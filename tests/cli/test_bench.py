@@ -19,9 +19,12 @@ FIGURES = {
     "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
-    "first_divergence",
+    "first_divergence", "accepted_per_pos",
 }  # fmt: skip
-AXES = {"device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "category"}
+AXES = {
+    "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",
+    "category",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +67,11 @@ def test_the_json_document(engine: Path, model: Path) -> None:
         else:
             assert row["equal_texts"] is None
         assert row["tokens_per_s_min"] <= row["tokens_per_s"] <= row["tokens_per_s_max"]
+        if row["arm"].startswith("hf"):
+            assert row["accepted_per_pos"] is None
+        else:  # the last step may end within its draft
+            share = row["tokens_per_step"] - 1
+            assert share <= sum(row["accepted_per_pos"]) <= share + 1
     lookup = found["rows"][4]
     assert lookup["setting"].startswith("prompt_lookup_num_tokens=")
     assert "code, temperature 0.5, batch 1, round 2 of 2: ar " in ran.err
@@ -97,6 +105,41 @@ def test_markdown_tells_the_circumstances(model: Path) -> None:
     assert "(cpu, bfloat16, 1 threads)" in ran.out
     assert ran.out.count("| lookahead 2,3,2 |") == 2
     assert ran.out.count("| hf ") == 2
+
+
+def test_processors_are_cells_beside_one_another(engine: Path) -> None:
+    args = ("--processor", "greedy,nucleus:2:0.4,topk:1.5:5", "--lookahead", "2,2,1")
+    ran = bench(engine, *args, "-o", "json")
+    assert ran.code == 0, ran.err
+    filters = [(0.0, 0, 1.0), (2.0, 0, 0.4), (1.5, 5, 1.0)]
+    names = ("temperature", "top_k", "top_p")
+    assert [tuple(row[name] for name in names) for row in ran.json["rows"][::2]] == filters
+    assert [tuple(cell[name] for name in names) for cell in ran.json["cells"]] == filters
+    assert all(row["equal_texts"] == 2 for row in ran.json["rows"])
+    assert "code, temperature 2, top-p 0.4, batch 1, round 1 of 2: ar " in ran.err
+    named = bench(engine, "--processor", "topk:1.5:5", "--rounds", "1")
+    assert named.code == 0, named.err
+    assert "**code, temperature 1.5, top-k 5, batch 1**" in named.out
+
+
+def test_processors_write_what_their_filters_write(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtla.bench.arms import EngineArm
+
+    decode, drawn = EngineArm.decode, []
+
+    def spied(self, prompts, sampling):
+        run = decode(self, prompts, sampling)
+        drawn.append((self.name, run.outputs))
+        return run
+
+    monkeypatch.setattr(EngineArm, "decode", spied)
+    spelled = ("--temperature", "2", "--top-p", "0.4", "--top-k", "30")
+    for args in (("--processor", "topknucleus:2:30:0.4"), spelled, ("--temperature", "2")):
+        assert bench(engine, *args).code == 0
+    third = len(drawn) // 3
+    assert drawn[:third] == drawn[third : 2 * third] != drawn[2 * third :]
 
 
 def test_lists_in_a_preset(engine: Path, tmp_path: Path) -> None:
@@ -143,6 +186,10 @@ def test_bad_settings(engine: Path, model: Path, tmp_path: Path) -> None:
     refused(bench(engine, "--categories", "math"), 2, "math", "code")
     refused(bench(engine, "--dtype", "int8"), 2, "int8", "bfloat16")
     refused(bench(engine, "--temperature", "0,-1"), 2, "-1")
+    refused(bench(engine, "--processor", "beam"), 2, "beam", "nucleus")
+    refused(bench(engine, "--processor", "greedy,nucleus:1:2"), 2, "nucleus:1:2", "top_p is 2")
+    both = ("--processor", "greedy", "--temperature", "0")
+    refused(bench(engine, *both), 2, "--processor and --temperature exclude each other")
     refused(bench(engine, "--prompt-len", "200"), 2, "--prompt-len 200", "128")
     refused(bench(engine, "--max-output-len", "256"), 2, "256")
     refused(bench(engine, "--batch-size", "1,,2"), 2, "1,,2")

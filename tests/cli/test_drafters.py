@@ -26,15 +26,6 @@ def plain_engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture(scope="module")
-def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model without its weights: what is refused here was refused before they were wanted."""
-    folder = tmp_path_factory.mktemp("empty") / "model"
-    shutil.copytree(model, folder)
-    (folder / "model.safetensors").unlink()
-    return folder
-
-
 def other_vocabulary(model: Path, folder: Path) -> Path:
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -175,7 +166,7 @@ def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
 def test_the_commands_share_the_flags() -> None:
     names = ("drafter", "gamma", "egag", "gamma_min", "gamma_max", "ema", "ngram_kind",
              "ngram_order", "top_k_filler", "stop_if_unknown", "reset_in_between",
-             "rejection")  # fmt: skip
+             "rejection", "draft_device", "draft_dtype")  # fmt: skip
     for command in ("run", "bench", "summarize"):
         params = {p.name: p for p in cli.commands[command].params}
         assert {getattr(params[name], "section", None) for name in names} == {

@@ -1,10 +1,11 @@
-"""--help: complete, pinned in docs/cli.md, and light: no torch, no transformers, no rich."""
+"""--help: complete, pinned in docs/commands.md, and light: no torch, no transformers, no rich."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -12,13 +13,14 @@ import pytest
 from tests.cli.conftest import ROOT, process, refused, trtla
 from trtla.cli.app import cli
 
-COMMANDS = ("convert", "build", "run", "summarize", "bench", "inspect", "doctor", "completion")
-DOCS = ROOT / "docs" / "cli.md"
+COMMANDS = tuple(cli.commands)
+SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
+DOCS = ROOT / "docs" / "commands.md"
 _HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors")
 
 
 def render() -> str:
-    """docs/cli.md: the help of every command, 100 columns wide."""
+    """docs/commands.md: the help of every command, 100 columns wide."""
     parts = [
         "# The command line\n",
         "The output of `trtla --help` and of each command's `--help`; made by\n"
@@ -99,23 +101,45 @@ def test_version() -> None:
     assert done.stdout.startswith("trtla 0.")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
-    ran = trtla("completion", shell)
-    assert ran.code == 0
-    assert "_TRTLA_COMPLETE" in ran.out
-
-
-def test_completion_of_an_unknown_shell() -> None:
-    refused(trtla("completion", "tcsh"), 2, "tcsh", "bash")
-
-
-def test_completion_lists_commands() -> None:
-    env = {"_TRTLA_COMPLETE": "bash_complete", "COMP_WORDS": "trtla ", "COMP_CWORD": "1"}
-    done = process(env=env)
-    assert "convert" in done.stdout
+@pytest.mark.parametrize("name", COMMANDS)
+def test_h_is_help_everywhere(name: str) -> None:
+    assert trtla(name, "-h").out == trtla(name, "--help").out
+    assert trtla("-h").out == trtla("--help").out
 
 
 def test_a_typo_is_guessed() -> None:
     refused(trtla("biuld"), 2, "biuld", "build")
     refused(trtla("run", "--egine-dir", "x"), 2, "--egine-dir", "--engine-dir")
+
+
+@pytest.mark.parametrize(
+    ("args", "wrong", "meant"),
+    [
+        (["run", "--engine-dir", "x", "--input-text", "a", "--dtype", "flaot16"], "flaot16",
+         "float16"),
+        (["run", "--engine-dir", "x", "--input-text", "a", "--drafter", "ngarm"], "ngarm", "ngram"),
+        (["run", "--engine-dir", "x", "--input-text", "a", "--processor", "nuclues:1:1"],
+         "nuclues", "nucleus"),
+        (["build", "--config", str(ROOT / "configs" / "lama-8b.yaml")], "lama-8b", "llama-8b.yaml"),
+        (["bench", "--engine-dir", str(SHIPPED), "--compare", "hf-asisted"], "hf-asisted",
+         "hf-assisted"),
+        (["bench", "--engine-dir", str(SHIPPED), "--prompts", "cod"], "cod", "code"),
+        (["bench", "--engine-dir", str(SHIPPED), "--ablation", "--arms", "nsad"], "nsad", "nasd"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) -> None:
+    ran = trtla(*args)
+    refused(ran, 2, wrong, "did you mean ")
+    assert meant in ran.err.partition("did you mean ")[2].partition("?")[0]
+
+
+def test_a_mistyped_key_of_a_preset_is_guessed(tmp_path: Path) -> None:
+    preset = tmp_path / "own.yaml"
+    preset.write_text("max_batch_sise: 4\n")
+    refused(trtla("build", "--config", preset), 2, "max_batch_sise", "did you mean max_batch_size?")
+
+
+def test_what_is_like_nothing_is_not_guessed() -> None:
+    ran = trtla("run", "--engine-dir", "x", "--input-text", "a", "--dtype", "qqq")
+    refused(ran, 2, "qqq", "bfloat16")
+    assert "did you mean" not in ran.err

@@ -11,7 +11,8 @@ from tests.cli.conftest import refused, trtla
 
 RESULT_KEYS = {
     "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "drafter",
-    "lookahead", "steps", "tokens_per_step", "drafted", "accepted", "distinct_4grams",
+    "lookahead", "steps", "tokens_per_step", "drafted", "accepted", "accepted_per_pos",
+    "distinct_4grams",
 }  # fmt: skip
 
 
@@ -37,7 +38,9 @@ def test_json_document(engine: Path) -> None:
     assert result["lookahead"] == [4, 3, 4]
     assert len(result["output_ids"]) <= 32
     assert result["tokens_per_step"] == pytest.approx(1 + result["accepted"] / result["steps"])
+    assert sum(result["accepted_per_pos"]) * result["steps"] == pytest.approx(result["accepted"])
     assert {"time_s", "tokens_per_s", "steps"} <= set(document["stats"])
+    assert document["stats"]["accepted_per_pos"] == result["accepted_per_pos"]
     assert document["stats"]["output_tokens"] == len(result["output_ids"])
 
 

@@ -34,6 +34,7 @@ def test_three_sides_write_the_same_text(
     document = ran.json
     assert document["schema_version"] == 1
     assert document["items"] == 2
+    assert {"command", "cpu", "torch", "trtla"} <= set(document["environment"])
     names = [side["name"] for side in document["sides"]]
     assert names == ["trtla", "trtla_without_lookahead", "hugging_face"]
     assert all(set(side) == SIDE_KEYS for side in document["sides"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from tests.cli.conftest import Ran, refused, trtla
 from tests.contract.conftest import Standin
 from tests.contract.standin_engines import build
+from trtla import LLM, LookaheadConfig
+from trtla.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 
@@ -54,3 +57,31 @@ def test_sampling_is_refused_before_anything_is_measured(engine: Path, tiny_mode
 def test_the_triple_of_such_an_engine_must_be_given(engine: Path, tiny_model: Path) -> None:
     ran = trtla("bench", "--engine-dir", engine, "--tokenizer-dir", tiny_model)
     refused(ran, 2, "--lookahead")
+
+
+def test_an_ablation_has_no_perplexity_there(
+    engine: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtla.bench import ablation_decode
+
+    monkeypatch.setattr(ablation_decode, "resolve_device", lambda name: torch.device("cpu"))
+    path = tmp_path / "results.csv"
+    ran = trtla(
+        "bench", "--ablation", "--engine-dir", engine, "--tokenizer-dir", tiny_model,
+        "--lookahead", "4,4,4", "--arms", "lookahead", "--processor", "greedy", "--repeats", "1",
+        "--prompt", "a b a b a b", "--max-output-len", "12", "--output", path,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    with path.open(newline="") as file:
+        plain, fast = csv.DictReader(file)
+    assert (plain["method"], fast["method"], fast["same_as_ar"]) == ("ar", "lookahead", "true")
+    assert plain["perplexity"] == fast["perplexity"] == fast["drafted"] == ""
+    assert float(fast["tokens_per_step"]) > 1
+
+
+def test_logits_are_asked_of_torch_engines_only(engine: Path) -> None:
+    with (
+        LLM(engine, lookahead=LookaheadConfig(4, 4, 4)) as llm,
+        pytest.raises(UsageError, match="is a TensorRT-LLM engine"),
+    ):
+        llm.log_probs([1, 2], [3])

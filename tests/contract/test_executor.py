@@ -19,6 +19,7 @@ from trtla import SamplingParams, TrtlaError, UsageError
 from trtla.build.engine import BuildSettings, build_engine, open_engine
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.executor import Executor, Output, Request, open_executor
+from trtla.runtime.executor_options import ExecutorOptions
 
 SERVER = LookaheadConfig(4, 4, 4)
 TRIPLES = [(4, 4, 4), (1, 1, 0), (2, 2, 1), (3, 4, 2), (1, 2, 0)]
@@ -53,7 +54,7 @@ def opener(request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path
         if not folder.exists():
             asked = BuildSettings(server, max_batch_size=4, max_input_len=64, max_seq_len=128)
             build_engine(tiny_checkpoint, folder, asked, backend=backend)
-        executor = open_executor(open_engine(folder), **settings)  # type: ignore[arg-type]
+        executor = open_executor(open_engine(folder), ExecutorOptions(**settings))  # type: ignore[arg-type]
         opened.append(executor)
         return executor
 
@@ -130,6 +131,7 @@ def test_counters_add_up(opener):
         stats = outputs[-1].stats
         assert sum(stats.step_lengths) == len(tokens(outputs)) == LENGTH
         assert len(stats.step_lengths) == 1 + stats.steps
+        assert sum(stats.accepted_per_pos) * stats.steps == pytest.approx(stats.accepted)
         # A text that ends inside an accepted draft has no drawn token in its last step.
         assert stats.accepted - (LENGTH - 1 - stats.steps) in (0, 1)
     fast, plain = done[0][-1].stats, done[1][-1].stats

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import refused, trtla
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.build.engine import BuildSettings, build_engine, open_engine
@@ -22,6 +23,7 @@ from trtla.cli.drafter_options import check_drafters
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.executor import Executor, Output, Request, open_executor
+from trtla.runtime.executor_options import ExecutorOptions
 from trtla.runtime.trtllm_settings import TrtllmSettings
 from trtla.trtllm_library import REMOVED
 
@@ -138,6 +140,23 @@ def test_other_drafters_are_refused_with_the_reason(engine: Engines, triple: Any
         assert llm.generate([PROMPT], drafter=NO_DRAFTER)[0].lookahead == AUTOREGRESSIVE
 
 
+def test_draft_models_have_no_place_on_them(engine: Engines) -> None:
+    folder = engine()
+    with pytest.raises(UsageError, match="draft_device cpu cannot be chosen") as refusal:
+        LLM(folder, draft_device="cpu")
+    assert refusal.value.hint is not None
+    assert "--backend torch" in refusal.value.hint
+    ran = trtla("run", "--engine-dir", folder, "--input-text", "a", "--draft-dtype", "float16")
+    refused(ran, 2, "draft_dtype float16 cannot be chosen", "leave --draft-dtype away")
+
+
+def test_their_engines_search_no_beams(engine: Engines) -> None:
+    with LLM(engine()) as llm, pytest.raises(UsageError, match="builds none with beams"):
+        llm.beam_search(PROMPT)
+    ran = trtla("run", "--engine-dir", engine(), "--input-text", "a", "--num-beams", "2")
+    refused(ran, 2, "builds none with beams", "leave --num-beams away")
+
+
 def test_a_plain_engine_samples_and_repeats_by_seed(engine: Engines) -> None:
     def text(seed: int) -> tuple[int, ...]:
         sampling = SamplingParams(max_output_len=16, temperature=3.0, top_p=0.99, seed=seed)
@@ -158,7 +177,9 @@ def test_an_engine_without_a_known_triple_is_not_started(engine: Engines) -> Non
         open_executor(open_engine(engine(bare=True)))
     assert refusal.value.hint is not None
     assert "4,4,4" in refusal.value.hint
-    with open_executor(open_engine(engine(bare=True)), lookahead=LookaheadConfig(4, 4, 4)) as works:
+    with open_executor(
+        open_engine(engine(bare=True)), ExecutorOptions(lookahead=LookaheadConfig(4, 4, 4))
+    ) as works:
         works.submit(request(0))
         assert drain(works)[0].finish_reason == "length"
 
@@ -192,14 +213,14 @@ def test_the_configuration_says_what_changed_between_releases(standin: Standin) 
 def test_what_max_utilization_could_not_restart_is_refused(engine: Engines) -> None:
     """A streamed request that is evicted starts again with all its text as the prompt."""
     tight = TrtllmSettings(scheduler_policy="max_utilization")
-    with open_executor(open_engine(engine()), trtllm=tight) as executor:
+    with open_executor(open_engine(engine()), ExecutorOptions(trtllm=tight)) as executor:
         assert executor.limits.max_text_len == 65
         with pytest.raises(UsageError) as refusal:
             executor.submit(request(0, tuple(range(60))))
         assert refusal.value.hint is not None
         assert "guaranteed_no_evict" in refusal.value.hint
     wide = dataclasses.replace(tight, enable_chunked_context=True)
-    with open_executor(open_engine(engine()), trtllm=wide) as executor:
+    with open_executor(open_engine(engine()), ExecutorOptions(trtllm=wide)) as executor:
         assert executor.limits.max_text_len == 128
 
 
@@ -254,10 +275,9 @@ def test_a_torch_engine_takes_no_settings_of_tensorrt_llm(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     build_engine(tiny_checkpoint, tmp_path / "engine", BuildSettings(), backend="torch")
+    options = ExecutorOptions(trtllm=TrtllmSettings(enable_chunked_context=True))
     with pytest.raises(UsageError, match="torch engine"):
-        open_executor(
-            open_engine(tmp_path / "engine"), trtllm=TrtllmSettings(enable_chunked_context=True)
-        )
+        open_executor(open_engine(tmp_path / "engine"), options)
 
 
 @pytest.mark.parametrize("choice", [{"device": "cpu"}, {"dtype": "float32"}])
@@ -265,7 +285,7 @@ def test_a_tensorrt_llm_engine_takes_no_choices_of_torch(
     engine: Engines, choice: dict[str, str]
 ) -> None:
     with pytest.raises(UsageError, match="is a TensorRT-LLM engine"):
-        open_executor(open_engine(engine()), **choice)  # type: ignore[arg-type]
+        open_executor(open_engine(engine()), ExecutorOptions(**choice))  # type: ignore[arg-type]
 
 
 def test_the_library_is_shut_down_on_every_way_out(

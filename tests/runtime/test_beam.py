@@ -121,6 +121,7 @@ def test_impossible_tokens_never_live():
         {"num_beams": 0},
         {"expansions": 0},
         {"length_penalty": -1.0},
+        {"length_penalty": 20.5},
         {"length_penalty_offset": math.nan},
     ],
 )

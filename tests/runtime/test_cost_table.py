@@ -10,7 +10,7 @@ import torch
 
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.cost_probe import measure_costs
-from trtla.runtime.cost_table import CostTable, get, load, measure, save
+from trtla.runtime.cost_table import CostPlan, CostTable, get, load, measure, save
 
 TABLE = CostTable(((1, ((1, 1.0), (2, 2.0), (8, 5.0))), (4, ((4, 4.0), (8, 6.0)))))
 
@@ -43,7 +43,7 @@ def test_tables_out_of_order_are_refused(rows):
 
 def test_measuring_runs_every_size_within_the_limits():
     seen = set()
-    table = measure(lambda count, each: seen.add((count, each)), (1, 4), 8, 16)
+    table = measure(lambda count, each: seen.add((count, each)), CostPlan((1, 4), (1, 2, 4, 8), 16))
     assert seen == {(1, 1), (1, 2), (1, 4), (1, 8), (4, 1), (4, 2), (4, 4)}
     assert [[n for n, _ in points] for _, points in table.rows] == [[1, 2, 4, 8], [4, 8, 16]]
 

@@ -33,6 +33,7 @@ from trtla.runtime.drafters.lookahead import (
     LookaheadDrafters,
     random_from_prompt,
 )
+from trtla.runtime.executor_options import ExecutorOptions
 from trtla.runtime.trtllm_start import refuse_torch_choices
 
 options = st.builds(
@@ -216,7 +217,9 @@ def test_tensorrt_llm_drafts_in_its_own_way():
     engine = SimpleNamespace(
         name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
     )
-    refuse_torch_choices(engine, "auto", "auto", DraftOptions())
+    refuse_torch_choices(engine, ExecutorOptions())
     with pytest.raises(UsageError, match="draft context, merge cannot be chosen") as refusal:
-        refuse_torch_choices(engine, "auto", "auto", DraftOptions(context=2, merge=True))
+        refuse_torch_choices(
+            engine, ExecutorOptions(draft_options=DraftOptions(context=2, merge=True))
+        )
     assert "--backend torch" in refusal.value.hint

@@ -86,15 +86,18 @@ def requests(draw: st.DrawFn, index: int):
 batches = st.integers(1, 6).flatmap(lambda count: st.tuples(*map(requests, range(count))))
 
 
-def mixed_executor(server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT):
-    """An executor over a toy that makes every kind of drafter; the draft model is a toy too."""
+def mixed_executor(server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT, scores=None):
+    """An executor over a toy that makes every kind of drafter; the draft model is a toy too.
+
+    With `scores` both are that toy.
+    """
     limits = ExecutorLimits(batch, 160, 160, budget, VOCAB, server)
     cache = KVCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
-    model = ToyModel(hash_scores(VOCAB, draft_salt))
+    model = ToyModel(scores or hash_scores(VOCAB, draft_salt))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
     factory = Drafters(limits, LookaheadDrafters(options), {"toy": group})
     executor, target = toy_executor(
-        hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
+        scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
         max_num_tokens=budget, draft_models=("toy",),
     )  # fmt: skip
     return executor, target, group

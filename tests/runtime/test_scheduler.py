@@ -77,6 +77,8 @@ def test_chunked_prompts_give_the_same_text():
     outputs = run(executor, [request(prompt, 20, request_id=i) for i in range(4)])
     assert all(tokens_of(o) == plain(RULE, prompt, 20) for o in outputs.values())
     assert max(model.fed) <= 13
+    assert executor.stats().fed == sum(model.fed)
+    assert sum(o[-1].stats.fed or 0 for o in outputs.values()) == sum(model.fed)
 
 
 def test_few_blocks_delay_but_do_not_change():

@@ -13,17 +13,18 @@ from pathlib import Path
 
 from trtla.bench.ablation_arms import AblationArm, Grid, arms
 from trtla.bench.ablation_cases import Case, TaskPrompt, cases
-from trtla.bench.ablation_csv import RowFile, means, means_path, means_text
+from trtla.bench.ablation_csv import RowFile, grouped, means, means_path, means_text
 from trtla.bench.ablation_decode import Decoder, open_decoder
 from trtla.bench.ablation_rows import Cells, Decoded, as_cells, figures, run_id
 from trtla.bench.prompt_sets import Ids, fit
 from trtla.lookahead import LookaheadConfig
 from trtla.processors import Processor
 from trtla.runtime.executor import SamplingParams
+from trtla.runtime.positions import accepted_per_pos
 from trtla.whole_file import write_whole
 
 OnRow = Callable[[Cells, int, int], None]
-"""Called with a row, its number from 1, and the number of rows in all."""
+"""Called with a new row, its number from 1, and the number of rows in all."""
 OnNote = Callable[[str], None]
 
 
@@ -47,21 +48,52 @@ class Ablation:
     max_output_len: int
     ignore_eos: bool
     output: Path
+    draft_device: str | None = None
+    """Where draft models run; None: where the model does. `draft_dtype` likewise."""
+    draft_dtype: str | None = None
 
 
-def run_ablation(ablation: Ablation, on_row: OnRow, on_note: OnNote) -> list[Cells]:
-    """Measure what the output file does not hold yet; write the means; return this run's rows.
+@dataclass(frozen=True, slots=True)
+class Ablated:
+    """An ablation's rows, and what no cell holds."""
+
+    rows: list[Cells]
+    accepted_lengths: dict[str, tuple[int, ...] | None]
+    """Of each step, by run_id; rows that were there before this run have none."""
+
+    def summary(self) -> list[Cells]:
+        """The means over all tasks, one row an arm, setting and processor."""
+        return means(_without_tasks(self.rows))
+
+    def accepted_per_pos(self) -> list[list[float] | None]:
+        """For each row of the summary: item i is the share of steps accepted at depth i + 1."""
+        return [
+            accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
+            for members in grouped(_without_tasks(self.rows))
+        ]
+
+
+def _without_tasks(rows: Sequence[Cells]) -> Iterator[Cells]:
+    return ({**row, "task": ""} for row in rows)
+
+
+def run_ablation(ablation: Ablation, on_row: OnRow, on_note: OnNote) -> Ablated:
+    """Measure what the output file does not hold yet; write the means.
 
     Raises:
         UsageError: the file, a setting or a prompt does not fit.
     """
     table = RowFile(ablation.output)
-    done: list[Cells] = []
+    done: dict[str, Cells] = {}  # lists that name a thing twice give each row once
+    lengths: dict[str, tuple[int, ...] | None] = {}
     for device, dtype in product(ablation.devices, ablation.dtypes):
         with open_decoder(ablation, device, dtype) as decoder:
-            done += _Turns(ablation, decoder, table, on_row, on_note).run()
-    write_whole(means_path(ablation.output), means_text(done))
-    return done
+            turns = _Turns(ablation, decoder, table, on_row, on_note)
+            done |= {row["run_id"]: row for row in turns.run()}
+            lengths |= turns.accepted_lengths
+    rows = list(done.values())
+    write_whole(means_path(ablation.output), means_text(rows))
+    return Ablated(rows, lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +121,48 @@ class _Turns:
         self._arms = arms(ablation.grid, decoder.triple)
         self._prompts = list(self._fitted())
         self._warm: set[int] = set()
+        self.accepted_lengths: dict[str, tuple[int, ...] | None] = {}
+        """By run_id, of new rows."""
 
     def run(self) -> list[Cells]:
         """The rows of all cases, new ones and those that were there."""
         rows: list[Cells] = []
         total = len(self._prompts) * len(self._arms)
+        turns = product(self._prompts, self._arms)
+        if kept := sum(self._name(*turn) in self._table for turn in turns):
+            self._on_note(f"{kept} of {total} rows are there already")
         for prompt in self._prompts:
-            for row in self._case(prompt):
+            for row, is_new in self._case(prompt):
                 rows.append(row)
-                self._on_row(row, len(rows), total)
+                if is_new:
+                    self._on_row(row, len(rows), total)
         return rows
 
-    def _case(self, prompt: _Prompt) -> Iterator[Cells]:
+    def _name(self, prompt: _Prompt, arm: AblationArm) -> str:
+        return run_id(self._settings(prompt, arm))
+
+    def _case(self, prompt: _Prompt) -> Iterator[tuple[Cells, bool]]:
+        """A prompt's rows, and whether they are new."""
         plain: Decoded | None = None
         for arm in self._arms:
-            settings = self._settings(prompt, arm)
-            name = run_id(settings)
+            settings, name = self._settings(prompt, arm), self._name(prompt, arm)
             if name in self._table:
-                yield self._table.rows[name]
+                yield self._table.rows[name], False
                 continue
             if plain is None:
                 plain = self._decode(self._arms[0], prompt)
             found = plain if arm is self._arms[0] else self._decode(arm, prompt)
             row = as_cells({**settings, "run_id": name, **figures(found, plain)})
+            self.accepted_lengths[name] = found.accepted_lengths
             self._table.append(row)
-            yield row
+            yield row, True
 
     def _decode(self, arm: AblationArm, prompt: _Prompt) -> Decoded:
         if id(arm) not in self._warm:  # an arm's first forwards are slower than the rest
             self._warm.add(id(arm))
             self._decoder.warm_up(arm, prompt.ids, prompt.sampling)
-        reference = prompt.case.prompt.reference
-        return self._decoder.decode(arm, prompt.ids, prompt.sampling, reference)
+        found = self._decoder.decode(arm, prompt.ids, prompt.sampling)
+        return self._decoder.judged(found, prompt.ids, prompt.case.prompt.reference)
 
     def _settings(self, prompt: _Prompt, arm: AblationArm) -> dict[str, object]:
         """All that a row depends on; those that are columns become its cells."""
@@ -140,6 +182,7 @@ class _Turns:
             "max_output_len": self._ablation.max_output_len,
             "ignore_eos": self._ablation.ignore_eos,
             "drafting": asdict(arm.drafting),
+            **_draft_place(self._ablation),
             "lookahead": str(arm.lookahead),
         }
 
@@ -156,6 +199,12 @@ class _Turns:
             yield _Prompt(case, short[case.prompt], sampling)
 
 
+def _draft_place(ablation: Ablation) -> dict[str, object]:
+    """What is given of a draft model's device and type: rows of files without them stay known."""
+    place = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
+    return {name: value for name, value in place.items() if value is not None}
+
+
 def _processor_cells(chosen: Processor) -> dict[str, object]:
     """Filters that are off stay empty."""
     return {
@@ -164,8 +213,3 @@ def _processor_cells(chosen: Processor) -> dict[str, object]:
         "top_k": chosen.top_k or None,
         "top_p": chosen.top_p if chosen.top_p < 1.0 else None,
     }
-
-
-def summary(rows: Sequence[Cells]) -> list[Cells]:
-    """The means over all tasks, one row an arm, setting and processor."""
-    return means({**row, "task": ""} for row in rows)

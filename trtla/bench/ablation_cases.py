@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trtla
 from trtla.bench.prompt_sets import SetLine
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 from trtla.processors import Processor
 from trtla.prompts import parse_jsonl, read_text
 
@@ -48,7 +48,8 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None) -> list[TaskPromp
     """
     for task in tasks:
         if task not in TASKS:
-            raise UsageError(f"there is no task {task}", f"there are {', '.join(TASKS)}")
+            guess = did_you_mean(task, TASKS)
+            raise UsageError(f"there is no task {task}", f"{guess}there are {', '.join(TASKS)}")
     return [prompt for task in tasks for prompt in _load(task)[:limit]]
 
 

@@ -74,19 +74,24 @@ def means_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}_means{path.suffix}")
 
 
-def means(rows: Iterable[Cells]) -> list[Cells]:
-    """One row a setting and task, in the order in which they first come."""
+def grouped(rows: Iterable[Cells]) -> list[list[Cells]]:
+    """The rows of each setting and task, in the order in which these first come."""
     groups: dict[tuple[str, ...], list[Cells]] = {}
     for row in rows:
         key = tuple(row[column] for column in (*SETTING, "task"))
         groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def means(rows: Iterable[Cells]) -> list[Cells]:
+    """One row a setting and task."""
     return [
         {
-            **dict(zip((*SETTING, "task"), key, strict=True)),
+            **{column: members[0][column] for column in (*SETTING, "task")},
             "rows": str(len(members)),
             **_mean_cells(members),
         }
-        for key, members in groups.items()
+        for members in grouped(rows)
     ]
 
 

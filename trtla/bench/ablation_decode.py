@@ -18,15 +18,16 @@ import torch
 from trtla.bench.ablation_arms import NEEDS_DRAFT_MODEL, AblationArm, arms
 from trtla.bench.ablation_rows import Decoded
 from trtla.bench.hardware import peak_bytes, reset_peak
+from trtla.bench.opened import OpenedModel
 from trtla.bench.prompt_sets import Ids
-from trtla.bench.sweep import take_tokenizer
 from trtla.drafting import DrafterSettings
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.device import resolve_device, resolve_dtype
+from trtla.runtime.device import resolve_device
 from trtla.runtime.drafters.gamma_policy import DraftTotals
 from trtla.runtime.executor import SamplingParams
 from trtla.runtime.llm import LLM, Chunk
+from trtla.runtime.scoring import perplexity
 
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablation
@@ -54,6 +55,8 @@ def open_decoder(ablation: Ablation, device: str, dtype: str) -> Iterator[Decode
         max_batch_size=1,
         drafter=_room(arms(ablation.grid, AUTOREGRESSIVE)),
         draft_models=[draft_model] if draft_model else [],
+        draft_device=ablation.draft_device,
+        draft_dtype=ablation.draft_dtype,
     ) as llm:
         yield Decoder(ablation, llm, device, dtype)
 
@@ -68,37 +71,20 @@ class Decoder:
     """An opened model that decodes one prompt at a time."""
 
     def __init__(self, ablation: Ablation, llm: LLM, device: str, dtype: str) -> None:
-        self._llm, self._device = llm, resolve_device(device)
-        checkpoint = llm.engine.config.pretrained_config
-        arithmetic = resolve_dtype(dtype, checkpoint.dtype, self._device)
-        self._tokenizer = take_tokenizer(llm)
-        if ablation.ignore_eos:
-            llm.end_ids = frozenset()
+        opened = OpenedModel(llm, resolve_device(device), dtype, ignore_eos=ablation.ignore_eos)
+        self._llm, self._device, self._tokenizer = llm, opened.device, opened.tokenizer
+        self._perplexities: dict[tuple[Ids, Ids], float] = {}
+        self.room = opened.room
+        """Tokens that a prompt may have, by max_output_len; raises where there are none."""
         self.triple: LookaheadConfig = llm.limits.lookahead
         self.cells: dict[str, object] = {
             "model": Path(ablation.model).resolve().name,
             "backend": llm.engine.backend,
             "device": str(self._device),
-            "dtype": str(arithmetic).removeprefix("torch."),
+            "dtype": opened.dtype_name,
             "use_cache": True,
         }
         """What all rows of this model have alike."""
-
-    def room(self, max_output_len: int) -> int:
-        """Tokens that a prompt may have.
-
-        Raises:
-            UsageError: there are none.
-        """
-        limits = self._llm.limits
-        room = min(limits.max_input_len, limits.max_text_len - max_output_len)
-        if room < 1:
-            raise UsageError(
-                f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
-                f"together may have {limits.max_text_len} tokens",
-                "lower --max-output-len, or rebuild with a larger --max-seq-len",
-            )
-        return room
 
     def encode(self, text: str) -> Ids:
         """A text as ids."""
@@ -109,10 +95,8 @@ class Decoder:
         few = min(_WARM_UP_TOKENS, sampling.max_output_len)
         self.decode(arm, ids, replace(sampling, max_output_len=few))
 
-    def decode(
-        self, arm: AblationArm, ids: Ids, sampling: SamplingParams, reference: str | None = None
-    ) -> Decoded:
-        """Decode a prompt; a text with a reference is scored, untimed."""
+    def decode(self, arm: AblationArm, ids: Ids, sampling: SamplingParams) -> Decoded:
+        """Decode a prompt, timed."""
         reset_peak(self._device)
         drafts = self._llm.stats().draft_models
         before, last, first_s, start = replace(drafts), None, 0.0, time.perf_counter()
@@ -120,10 +104,26 @@ class Decoder:
             last, first_s = chunk, first_s or time.perf_counter() - start
         time_s = time.perf_counter() - start
         figures = drafts.since(before) if arm.drafting.draft_model else None
-        found = _decoded(last, (time_s, first_s), peak_bytes(self._device), figures)
-        if reference is None:
-            return found
-        return replace(found, rouge_l=rouge_l(self._tokenizer.decode(found.output_ids), reference))
+        return _decoded(last, (time_s, first_s), peak_bytes(self._device), figures)
+
+    def judged(self, found: Decoded, ids: Ids, reference: str | None) -> Decoded:
+        """A prompt's decoding with what its text is worth, which is not timed."""
+        scored = None
+        if reference is not None:
+            scored = rouge_l(self._tokenizer.decode(found.output_ids), reference)
+        return replace(found, rouge_l=scored, perplexity=self._perplexity(ids, found.output_ids))
+
+    def _perplexity(self, ids: Ids, output_ids: Ids) -> float | None:
+        """The target's own, at temperature 1 without filters; None where it does not tell.
+
+        Arms write the same texts: each is scored once.
+        """
+        if self._llm.engine.backend == "tensorrt-llm":
+            return None
+        key = (ids, output_ids)
+        if key not in self._perplexities:
+            self._perplexities[key] = perplexity(self._llm.log_probs(*key))
+        return self._perplexities[key]
 
     def _stream(self, arm: AblationArm, ids: Ids, sampling: SamplingParams) -> Iterator[Chunk]:
         return self._llm.stream([ids], [sampling], [arm.lookahead], drafter=[arm.drafting])
@@ -143,6 +143,7 @@ def _decoded(
         done.stats.accepted,
         *times,
         peak,
+        accepted_lengths=done.stats.accepted_lengths,
         drafter_forwards=drafts.forwards if drafts else None,
         mean_gamma=drafts.mean_gamma if drafts else None,
         mean_entropy=drafts.mean_entropy if drafts else None,

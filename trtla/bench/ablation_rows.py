@@ -59,7 +59,10 @@ class Decoded:
     """Of the draft model, over ln(vocabulary), mean over steps."""
     rouge_l: float | None = None
     """F-measure x100 against the prompt's reference, where it has one."""
+    accepted_lengths: tuple[int, ...] | None = None
+    """Accepted drafts of each step."""
     perplexity: float | None = None
+    """The target's own of the text, at temperature 1 without filters."""
 
     @property
     def tokens_per_s(self) -> float:

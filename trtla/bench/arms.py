@@ -44,7 +44,10 @@ class Run:
     """Seconds inside the forwards; None where they are not measured."""
     peak_bytes: int = 0
     weight_bytes: int | None = None
-    """Of weights that a forward reads, where the arm knows; else the model's in the cell's type."""
+    """Of weights that a forward reads, where the arm knows; else the model's in the cell's type.
+    The compiled forward holds float16 weights as they are also where it computes in float32."""
+    accepted_lengths: tuple[Sequence[int], ...] | None = None
+    """Accepted drafts of each step, per request; None where the arm does not tell."""
 
     @property
     def output_tokens(self) -> int:
@@ -112,7 +115,20 @@ class EngineArm:
         wall_s = time.perf_counter() - start
         order = range(len(prompts))
         times = (wall_s, tuple(first[i] for i in order), tuple(last[i] for i in order))
-        return _run([done[i] for i in order], times, before, self._llm.stats())
+        run = _run([done[i] for i in order], times, before, self._llm.stats())
+        return run if run.weight_bytes else replace(run, weight_bytes=_engine_bytes(self._llm))
+
+
+def _engine_bytes(llm: LLM) -> int:
+    """Of a TensorRT-LLM engine, whose executor does not tell."""
+    import torch
+
+    from trtla.runtime.device import resolve_dtype
+    from trtla.runtime.weight_bytes import weight_bytes
+
+    checkpoint = llm.engine.config.pretrained_config
+    dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, torch.device("cpu"))
+    return weight_bytes(checkpoint, dtype, fp8=checkpoint.fp8)
 
 
 def _run(
@@ -122,6 +138,8 @@ def _run(
     after: ExecutorStats,
 ) -> Run:
     fed = [c.stats.fed - len(c.input_ids) for c in done if c.stats.fed is not None]
+    accepted = [c.stats.accepted_lengths for c in done]
+    known = tuple(lengths for lengths in accepted if lengths is not None)
     return Run(
         tuple(c.output_ids for c in done),
         *times,
@@ -130,6 +148,7 @@ def _run(
         forwards=after.steps - before.steps,
         forward_s=after.forward_s - before.forward_s or None,
         weight_bytes=after.weight_bytes,
+        accepted_lengths=known if len(known) == len(done) else None,
     )
 
 

@@ -15,6 +15,7 @@ from trtla.bench.arms import AR, Run
 from trtla.bench.prompt_sets import Ids
 from trtla.bench.rounds import Measured
 from trtla.run import distinct_4grams, first_difference
+from trtla.runtime.positions import accepted_per_pos
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ def ttft_ms(run: Run) -> float:
 def tokens_per_step(run: Run) -> float:
     """S: tokens after the first over steps; 1.0 before any step."""
     return (run.output_tokens - len(run.outputs)) / run.steps if run.steps else 1.0
+
+
+def run_accepted_per_pos(run: Run) -> list[float] | None:
+    """Item i: in how many of all steps a draft was accepted at depth i + 1."""
+    return None if run.accepted_lengths is None else accepted_per_pos(run.accepted_lengths)
 
 
 def fed_per_step(run: Run) -> float | None:
@@ -99,6 +105,7 @@ def _row(measured: Measured, name: str, hardware: Hardware) -> dict[str, Any]:
         "ttft_ms": _median(runs, ttft_ms),
         "ms_per_token": _median(runs, ms_per_token),
         "tokens_per_step": step,
+        "accepted_per_pos": run_accepted_per_pos(runs[0]),
         **_spread("speedup_vs_ar", ratios),
         "efficiency": median(ratios) / step,
         "fed_per_step": fed_per_step(runs[0]),

@@ -1,4 +1,4 @@
-"""What the machine allows: measured read bandwidth, bytes of weights a forward reads, peak memory.
+"""What the machine allows and what was used of it: measured read bandwidth, peak memory.
 
 Bandwidth is measured in this process, with the threads that the arms use.
 """
@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import torch
-
-from trtla.config import CheckpointConfig
 
 _BYTES = 2**29
 _TRIES = 5
@@ -33,21 +31,6 @@ def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
     return size * (1 if target is None else 2) / best
-
-
-def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:
-    """Bytes of weights that one forward reads: the layers and the head, not the embedding's rows.
-
-    Args:
-        fp8: whether the layers' products run on FP8 weights.
-    """
-    hidden, head = config.hidden_size, config.head_size
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    attention = hidden * head * (2 * heads + 2 * kv_heads)
-    layer = attention + 3 * hidden * config.intermediate_size
-    rest = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
-    layers = layer * config.num_hidden_layers
-    return layers * (1 if fp8 else dtype.itemsize) + rest * dtype.itemsize
 
 
 def reset_peak(device: torch.device) -> None:

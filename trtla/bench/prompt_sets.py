@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 import trtla
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 from trtla.prompts import parse_jsonl, read_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def _lines(name: str) -> list[tuple[str, str]]:
     path = _FOLDER / f"{name}.jsonl" if name in SHIPPED else Path(name)
     if path.suffix.lower() != ".jsonl":
         raise UsageError(
-            f"prompt set {name} is not known", f"use {', '.join(SHIPPED)}, or a .jsonl file"
+            f"prompt set {name} is not known",
+            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl file",
         )
     lines = [
         (line.category, _text(line, where))

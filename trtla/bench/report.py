@@ -16,9 +16,13 @@ from trtla.bench.peer_names import LLAMA_CPP
 from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell, markdown
 from trtla.machine import look
+from trtla.processors import filters_text
 
 SCHEMA_VERSION = 1
-AXES = ("device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "category")
+AXES = (
+    "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "category", "top_k",
+    "top_p",
+)  # fmt: skip
 """What tells cells apart, in the order of the columns."""
 _FIGURES = {
     "arm": "arm",
@@ -92,8 +96,6 @@ def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str,
             "executors": results.executors,
             "rounds": sweep.rounds,
             "max_output_len": sweep.sampling.max_output_len,
-            "top_k": sweep.sampling.top_k,
-            "top_p": sweep.sampling.top_p,
             "seed": sweep.sampling.seed,
             "ignore_eos": sweep.ignore_eos,
         },
@@ -145,10 +147,10 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
 
 
 def _title(axes: Sequence[Any]) -> str:
-    device, dtype, threads, batch_size, prompt_len, temperature, category = axes
+    device, dtype, threads, batch_size, prompt_len, temperature, category, *rest = axes
     length = f", prompts of {prompt_len} tokens" if prompt_len else ""
     return (
-        f"**{category}, temperature {temperature:g}, batch {batch_size}** "
+        f"**{category}, {filters_text(temperature, *rest)}, batch {batch_size}** "
         f"({device}, {dtype}, {threads} threads{length})"
     )
 

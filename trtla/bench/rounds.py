@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -27,6 +28,8 @@ class Cell:
     """None: the prompts' own lengths."""
     temperature: float
     category: str
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 @dataclass(slots=True)
@@ -102,6 +105,7 @@ def add(runs: Sequence[Run]) -> Run:
     """Several batches as one run; what one of them does not tell, the sum does not."""
     fed = [run.fed for run in runs if run.fed is not None]
     forward_s = [run.forward_s for run in runs if run.forward_s is not None]
+    accepted = [run.accepted_lengths for run in runs if run.accepted_lengths is not None]
     return Run(
         tuple(ids for run in runs for ids in run.outputs),
         sum(run.wall_s for run in runs),
@@ -113,4 +117,5 @@ def add(runs: Sequence[Run]) -> Run:
         sum(forward_s) if len(forward_s) == len(runs) else None,
         max(run.peak_bytes for run in runs),
         runs[0].weight_bytes,
+        tuple(chain.from_iterable(accepted)) if len(accepted) == len(runs) else None,
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trtla.bench.arms import Arm, engine_arms
 from trtla.bench.figures import Hardware, rows, tokens_per_s
-from trtla.bench.hardware import read_bandwidth, weight_bytes
+from trtla.bench.hardware import read_bandwidth
+from trtla.bench.opened import OpenedModel
 from trtla.bench.peer_names import HUGGING_FACE, LLAMA_CPP
 from trtla.bench.prompt_sets import Ids, PromptSet, batches, encode, fit
 from trtla.bench.rounds import Cell, Measured, OnRound, measure
@@ -22,14 +23,13 @@ from trtla.build.engine import Engine, engine_from_hugging_face
 from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig, check_request
-from trtla.runtime.device import resolve_device, resolve_dtype
+from trtla.processors import Filters
+from trtla.runtime.device import resolve_device
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import SamplingParams
 from trtla.runtime.llm import LLM
 from trtla.runtime.trtllm_settings import TrtllmSettings
-
-if TYPE_CHECKING:
-    from trtla.runtime.text import Tokenizer
+from trtla.runtime.weight_bytes import weight_bytes
 
 Note = Callable[[str], None]
 
@@ -54,8 +54,9 @@ class Sweep:
     batch_sizes: tuple[int, ...]
     prompt_lens: tuple[int, ...]
     """Empty: the prompts' own lengths."""
-    temperatures: tuple[float, ...]
+    filters: tuple[Filters, ...]
     sampling: SamplingParams
+    """The output's length and the first seed; the filters are those of the cell."""
     rounds: int
     ignore_eos: bool
     trtllm: TrtllmSettings | None = None
@@ -63,6 +64,9 @@ class Sweep:
     drafters: tuple[DrafterSettings, ...] = ()
     """Arms beside plain decoding; empty: lookahead."""
     draft_models: tuple[str, ...] = ()
+    draft_device: str | None = None
+    """Where they run; None: where the model does. `draft_dtype` likewise."""
+    draft_dtype: str | None = None
 
 
 @dataclass(slots=True)
@@ -111,6 +115,8 @@ def _open(sweep: Sweep, device: str, dtype: str) -> LLM:
         draft_options=sweep.draft_options,
         drafter=max(sweep.drafters, key=lambda one: one.most_tokens, default=None),
         draft_models=sweep.draft_models,
+        draft_device=sweep.draft_device,
+        draft_dtype=sweep.draft_dtype,
     )
 
 
@@ -121,20 +127,18 @@ class _Bench:
         self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
     ) -> None:
         self._sweep, self._llm, self._device, self._on_note = sweep, llm, device, on_note
-        self._checkpoint = llm.engine.config.pretrained_config
-        self._dtype = resolve_dtype(dtype, self._checkpoint.dtype, device)
         self._check_temperatures()
-        self._tokenizer = take_tokenizer(llm)
-        if sweep.ignore_eos:
-            llm.end_ids = frozenset()
+        self._opened = OpenedModel(llm, device, dtype, ignore_eos=sweep.ignore_eos)
+        self._checkpoint, self._dtype = self._opened.checkpoint, self._opened.dtype
         self._arms = self._make_arms()
 
     def _check_temperatures(self) -> None:
         """Refuse sampling now: the cells without it come first."""
-        hot = max(self._sweep.temperatures)
+        hot = max(temperature for temperature, _, _ in self._sweep.filters)
         if hot > 0 and self._llm.limits.greedy_only:
             raise UsageError(
-                f"--temperature has {hot:g}, but lookahead decoding in TensorRT-LLM is greedy only",
+                f"the temperatures have {hot:g}, but lookahead decoding in TensorRT-LLM is greedy "
+                "only",
                 "use --temperature 0",
             )
 
@@ -167,7 +171,7 @@ class _Bench:
         from trtla.bench.llama_cpp import LlamaCpp, LlamaCppArm
 
         engine = readable_engine(self._llm.engine, self._sweep.hf_model_dir)
-        dtype = str(self._dtype).removeprefix("torch.")
+        dtype = self._opened.dtype_name
         if self._checkpoint.fp8 or self._checkpoint.fp8_kv_cache:
             self._on_note(f"llama.cpp has no FP8: its weights, keys and values are {dtype}")
         inner = LlamaCpp(engine, self._device, self._dtype, self._llm.end_ids)
@@ -182,10 +186,11 @@ class _Bench:
     ) -> None:
         """Measure the cells of this device and type."""
         results.executors.append(self._llm.description)
+        size = weight_bytes(self._checkpoint, self._dtype)  # peers know no FP8
         for cell, prompts in self._cells(sets, tuple(bandwidth)):
             torch.set_num_threads(cell.threads)
             measured = self._measure(cell, prompts, on_round)
-            hardware = Hardware(self._weight_bytes(), bandwidth[cell.threads])
+            hardware = Hardware(size, bandwidth[cell.threads])
             results.rows += rows(measured, hardware)
             results.cells.append(_describe(measured, hardware, prompts))
 
@@ -193,24 +198,17 @@ class _Bench:
         self, sets: Sequence[PromptSet], threads: Sequence[int]
     ) -> Iterator[tuple[Cell, list[Ids]]]:
         sweep = self._sweep
-        encoded = {chosen.category: encode(self._tokenizer, chosen) for chosen in sets}
+        encoded = {chosen.category: encode(self._opened.tokenizer, chosen) for chosen in sets}
         lengths = sweep.prompt_lens or (None,)
-        shape = (str(self._device), str(self._dtype).removeprefix("torch."))
-        for count, batch_size, length, temperature, category in product(
-            threads, sweep.batch_sizes, lengths, sweep.temperatures, encoded
+        shape = (str(self._device), self._opened.dtype_name)
+        for count, batch_size, length, (temperature, top_k, top_p), category in product(
+            threads, sweep.batch_sizes, lengths, sweep.filters, encoded
         ):
-            cell = Cell(*shape, count, batch_size, length, temperature, category)
+            cell = Cell(*shape, count, batch_size, length, temperature, category, top_k, top_p)
             yield cell, self._fit(encoded[category], length, category)
 
     def _fit(self, prompts: Sequence[Ids], length: int | None, category: str) -> list[Ids]:
-        limits, output_len = self._llm.limits, self._sweep.sampling.max_output_len
-        room = min(limits.max_input_len, limits.max_text_len - output_len)
-        if room < 1:
-            raise UsageError(
-                f"--max-output-len {output_len} leaves no room for a prompt: prompt and output "
-                f"together may have {limits.max_text_len} tokens",
-                "lower --max-output-len, or rebuild with a larger --max-seq-len",
-            )
+        room = self._opened.room(self._sweep.sampling.max_output_len)
         fitted = fit(prompts, length, room)
         cut = sum(len(a) < len(b) for a, b in zip(fitted, prompts, strict=True))
         if cut and length is None:
@@ -222,13 +220,10 @@ class _Bench:
         for arm in self._arms:
             if arm not in arms:
                 self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-        sampling = replace(self._sweep.sampling, temperature=cell.temperature)
+        filters = {name: getattr(cell, name) for name in ("temperature", "top_k", "top_p")}
+        sampling = replace(self._sweep.sampling, **filters)
         work = batches(prompts, cell.batch_size)
         return measure(cell, arms, work, sampling, self._sweep.rounds, on_round)
-
-    def _weight_bytes(self) -> int:
-        fp8 = self._checkpoint.fp8 and "FP8" in self._llm.description
-        return weight_bytes(self._checkpoint, self._dtype, fp8=fp8)
 
 
 def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
@@ -236,16 +231,6 @@ def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
     if engine.backend == "tensorrt-llm" and hf_model_dir is not None:
         return engine_from_hugging_face(hf_model_dir)
     return engine
-
-
-def take_tokenizer(llm: LLM) -> Tokenizer:
-    """The tokenizer, taken away from the model: peers do not turn ids into text while timed."""
-    tokenizer, llm.tokenizer = llm.tokenizer, None
-    if tokenizer is None:
-        raise UsageError(
-            f"{llm.engine.name} has no tokenizer files", "give them with --tokenizer-dir"
-        )
-    return tokenizer
 
 
 def _describe(measured: Measured, hardware: Hardware, prompts: Sequence[Ids]) -> dict[str, Any]:

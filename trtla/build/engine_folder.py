@@ -91,6 +91,17 @@ class Engine:
         return asked or largest
 
     @property
+    def max_encoder_len(self) -> int | None:
+        """Most tokens that its encoder reads of a prompt; None: it has no encoder."""
+        return None
+
+    def request_ids(
+        self, prompt: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """What a request for a prompt begins with, and what its encoder reads, if it has one."""
+        return prompt, None
+
+    @property
     def tokenizer_dir(self) -> Path | None:
         """The folder with the tokenizer files, if there are any."""
         return tokenizer_dir(self.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -94,6 +95,16 @@ def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
     if config.tie_word_embeddings and (EMBEDDING in where) != (LM_HEAD in where):
         _tie(where)
     return tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT)
+
+
+def stored_parameters(folder: Path) -> int:
+    """Numbers in the weight files of a folder, whatever model they are of.
+
+    Raises:
+        UsageError: there are none, or a file is broken.
+    """
+    entries = (entry for file in _open_files(folder) for entry in file.entries.values())
+    return sum(prod(entry.shape) for entry in entries)
 
 
 def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:

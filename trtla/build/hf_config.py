@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.build.folder_kind import config_kind
 from trtla.build.support import ARCHITECTURES, check_supported
+from trtla.build.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
 from trtla.config import CheckpointConfig, DType, read_json, validate
 from trtla.errors import UsageError
 
@@ -110,8 +111,10 @@ def _check_architecture(data: Any, path: Path) -> None:
             "give the Hugging Face folder that it came from",
         )
     names = data.get("architectures")
-    named = names[0] if isinstance(names, list) and names else None
+    named = names[0] if isinstance(names, list) and names else architecture(data)
     name = named or _BY_MODEL_TYPE.get(str(data.get("model_type")), data.get("model_type"))
+    if name in ENCODER_DECODERS:
+        raise refuse_to_convert(path.parent, str(name))
     if name not in ARCHITECTURES:
         raise UsageError(
             f"{path}: architecture {name} is not supported",

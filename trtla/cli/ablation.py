@@ -7,25 +7,29 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 import trtla
 from trtla.bench.ablation_arms import METHODS, NEEDS_DRAFT_MODEL, Grid, arms
 from trtla.bench.ablation_cases import OWN_PROMPT, TASKS, TaskPrompt, load_tasks
 from trtla.bench.ablation_csv import means_path, means_text
-from trtla.bench.ablation_rows import SETTING, Cells, number
+from trtla.bench.ablation_rows import SETTING, Cells
+from trtla.cli.bench_flags import BenchFlags
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
+from trtla.cli.settings import source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
-from trtla.console import Console
-from trtla.errors import UsageError
+from trtla.console import Console, command_line
+from trtla.errors import UsageError, did_you_mean
 from trtla.lookahead import LookaheadConfig
 from trtla.processors import parse_processor
 
 if TYPE_CHECKING:
-    from trtla.bench.ablation import Ablation
-    from trtla.cli.bench_flags import BenchFlags
+    from trtla.bench.ablation import Ablated, Ablation
 
 SHIPPED_DRAFT_MODEL = Path(trtla.__file__).parent / "assets" / "tiny-llama-draft"
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
+_PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _LARGEST = LookaheadConfig(7, 7, 7)  # stands in for the engine's triple where arms are only checked
 
 
@@ -38,7 +42,6 @@ class AblationFlags:
     prompts_per_task: int | None
     repeats: int
     arms: tuple[str, ...]
-    processor: tuple[str, ...]
     draft_model: str | None
     output: str
     grid_gamma: tuple[int, ...]
@@ -57,7 +60,8 @@ ablation_flags = stack(
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on the shipped tasks. Rows are "
         "kept: the same command goes on where it was interrupted. Of the other flags it reads "
         "--engine-dir, --tokenizer-dir, --lookahead, --categories (of the tasks), --device, "
-        "--dtype, --threads, --max-output-len, --seed, --ignore-eos and -o.",
+        "--dtype, --draft-device, --draft-dtype, --threads, --processor, --max-output-len, --seed, "
+        "--ignore-eos and -o.",
     ),
     setting("--prompt", section=_SECTION, type=TEXT, help="Decode this text, not the tasks."),
     setting(
@@ -80,14 +84,6 @@ ablation_flags = stack(
         type=NAMES,
         default=",".join(METHODS),
         help="What to measure; ar always comes first.",
-    ),
-    setting(
-        "--processor",
-        section=_SECTION,
-        type=NAMES,
-        default="greedy,nucleus:0.8:0.9",
-        help="Named sampling settings, each with its values: greedy, multinomial:T, topk:T:K, "
-        "nucleus:T:P, topknucleus:T:K:P.",
     ),
     setting(
         "--draft-model",
@@ -142,6 +138,22 @@ def take_ablation_flags(flags: dict[str, Any]) -> AblationFlags:
     return AblationFlags(**{field.name: flags.pop(field.name) for field in fields(AblationFlags)})
 
 
+def check_read(own: AblationFlags) -> None:
+    """Refuse flags of the running command that would change nothing, with --ablation or without.
+
+    Raises:
+        UsageError: one is given.
+    """
+    names = (field.name for field in fields(BenchFlags if own.ablation else AblationFlags))
+    context = click.get_current_context()
+    for name in names:
+        if name not in _READ and source(context, name) == "flag":
+            flag = f"--{name.replace('_', '-')}"
+            if own.ablation:
+                raise UsageError(f"--ablation does not read {flag}", "leave it away")
+            raise UsageError(f"{flag} is read by --ablation alone", "add that, or leave it away")
+
+
 def run_ablation_command(
     console: Console, given: BenchFlags, own: AblationFlags, server: LookaheadConfig | None
 ) -> None:
@@ -154,28 +166,37 @@ def run_ablation_command(
         UsageError: a flag, a folder or the output file is not usable.
     """
     ablation = _check(given, own, server)
-    from trtla.bench.ablation import run_ablation, summary
+    from trtla.bench.ablation import run_ablation
 
     def on_row(row: Cells, number: int, total: int) -> None:
         console.note(f"{number} of {total}: {_told(row)}")
 
-    rows = run_ablation(ablation, on_row, lambda text: console.note(f"note: {text}"))
+    try:
+        done = run_ablation(ablation, on_row, lambda text: console.note(f"note: {text}"))
+    except KeyboardInterrupt:
+        console.note(f"\nnote: rows so far are in {ablation.output}; the same command goes on")
+        raise
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
     if given.output_format == "csv":
-        console.out(means_text(rows), end="")
+        console.out(means_text(done.rows), end="")
     elif given.output_format == "json":
-        means = list(map(_typed, summary(rows)))
-        console.document({"schema_version": 1, "output": str(ablation.output), "means": means})
+        console.document(_document(ablation, done))
     else:
-        _print(console, summary(rows))
+        _print(console, done.summary())
 
 
 def _check(given: BenchFlags, own: AblationFlags, server: LookaheadConfig | None) -> Ablation:
     """What can be refused before torch is imported."""
+    if len(given.threads) > 1:
+        raise UsageError(
+            f"--threads has {len(given.threads)} numbers, and --ablation takes one",
+            "run it once for each, with an --output of its own",
+        )
     grid = _grid(given, own)
     made = arms(grid, server or _LARGEST)
-    check_drafters(given.engine_dir, [(f"--arms {arm.method}", arm.drafting) for arm in made])
-    processors = tuple(parse_processor(text) for text in own.processor)
+    named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
+    check_drafters(given.engine_dir, named, flags=given)
+    processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
     prompts = _prompts(given, own)
     _check_output(Path(own.output))
     from trtla.bench.ablation import Ablation
@@ -195,13 +216,16 @@ def _check(given: BenchFlags, own: AblationFlags, server: LookaheadConfig | None
         max_output_len=given.max_output_len,
         ignore_eos=given.ignore_eos,
         output=Path(own.output),
+        draft_device=given.draft_device,
+        draft_dtype=given.draft_dtype,
     )
 
 
 def _grid(given: BenchFlags, own: AblationFlags) -> Grid:
     for name in own.arms:
         if name not in METHODS:
-            raise UsageError(f"--arms has the unknown {name}", f"use {', '.join(METHODS)}")
+            guess = did_you_mean(name, METHODS)
+            raise UsageError(f"--arms has the unknown {name}", f"{guess}use {', '.join(METHODS)}")
     needs = any(name in NEEDS_DRAFT_MODEL for name in own.arms)
     return Grid(
         own.arms,
@@ -241,6 +265,15 @@ def _told(row: Cells) -> str:
     )
 
 
+_READ = (
+    "engine_dir", "tokenizer_dir", "lookahead", "categories", "device", "dtype", "draft_device",
+    "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos", "output_format",
+)  # fmt: skip
+"""What --ablation reads of the command's other flags."""
+_TEXTS = (
+    "method", "gamma_policy", "ngram_kind", "model", "drafter", "backend", "device", "dtype",
+    "processor", "task",
+)  # fmt: skip
 _SUMMARY = {
     "tokens/s": "tokens_per_s_mean",
     "speed-up": "speedup_vs_ar_mean",
@@ -248,13 +281,32 @@ _SUMMARY = {
     "S": "tokens_per_step_mean",
     "acceptance": "acceptance_rate_mean",
     "drafted": "drafted_mean",
+    "perplexity": "perplexity_mean",
 }
 
 
+def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
+    from trtla.bench.report import environment
+
+    shares = zip(done.summary(), done.accepted_per_pos(), strict=True)
+    means = [{**_typed(row), "accepted_per_pos": share} for row, share in shares]
+    return {
+        "schema_version": 1,
+        "environment": environment(command_line()),
+        "output": str(ablation.output),
+        "means": means,
+    }
+
+
 def _typed(row: Cells) -> dict[str, object]:
-    """A row of means for JSON: figures as numbers, empty cells as null."""
-    figures = ("rows", *(key for key in row if key.endswith(("_mean", "_std"))))
-    return {key: number(cell) if key in figures else cell or None for key, cell in row.items()}
+    """A row of means for JSON: numbers as numbers, empty cells as null."""
+    return {key: cell if key in _TEXTS and cell else _value(cell) for key, cell in row.items()}
+
+
+def _value(cell: str) -> object:
+    if cell in ("true", "false"):
+        return cell == "true"
+    return (int(cell) if cell.isdecimal() else float(cell)) if cell else None
 
 
 def _print(console: Console, rows: Sequence[Cells]) -> None:

@@ -11,10 +11,12 @@ import click
 from trtla import __version__
 from trtla.cli.bench import bench
 from trtla.cli.build import build
+from trtla.cli.chat import chat
 from trtla.cli.command import switches
 from trtla.cli.completion import completion
 from trtla.cli.convert import convert
 from trtla.cli.doctor import doctor
+from trtla.cli.explain import explain
 from trtla.cli.inspect_path import inspect_path
 from trtla.cli.run import run
 from trtla.cli.summarize import summarize
@@ -49,5 +51,16 @@ def cli() -> None:
     """
 
 
-for _command in (convert, build, run, summarize, bench, inspect_path, doctor, completion):
+for _command in (
+    convert,
+    build,
+    run,
+    chat,
+    explain,
+    summarize,
+    bench,
+    inspect_path,
+    doctor,
+    completion,
+):
     cli.add_command(_command)

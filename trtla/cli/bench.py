@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.bench.peer_names import BATCHING, HUGGING_FACE, PEERS, check_installed
+from trtla.bench.peer_names import PEERS
 from trtla.build.folder_kind import folder_kind
-from trtla.cli.ablation import ablation_flags, run_ablation_command, take_ablation_flags
+from trtla.cli.ablation import (
+    ablation_flags,
+    check_read,
+    run_ablation_command,
+    take_ablation_flags,
+)
+from trtla.cli.bench_check import check_choices, check_lookahead, check_peers, filters_of
 from trtla.cli.bench_flags import BenchFlags
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
@@ -20,7 +24,7 @@ from trtla.cli.drafter_options import (
     drafter_arms,
     drafter_settings,
 )
-from trtla.cli.engine_check import check_batch_size, check_triples
+from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     PATH,
     draft_flags,
@@ -32,16 +36,18 @@ from trtla.cli.options import (
     trtllm_flags,
     trtllm_settings,
 )
+from trtla.cli.processor_option import processors_flag, refuse_filters
 from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS
-from trtla.console import Console
-from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.console import Console, command_line
+from trtla.lookahead import LookaheadConfig
+from trtla.processors import Filters, filters_text
 
 if TYPE_CHECKING:
     from trtla.bench.prompt_sets import PromptSet
     from trtla.bench.rounds import Measured
     from trtla.bench.sweep import Results, Sweep
     from trtla.drafting import DrafterSettings
+    from trtla.runtime.executor import SamplingParams
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 
@@ -152,6 +158,7 @@ listed = partial(setting, callback=_or_empty)
     default="0,0.5",
     help="0 takes the most probable token.",
 )
+@processors_flag
 @setting("--max-output-len", section="Sampling", type=COUNT, default=128, help="Tokens to write.")
 @filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
@@ -186,8 +193,10 @@ def bench(console: Console, /, **flags: Any) -> None:
     """
     own = take_ablation_flags(flags)
     given = BenchFlags(**flags)
+    check_read(own)
+    refuse_filters(given.processor)
     if own.ablation:
-        run_ablation_command(console, given, own, _check_lookahead(given))
+        run_ablation_command(console, given, own, check_lookahead(given))
         return
     sweep, sets = _check(given)
     results = _run(console, sweep, sets)
@@ -200,76 +209,29 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     from trtla.bench.prompt_sets import load_sets
 
     is_engine = folder_kind(Path(given.engine_dir)) == "engine"
-    _check_choices("--dtype", given.dtype, DTYPES)
-    _check_choices("--compare", given.compare, PEERS)
-    _check_peers(given, is_engine)
-    sampling = [_sampling(given, temperature) for temperature in given.temperature]
-    server = _check_lookahead(given)
+    check_choices("--dtype", given.dtype, DTYPES)
+    check_choices("--compare", given.compare, PEERS)
+    check_peers(given, is_engine)
+    sampling = [_sampling(given, filters) for filters in filters_of(given)]
+    server = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     drafters = [drafter_settings(name, given) for name in dict.fromkeys(given.drafter)]
-    models = check_drafters(given.engine_dir, [("--drafter", one) for one in drafters])
+    named = [("--drafter", one) for one in drafters]
+    models = check_drafters(given.engine_dir, named, flags=given)
     sets = load_sets(given.prompts, given.categories, given.num_prompts)
     return _sweep(given, server, sampling[0], drafters, models), sets
 
 
-def _check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
-    """The triple to open the model with; None is the engine's own."""
-    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
-    own = (Path(given.engine_dir) / "trtla.json").is_file()
-    server = None if own else _covering(given.lookahead)
-    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
-    return server
-
-
-def _check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{flag} has the unknown {name}", f"use {', '.join(known)}")
-
-
-def _check_peers(given: BenchFlags, is_engine: bool) -> None:
-    loaded = [name for name in given.compare if name in HUGGING_FACE]
-    if loaded and is_engine and not given.hf_model_dir:
-        raise UsageError(
-            f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
-            "give the folder that it was made from with --hf-model-dir",
-        )
-    if "hf-assisted" in given.compare and not given.assistant_dir:
-        raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
-    single = [name for name in given.compare if name not in BATCHING]
-    if single and 1 not in given.batch_size:
-        raise UsageError(
-            f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
-            "add 1 to --batch-size, or leave the peer away",
-        )
-    check_installed(given.compare)
-
-
-def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
-    """The smallest triple that all fit into; None where there are none."""
-    triples = [triple for triple in asked if triple != "auto"]
-    if not triples:
-        return None
-    sizes = [triple.as_tuple() for triple in (*triples, AUTOREGRESSIVE)]
-    return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
-
-
-def _sampling(given: BenchFlags, temperature: float) -> Any:
+def _sampling(given: BenchFlags, filters: Filters) -> SamplingParams:
     from trtla.runtime.executor import SamplingParams
 
-    return SamplingParams(
-        max_output_len=given.max_output_len,
-        temperature=temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        seed=given.seed,
-    )
+    return SamplingParams(given.max_output_len, *filters, seed=given.seed)
 
 
 def _sweep(
     given: BenchFlags,
     server: LookaheadConfig | None,
-    sampling: Any,
+    sampling: SamplingParams,
     drafters: list[DrafterSettings],
     draft_models: list[str],
 ) -> Sweep:
@@ -288,7 +250,7 @@ def _sweep(
         threads=given.threads,
         batch_sizes=given.batch_size,
         prompt_lens=given.prompt_len,
-        temperatures=given.temperature,
+        filters=filters_of(given),
         sampling=sampling,
         rounds=given.rounds,
         ignore_eos=given.ignore_eos,
@@ -296,6 +258,8 @@ def _sweep(
         draft_options=draft_options(given),
         drafters=tuple(drafters),
         draft_models=tuple(draft_models),
+        draft_device=given.draft_device,
+        draft_dtype=given.draft_dtype,
     )
 
 
@@ -310,7 +274,8 @@ def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | Non
 
 def _name(measured: Measured) -> str:
     cell = measured.cell
-    return f"{cell.category}, temperature {cell.temperature:g}, batch {cell.batch_size}"
+    filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
+    return f"{cell.category}, {filters}, batch {cell.batch_size}"
 
 
 def _speeds(measured: Measured) -> str:
@@ -323,7 +288,7 @@ def _speeds(measured: Measured) -> str:
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
     from trtla.bench.report import csv_text, document, environment, markdown_text
 
-    found = environment(shlex.join(["trtla", *sys.argv[1:]]))
+    found = environment(command_line())
     if output_format == "json":
         console.document(document(results, sweep, found))
     elif output_format == "csv":

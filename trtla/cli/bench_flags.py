@@ -30,6 +30,8 @@ class BenchFlags(DrafterFlags):
     batch_size: tuple[int, ...]
     prompt_len: tuple[int, ...]
     temperature: tuple[float, ...]
+    processor: tuple[str, ...]
+    """Empty: not given."""
     max_output_len: int
     top_k: int
     top_p: float

@@ -8,12 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtla.cli.settings import load_config
 from trtla.console import Console
+from trtla.errors import closest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completing
 
 
 class Setting(click.Option):
@@ -24,6 +30,25 @@ class Setting(click.Option):
         kwargs.setdefault("show_default", True)
         super().__init__(*args, **kwargs)
         self.section = section
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell is offered for the value."""
+        from trtla.cli.value_choices import choices
+
+        found = choices(self, ctx, incomplete)
+        return super().shell_complete(ctx, incomplete) if found is None else found
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value; a mistyped choice is told with what may have been meant."""
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            if isinstance(self.type, click.Choice) and isinstance(value, str):
+                guess = closest(value, map(str, self.type.choices))
+                if guess:
+                    text = f"{error.message} Did you mean {guess!r}?"
+                    raise click.BadParameter(text, ctx, self) from None
+            raise
 
 
 class Several(Setting):
@@ -51,7 +76,29 @@ class Command(click.Command):
             if isinstance(param, Several)
             for name in param.opts
         }
+        if ctx.resilient_parsing:  # a shell asks what may come next
+            ctx.meta[_AWAITED] = self._awaited(ctx, args, several)
         return super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+
+    def _awaited(
+        self, ctx: click.Context, args: Sequence[str], several: dict[str, str]
+    ) -> click.Option | None:
+        """The flag that a value behind these arguments would belong to."""
+        args = args[:-1] if args and args[-1] == "=" else args  # bash cuts `--flag=value` in three
+        last = [*_repeat_flags(ctx, [*args, "value"], several)][-1]
+        flag, behind, _ = last.partition("=value")
+        if not behind:
+            flag = _spelling(ctx, args[-1] if args else "")
+        options = (param for param in self.params if isinstance(param, click.Option))
+        return next((one for one in options if flag in one.opts and not one.is_flag), None)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell is offered where click expects nothing but flags."""
+        awaited = ctx.meta.get(_AWAITED)
+        if awaited is None or incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        found: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, in the order they were declared."""

@@ -13,14 +13,16 @@ import click
 
 from trtla.build.folder_kind import folder_kind
 from trtla.build.hf_config import read_hf_config
+from trtla.build.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import ExecutorFlags, setting, several, stack, switch
-from trtla.cli.values import TEXT
+from trtla.cli.options import DTYPES, ExecutorFlags, setting, several, stack, switch
+from trtla.cli.values import DEVICE, TEXT
 from trtla.config import EngineConfig, read_json, validate
 from trtla.drafting import (
     DrafterSettings,
     NgramKind,
     check_auto,
+    check_draft_place,
     check_drafts_itself,
     check_used,
     parse_drafter,
@@ -47,6 +49,8 @@ class DrafterFlags(ExecutorFlags):
     stop_if_unknown: bool
     reset_in_between: bool
     rejection: bool
+    draft_device: str | None
+    draft_dtype: str | None
 
 
 drafter_choices = stack(
@@ -113,6 +117,21 @@ drafter_choices = stack(
         section=_SECTION,
         help="Verify a draft model's tokens by rejection sampling: another text of the same law.",
     ),
+    setting(
+        "--draft-device",
+        section=_SECTION,
+        type=DEVICE,
+        metavar="auto|cpu|cuda",
+        show_default="--device",
+        help="Where draft models run.",
+    ),
+    setting(
+        "--draft-dtype",
+        section=_SECTION,
+        type=DTYPES,
+        show_default="--dtype",
+        help="Type that draft models compute in; auto is their own.",
+    ),
 )
 """How drafters other than lookahead draft."""
 
@@ -167,6 +186,7 @@ def check_drafters(
     engine_dir: str,
     settings: Iterable[tuple[str, DrafterSettings]],
     lookahead: Lookahead | None = None,
+    flags: DrafterFlags | None = None,
 ) -> list[str]:
     """Check drafters against the model that they draft for, without loading any.
 
@@ -174,6 +194,7 @@ def check_drafters(
         engine_dir: an engine or a Hugging Face folder.
         settings: (name, drafter) of the command and of every request that brings its own.
         lookahead: the server's.
+        flags: the command's, for the device and the type of draft models.
 
     Returns:
         The draft models' folders, each once.
@@ -185,9 +206,13 @@ def check_drafters(
     given = list(settings)
     check_used(one for _, one in given)
     folder, models = Path(engine_dir), dict.fromkeys(_draft_models(one for _, one in given))
-    if is_trtllm(folder):
+    trtllm = is_trtllm(folder)
+    if trtllm:
         for name, one in given:
             check_drafts_itself(one, name)
+    if flags is not None:
+        place = (flags.draft_device, flags.draft_dtype)
+        check_draft_place(*place, bool(models), engine_dir if trtllm else None)
     if lookahead == "auto":
         check_auto(given[0][1], given[0][0])
     for path in models:
@@ -200,6 +225,7 @@ def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:
 
 
 def _check_vocabulary(path: str, target: Path) -> None:
+    check_same_kind(Path(path), target)
     ours, theirs = _vocab_size(Path(path)), _vocab_size(target)
     if ours != theirs:
         raise UsageError(
@@ -213,4 +239,6 @@ def _vocab_size(folder: Path) -> int:
     if folder_kind(folder) == "engine":
         engine = validate(EngineConfig, read_json(config), str(config))
         return engine.pretrained_config.vocab_size
+    if is_encoder_decoder(folder):
+        return read_t5_config(folder).vocab_size
     return read_hf_config(config)[0].vocab_size

@@ -51,6 +51,22 @@ def check_triples(
             check_request(triple, limit, name)
 
 
+def engine_limits(engine_dir: str) -> LookaheadConfig | None:
+    """The triple an engine was built for; None for a Hugging Face folder, which takes any.
+
+    Raises:
+        UsageError: no model is there, or an engine of trtllm-build does not say its triple.
+    """
+    folder = Path(engine_dir)
+    kind = folder_kind(folder)
+    if kind == "checkpoint":
+        raise UsageError(
+            f"{engine_dir} is a checkpoint, not an engine",
+            f"run trtla build --checkpoint-dir {engine_dir} --output-dir ENGINE",
+        )
+    return _engine_triple(folder, None) if kind == "engine" else None
+
+
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
     """Check a batch size against the engine's; a Hugging Face folder is not looked at.
 

@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla import mpi
+from trtla.cli.beam_options import (
+    beam_flags,
+    beam_settings,
+    check_beams,
+    search_and_report,
+    take_beam_flags,
+)
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
     DrafterFlags,
@@ -81,6 +88,7 @@ class RunFlags(DrafterFlags):
         "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
         "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
         "cat prompt.txt | trtla run --engine-dir engine --input-text - --check-lossless",
+        "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
     ],
 )
 @several(
@@ -124,6 +132,7 @@ class RunFlags(DrafterFlags):
     type=COUNT,
     help="Milliseconds after which a request ends as it is.",
 )
+@beam_flags
 @drafter_flags
 @draft_flags
 @trtllm_flags
@@ -149,14 +158,18 @@ def run(console: Console, /, **flags: Any) -> None:
     steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
     tells that the text loops, which flatters it.
     """
+    beam_choice = take_beam_flags(flags)
+    beams = beam_settings(beam_choice)
     given = RunFlags(**with_processor(flags))
     console.color = given.color
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
     drafter = drafter_settings(given.drafter, given)
     requests = _requests(given, drafter) if mpi.rank() == 0 else []
+    if beams is not None:
+        check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
     drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
-    models = check_drafters(given.engine_dir, drafters, given.lookahead)
+    models = check_drafters(given.engine_dir, drafters, given.lookahead, given)
     if given.check_lossless:
         _check_comparable(drafters)
     for request in requests:
@@ -165,7 +178,10 @@ def run(console: Console, /, **flags: Any) -> None:
     with _open(given, drafter, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        _decode_and_report(console, llm, requests, given)
+        if beams is None:
+            _decode_and_report(console, llm, requests, given)
+        else:
+            search_and_report(console, llm, requests, beams, beam_choice.num_return_sequences)
 
 
 def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
@@ -193,6 +209,8 @@ def _open(given: RunFlags, drafter: DrafterSettings, draft_models: list[str]) ->
             draft_options=draft_options(given),
             drafter=drafter,
             draft_models=draft_models,
+            draft_device=given.draft_device,
+            draft_dtype=given.draft_dtype,
         )
 
 

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from trtla.cli.values import ListType, TripleType
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 
 _CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
 _NOT_IN_PRESETS = {"config", "help", "verbose", "quiet", "version"}
@@ -26,19 +26,30 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     """
     if value is None:
         return
-    from trtla.config import read_yaml
-
     params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
-    settings = read_yaml(Path(value))
+    settings = _read(Path(value))
     for key in settings:
         if key not in params:
             raise UsageError(
                 f'{value} has the unknown key "{key}"',
-                f"the keys of {ctx.command_path} are {', '.join(sorted(params))}",
+                f"{did_you_mean(key, params)}the keys of {ctx.command_path} are "
+                f"{', '.join(sorted(params))}",
             )
     given = {key: item for key, item in settings.items() if item is not None}
     ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in given.items()}
     ctx.meta[_CONFIG] = value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A preset's settings; a mistyped name is told with the file that may have been meant."""
+    from trtla.config import read_yaml
+
+    try:
+        return read_yaml(path)
+    except UsageError as error:
+        others = path.parent.glob("*.y*ml") if not path.exists() else ()
+        guess = did_you_mean(str(path), map(str, others))
+        raise UsageError(error.message, f"{guess}{error.hint or ''}".strip() or None) from None
 
 
 def _as_flag(param: click.Parameter, value: Any, where: str) -> Any:

@@ -34,7 +34,7 @@ from trtla.cli.options import (
     trtllm_settings,
 )
 from trtla.cli.values import COUNT
-from trtla.console import Console
+from trtla.console import Console, command_line
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead
@@ -154,7 +154,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
     sampling = _check(given)
     check_triples(given.engine_dir, given.lookahead)
     drafter = drafter_settings(given.drafter, given)
-    check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead)
+    check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead, given)
     work.require_extras(given.dataset)
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
     sides, prompts = _measure(console, given, sampling, drafter, articles)
@@ -210,6 +210,8 @@ def _measure(
         trtllm=trtllm_settings(given),
         draft_options=draft_options(given),
         drafter=drafter,
+        draft_device=given.draft_device,
+        draft_dtype=given.draft_dtype,
     ) as llm:
         if not llm.is_leader:
             return [], []
@@ -276,10 +278,12 @@ def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]
 
 def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
+    from trtla.bench.report import environment
     from trtla.summarize import ROUGE, document
 
     if console.json:
-        console.document(document(sides, settings))
+        found = {"environment": environment(command_line()), **settings}
+        console.document(document(sides, found))
         return
     rows = [side.figures() for side in sides]
     for row in rows:

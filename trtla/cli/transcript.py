@@ -61,7 +61,7 @@ class Transcript:
     def _print(self, chunk: Chunk) -> None:
         if not self.begun:
             self.begun = True
-            self.console.out(self._input(chunk.index))
+            self.console.out(input_line(chunk.index, self.requests[chunk.index].prompt))
             self.console.out(f'Output [Text {chunk.index}]: "', end="")
         ids = "".join(f"{i} " for i in chunk.token_ids)
         self.console.out(ids if chunk.pieces is None else self._colour(chunk.pieces), end="")
@@ -69,16 +69,12 @@ class Transcript:
             self.console.out('"')
             self.begun, self.shown = False, self.shown + 1
 
-    def _input(self, index: int) -> str:
-        prompt = self.requests[index].prompt
-        shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-        return f'Input [Text {index}]: "{shown}"'
-
     def finish(self, decoded: Decoded, plain: Decoded | None) -> None:
         """Print what has not been streamed: texts, the table, the comparison."""
         if not self.stream:
             for completion in decoded.completions:
-                self.console.out(self._input(completion.index))
+                request = self.requests[completion.index]
+                self.console.out(input_line(completion.index, request.prompt))
                 self.console.out(f'Output [Text {completion.index}]: "{self._output(completion)}"')
         if plain is not None:
             self._compare(decoded, plain)
@@ -123,6 +119,12 @@ class Transcript:
         if plain is not None and plain.totals.tokens_per_s:
             gain = decoded.totals.tokens_per_s / plain.totals.tokens_per_s
             self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
+
+
+def input_line(index: int, prompt: str | Sequence[int]) -> str:
+    """The line that stands above a prompt's outputs."""
+    shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+    return f'Input [Text {index}]: "{shown}"'
 
 
 def _row(completion: Completion) -> list[object]:

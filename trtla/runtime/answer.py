@@ -91,7 +91,7 @@ class Answer:
         return Completion(
             self.index,
             self._input_text,
-            self.request.input_ids,
+            self.request.given_ids,
             tuple(self._ids),
             None if self._stream is None else _join(self._pieces),
             output.finish_reason,

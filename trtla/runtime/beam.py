@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 from trtla.errors import UsageError
 from trtla.runtime.executor import Request
 
+_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+
 LogProbs = Sequence[float]
 """Of every token of the vocabulary."""
 
@@ -39,15 +41,23 @@ class BeamSettings:
         for name in ("num_beams", "expansions"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}", "use 1 or more")
-        for name in ("length_penalty", "length_penalty_offset"):
-            value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
-                raise UsageError(f"{name} is {value}", "use 0 or more")
+        if not 0.0 <= self.length_penalty <= _LARGEST_PENALTY:
+            raise UsageError(
+                f"length_penalty is {self.length_penalty}", f"use 0 to {_LARGEST_PENALTY}"
+            )
+        if not 0.0 <= self.length_penalty_offset < math.inf:
+            raise UsageError(
+                f"length_penalty_offset is {self.length_penalty_offset}", "use 0 or more"
+            )
 
     def penalty(self, length: int) -> float:
         """What the log probability of `length` new tokens is divided by."""
         offset = self.length_penalty_offset
         return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
+
+    def score(self, beam: Hypothesis) -> float:
+        """What hypotheses are ordered by, the largest first."""
+        return beam.log_prob / self.penalty(len(beam.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +93,6 @@ class BeamSearcher(Protocol):
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
         """The best hypotheses, the best first."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeamText:
-    """A hypothesis in words; `output_ids` hold the end token, the text does not."""
-
-    output_ids: tuple[int, ...]
-    text: str | None
-    """None for a model without tokenizer files."""
-    log_prob: float
-    """Sum over the new tokens, natural logarithm."""
-    finished: bool
-    """It ends with an end token."""
 
 
 def beam_search(
@@ -135,7 +132,7 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
     """The best of them, each text once."""
 
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
-        return -beam.log_prob / settings.penalty(len(beam.tokens)), beam.tokens
+        return -settings.score(beam), beam.tokens
 
     distinct = {beam.tokens: beam for beam in found}
     return sorted(distinct.values(), key=order)[: settings.num_beams]

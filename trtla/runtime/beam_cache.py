@@ -18,6 +18,7 @@ from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.log_probs import prompt_logits
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.runtime.step_forward import StepForward
 
@@ -32,6 +33,7 @@ class CachedBeams:
         num_beams: most hypotheses at a time.
         max_output_len: most tokens of a hypothesis.
         max_num_tokens: prompt tokens of one forward.
+        encoder_ids: what the encoder reads, where the model has one.
 
     Raises:
         TrtlaError: too few blocks are free.
@@ -45,9 +47,10 @@ class CachedBeams:
         num_beams: int,
         max_output_len: int,
         max_num_tokens: int,
+        encoder_ids: tuple[int, ...] | None = None,
     ) -> None:
         self._forward, self._cache, self._chunk = forward, cache, max_num_tokens
-        self._request = Request(0, tuple(prompt))
+        self._request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
         self._free: list[tuple[int, ...]] = []
         self._live: list[Beam] = []
         for _ in range(num_beams):
@@ -83,14 +86,7 @@ class CachedBeams:
         """Log probabilities after the prompt."""
         beam = self._beam(self._free.pop(), 0)
         self._live = [beam]
-        left = len(beam.prompt)
-        logits = torch.empty(0)
-        while left:
-            length = min(left, self._chunk)
-            logits = self._forward([Feed.prompt(beam, length, length == left)])
-            beam.num_cached += length
-            left -= length
-        return _log_probs(logits)[0]
+        return _log_probs(prompt_logits(self._forward, beam, self._chunk))[0]
 
     def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
         """Log probabilities after these continuations of the hypotheses of the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 import trtla
 from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.batch import Feed
-from trtla.runtime.cost_table import CostTable, Forward, get, measure
+from trtla.runtime.cost_table import CostPlan, CostTable, Forward, get, measure
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
@@ -26,39 +27,44 @@ from trtla.user_cache import user_cache
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
 
-_CONTEXT = 192  # cached tokens of each sequence: a modest text
-_BATCHES = (1, 4, 16)
-_MOST_TOKENS = 512
-_MOST_EACH = 128
+_PLAN = CostPlan()
 
 
-def measure_costs(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable:
+def measure_costs(
+    run: StepForward, cache: KVCache, limits: ExecutorLimits, plan: CostPlan = _PLAN
+) -> CostTable:
     """Time forwards as the executor runs its steps, for up to the limits' number of sequences.
 
     Some 2 s for a small model. Takes free blocks of the cache and gives them back; what runs
     meanwhile is not touched.
     """
-    context = max(1, min(_CONTEXT, limits.max_text_len // 2))
-    each = min(_MOST_EACH, limits.max_text_len + limits.lookahead.max_draft_len - context)
+    context = max(1, min(plan.context, limits.max_text_len // 2))
+    room = limits.max_text_len + limits.lookahead.max_draft_len - context
+    sizes = tuple(size for size in plan.sizes if size <= room) or (1,)
     owned: list[tuple[int, ...]] = []
-    while len(owned) < min(_BATCHES[-1], limits.max_batch_size):
-        blocks = cache.pool.allocate(context + each)
+    while len(owned) < min(plan.batches[-1], limits.max_batch_size):
+        blocks = cache.pool.allocate(context + sizes[-1])
         if blocks is None:
             break
         owned.append(blocks)
     try:
         if not owned:  # all in use: as if each token cost the same, which drafts nothing
             return CostTable.of([(1, 1.0), (2, 2.0)])
-        batches = [count for count in _BATCHES if count <= len(owned)]
-        most = min(_MOST_TOKENS, limits.max_num_tokens)
-        return measure(_forward(run, owned, context), batches, each, most)
+        batches = tuple(count for count in plan.batches if count <= len(owned)) or (len(owned),)
+        most = min(plan.most_tokens, limits.max_num_tokens)
+        fitting = replace(plan, batches=batches, sizes=sizes, most_tokens=most)
+        encodes = limits.max_encoder_len is not None
+        return measure(_forward(run, owned, context, encodes), fitting)
     finally:
         for blocks in owned:
             cache.pool.release(blocks)
 
 
-def _forward(run: StepForward, owned: list[tuple[int, ...]], context: int) -> Forward:
-    request = Request(0, (0,) * context)
+def _forward(
+    run: StepForward, owned: list[tuple[int, ...]], context: int, encodes: bool
+) -> Forward:
+    text = (0,) * context
+    request = Request(0, text, encoder_ids=text if encodes else None)
 
     def forward(sequences: int, each: int) -> None:
         draft = Draft((0,) * (each - 1), tuple(range(each - 1)))

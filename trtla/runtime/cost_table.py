@@ -14,16 +14,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from trtla.errors import UsageError
 from trtla.whole_file import write_whole
 
 FORMAT_VERSION = 1
-_REPEATS = 5
-_ROW_BUDGET_S = 0.5  # a row ends early when a model is slow; its last slope goes on from there
 
 Point = tuple[int, float]
 Forward = Callable[[int, int], None]
 """(sequences, fed tokens each): run one such forward to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostPlan:
+    """Which forwards to time."""
+
+    batches: tuple[int, ...] = (1, 4, 16)
+    """Numbers of sequences, rising."""
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    """Fed tokens of each sequence, rising from 1."""
+    most_tokens: int = 512
+    """Fed tokens of all sequences, at most; one token each is always timed."""
+    context: int = 192
+    """Cached tokens of each sequence: a modest text."""
+    row_budget_s: float = 0.5
+    """A row ends early when a model is slow; its last slope goes on from there."""
+    sweeps: int = 1
+    """Times that each row is gone through: what disturbs one sweep is not there in all."""
+    repeats: int = 5
+    """Times that each forward is run in a sweep, after one that warms up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +76,7 @@ class CostTable:
         """A table of one row."""
         return cls(((sequences, tuple(points)),))
 
-    def seconds(self, tokens: int, sequences: int = 1) -> float:
+    def seconds(self, tokens: float, sequences: int = 1) -> float:
         """The time of a forward of `tokens` in all, fed by `sequences`."""
         place = bisect_left(self.rows, sequences, key=lambda row: row[0])
         if place == len(self.rows):
@@ -69,7 +89,7 @@ class CostTable:
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
 
 
-def _along(points: Sequence[Point], tokens: int) -> float:
+def _along(points: Sequence[Point], tokens: float) -> float:
     if len(points) == 1:
         return points[0][1]
     place = min(max(1, bisect_left(points, tokens, key=lambda point: point[0])), len(points) - 1)
@@ -79,34 +99,55 @@ def _along(points: Sequence[Point], tokens: int) -> float:
     return low + (high - low) * (tokens - left) / (right - left)
 
 
-def measure(
-    forward: Forward, batches: Sequence[int], most_each: int, most_tokens: int
-) -> CostTable:
-    """Time forwards of 1, 2, 4, ... fed tokens a sequence.
+@runtime_checkable
+class CostMeasurer(Protocol):
+    """An executor that can time forwards."""
 
-    Args:
-        batches: numbers of sequences to measure, rising.
-        most_each: fed tokens of one sequence, at most.
-        most_tokens: fed tokens of all, at most; a forward of one token each is always measured.
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time them now."""
+
+
+def cost_measurer(executor: object, name: str) -> CostMeasurer:
+    """The executor, where it can time forwards; `name` is the engine's.
+
+    Raises:
+        UsageError: it is TensorRT-LLM's.
     """
+    if isinstance(executor, CostMeasurer):
+        return executor
+    raise UsageError(
+        f"{name} is a TensorRT-LLM engine, whose forwards cannot be timed one by one",
+        "measure with a torch engine",
+    )
+
+
+def measure(forward: Forward, plan: CostPlan) -> CostTable:
+    """Time forwards as planned; of each one the least counts."""
     rows = []
-    for sequences in batches:
-        started, points, each = time.perf_counter(), list[Point](), 1
-        while not points or (each <= most_each and sequences * each <= most_tokens):
-            points.append((sequences * each, _least_s(forward, sequences, each)))
-            each *= 2
-            if len(points) > 1 and time.perf_counter() - started > _ROW_BUDGET_S:
-                break
-        seconds = accumulate((second for _, second in points), max)  # more never costs less
-        rows.append(
-            (sequences, tuple((p[0], s) for p, s in zip(points, seconds, strict=True))),
-        )
+    for sequences in plan.batches:
+        found: dict[int, float] = {}
+        for _ in range(plan.sweeps):
+            for fed, second in _sweep(forward, sequences, plan).items():
+                found[fed] = min(second, found.get(fed, second))
+        seconds = accumulate((found[fed] for fed in sorted(found)), max)  # more never costs less
+        rows.append((sequences, tuple(zip(sorted(found), seconds, strict=True))))
     return CostTable(tuple(rows))
 
 
-def _least_s(forward: Forward, sequences: int, each: int) -> float:
+def _sweep(forward: Forward, sequences: int, plan: CostPlan) -> dict[int, float]:
+    """Seconds by fed tokens over all sequences."""
+    started, found = time.perf_counter(), dict[int, float]()
+    for each in plan.sizes:
+        late = time.perf_counter() - started > plan.row_budget_s / plan.sweeps
+        if found and ((late and len(found) > 1) or sequences * each > plan.most_tokens):
+            break
+        found[sequences * each] = _least_s(forward, sequences, each, plan.repeats)
+    return found
+
+
+def _least_s(forward: Forward, sequences: int, each: int, repeats: int) -> float:
     times = []
-    for _ in range(1 + _REPEATS):
+    for _ in range(1 + repeats):
         started = time.perf_counter()
         forward(sequences, each)
         times.append(time.perf_counter() - started)

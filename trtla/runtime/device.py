@@ -15,8 +15,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str, flag: str = "--device") -> torch.device:
     """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
+
+    Args:
+        flag: what the hint of an error asks to change.
 
     Raises:
         UsageError: the name is unknown or there is no such device here.
@@ -32,7 +35,7 @@ def resolve_device(device: str) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} of its kind",
-            "use --device cpu, or install a PyTorch build for your GPU's driver",
+            f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
         )
     return chosen
 

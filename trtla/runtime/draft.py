@@ -101,7 +101,8 @@ class Drafter(Protocol):
         """The tree for the next step, at most the request's max_draft_len tokens.
 
         Args:
-            limit: feed no more than this; None feeds all that the drafter has.
+            limit: feed no more than this; None feeds all that the drafter has. Where it leaves no
+                token, costly guesses need not be made.
         """
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:

@@ -11,19 +11,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from trtla import mpi
-from trtla.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself
+from trtla.drafting import DrafterSettings, check_draft_place, check_drafts_itself
 from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.drafters.gamma_policy import DraftTotals
-from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.executor_options import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions
+from trtla.runtime.positions import accepted_lengths, accepted_per_pos
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
+    from trtla.runtime.draft import Drafter
     from trtla.runtime.limits import ExecutorLimits
 
 FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
 """Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
+
+DrafterWatch = Callable[["Drafter", "Request"], "Drafter"]
+"""Given a request and its drafter before the first step, gives the one to use: itself, or what
+passes its drafts on as they are and looks at them."""
 
 StopCheck = Callable[[list[int]], bool]
 """Given all output ids so far, says whether the text up to the last one holds a stop string."""
@@ -70,12 +76,13 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what an encoder made of it goes when the request does
 class Request:
     """One prompt and everything its decoding depends on."""
 
     request_id: int
     input_ids: tuple[int, ...]
+    """What the output goes on from: the prompt, or the start token of an encoder-decoder."""
     sampling: SamplingParams = SamplingParams()
     lookahead: LookaheadConfig | None = None
     """None: the server's triple."""
@@ -89,11 +96,25 @@ class Request:
     """Feed only what pays in each step, the triple being the limit; the text stays the same."""
     drafter: DrafterSettings | None = None
     """None: the executor's."""
+    watch: DrafterWatch | None = None
+    """Looks at what is drafted in every step."""
+    encoder_ids: tuple[int, ...] | None = None
+    """The prompt of an encoder-decoder, which the encoder reads; None for other models."""
 
     @property
     def label(self) -> str:
         """The name errors use."""
         return self.name or f"request {self.request_id}"
+
+    @property
+    def given_ids(self) -> tuple[int, ...]:
+        """The prompt that was asked with, whichever part of the model reads it."""
+        return self.input_ids if self.encoder_ids is None else self.encoder_ids
+
+    @property
+    def known_ids(self) -> tuple[int, ...]:
+        """All text there is before the output, where drafts may come from."""
+        return (*(self.encoder_ids or ()), *self.input_ids)
 
 
 @dataclass(slots=True)
@@ -113,6 +134,8 @@ class RequestStats:
     fed: int | None = 0
     drafted: int | None = 0
     accepted: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens that were not fed, since an earlier text's blocks held them (block reuse)."""
     step_lengths: list[int] = field(default_factory=list)
     """Committed tokens per forward, the prompt pass first; they add up to the output."""
 
@@ -120,6 +143,16 @@ class RequestStats:
     def tokens_per_step(self) -> float:
         """S, the step compression: 1 + accepted / steps; 1.0 before the first step."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+    @property
+    def accepted_lengths(self) -> tuple[int, ...] | None:
+        """Accepted drafts of each step; None where TensorRT-LLM reports several steps as one."""
+        return accepted_lengths(self.step_lengths, self.steps, self.accepted)
+
+    @property
+    def accepted_per_pos(self) -> list[float] | None:
+        """Item i: share of steps whose draft was accepted at depth i + 1; None as above."""
+        return accepted_per_pos([self.accepted_lengths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +176,7 @@ class ExecutorStats:
     steps: int = 0
     """Forwards of the model, over all requests in flight."""
     prompt_tokens: int = 0
+    """Of all prompts that were answered; those that block reuse spared count too."""
     new_tokens: int = 0
     fed: int | None = 0
     """None, as in RequestStats, where it is not told; `drafted` likewise."""
@@ -205,62 +239,37 @@ class Executor(Protocol):
 
 def open_executor(
     engine: Engine,
-    *,
-    lookahead: LookaheadConfig | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch_size: int | None = None,
-    trtllm: TrtllmSettings | None = None,
-    draft_options: DraftOptions | None = None,
-    drafter: DrafterSettings | None = None,
+    options: ExecutorOptions = ENGINE_OPTIONS,
     draft_engines: Mapping[str, Engine] | None = None,
 ) -> Executor:
     """Open the executor that the engine was built for.
 
     Args:
         engine: an engine directory, or one made in memory from a Hugging Face folder.
-        lookahead: the server's triple; None takes the engine's own.
-        device: auto, cpu or cuda (cuda:1 ...), for the torch executor.
-        dtype: auto (the engine's), float32, bfloat16 or float16, for the torch executor.
-        max_batch_size: at most the engine's; None takes the engine's.
-        trtllm: settings of TensorRT-LLM's executor; None takes its defaults.
-        draft_options: how lookahead drafts on the torch executor; None does what TensorRT-LLM does.
-        drafter: what drafts, for the torch executor; None is lookahead.
-        draft_engines: draft models by the path that `draft:PATH` names.
+        options: what differs from the engine's own.
+        draft_engines: draft models by the path that `draft:PATH` names, for the torch executor.
 
     Raises:
-        UsageError: triple, device, dtype, batch size, settings or options do not fit the engine.
+        UsageError: an option does not fit the engine.
         TrtlaError: the engine's backend cannot run here.
     """
-    if engine.backend == "tensorrt-llm":
-        from trtla.runtime.trtllm_start import open_trtllm_executor, refuse_torch_choices
+    trtllm_engine = engine.name if engine.backend == "tensorrt-llm" else None
+    place = (options.draft_device, options.draft_dtype)
+    check_draft_place(*place, bool(draft_engines), trtllm_engine)
+    if trtllm_engine is not None:
+        from trtla.runtime.trtllm_start import open_trtllm_executor
 
-        refuse_torch_choices(engine, device, dtype, draft_options or DraftOptions())
-        check_drafts_itself(drafter or LOOKAHEAD, engine.name)
-        return open_trtllm_executor(
-            engine,
-            lookahead=lookahead,
-            max_batch_size=max_batch_size,
-            settings=trtllm or TrtllmSettings(),
-        )
-    _check_torch(engine, trtllm)
+        check_drafts_itself(options.drafter, engine.name)
+        return open_trtllm_executor(engine, options)
+    _check_torch(engine, options.trtllm)
     from trtla.runtime.torch_start import open_torch_executor
 
-    return open_torch_executor(
-        engine,
-        lookahead=lookahead,
-        device=device,
-        dtype=dtype,
-        max_batch_size=max_batch_size,
-        draft_options=draft_options,
-        drafter=drafter,
-        draft_engines=draft_engines,
-    )
+    return open_torch_executor(engine, options, draft_engines or {})
 
 
-def _check_torch(engine: Engine, trtllm: TrtllmSettings | None) -> None:
+def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
     """Refuse what only TensorRT-LLM has."""
-    if trtllm not in (None, TrtllmSettings()):
+    if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
             "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",

@@ -15,42 +15,62 @@ import torch
 from torch import Tensor
 
 from trtla.e4m3 import quantize
+from trtla.runtime.block_reuse import KeptBlocks
 
 TOKENS_PER_BLOCK = 32
 
 
 class BlockPool:
-    """Free and used blocks, as integers; consecutive ones can be read without a copy."""
+    """Free and used blocks, as integers; consecutive ones can be read without a copy.
+
+    Blocks that are kept for later texts count as free: they are given away when no others are left.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = set(range(num_blocks))
+        self._kept = KeptBlocks(TOKENS_PER_BLOCK)
 
     @property
     def num_free(self) -> int:
         """Blocks that no sequence owns."""
-        return len(self._free)
+        return len(self._free) + self._kept.num_unused
 
-    def allocate(self, num_tokens: int) -> tuple[int, ...] | None:
-        """Take blocks for a number of tokens, or None when too few are free."""
-        count = -(-num_tokens // TOKENS_PER_BLOCK)
-        if count > len(self._free):
+    def find(self, text: Sequence[int]) -> tuple[int, ...]:
+        """Kept blocks that hold how a text begins; to be read only, after `allocate`."""
+        return self._kept.find(text)
+
+    def allocate(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+        """Take blocks for a number of tokens, or None when too few are free.
+
+        Args:
+            num_tokens: all of them, those in shared blocks too.
+            shared: what `find` has just found; these blocks come first.
+        """
+        count = -(-num_tokens // TOKENS_PER_BLOCK) - len(shared)
+        if count > self.num_free - self._kept.num_unused_of(shared):
             return None
-        blocks = self._choose(count)
+        self._kept.use(shared)
+        while len(self._free) < count:
+            self._free.add(self._kept.evict())
+        blocks = self._choose(count, shared[-1] + 1 if shared else 0)
         self._free.difference_update(blocks)
-        return blocks
+        return shared + blocks
 
-    def _choose(self, count: int) -> tuple[int, ...]:
-        """The first run of `count` consecutive free blocks, else the lowest free ones."""
+    def _choose(self, count: int, first: int) -> tuple[int, ...]:
+        """Free blocks from `first` on, else the first consecutive ones, else the lowest."""
+        following = range(first, first + count)
+        if self._free.issuperset(following):
+            return tuple(following)
         ordered = sorted(self._free)
         for start in range(len(ordered) - count + 1):
             if ordered[start + count - 1] - ordered[start] == count - 1:
                 return tuple(ordered[start : start + count])
         return tuple(ordered[:count])
 
-    def release(self, blocks: tuple[int, ...]) -> None:
-        """Give blocks back."""
-        self._free.update(blocks)
+    def release(self, blocks: tuple[int, ...], text: Sequence[int] = ()) -> None:
+        """Give blocks back, and keep those that are full of `text`, which they hold in order."""
+        self._free.update(self._kept.end(blocks, text))
 
 
 @dataclass(frozen=True, slots=True)

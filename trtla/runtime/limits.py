@@ -5,6 +5,7 @@ Plain integers; which executor is behind it does not know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
@@ -14,6 +15,14 @@ from trtla.runtime.executor import Request
 
 REBUILD_LONGER = "rebuild with a larger --max-seq-len"
 _GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
+
+
+def refuse_watch(name: str) -> UsageError:
+    """The refusal where the executor does not say what it feeds."""
+    return UsageError(
+        f"{name}: TensorRT-LLM's executor does not tell what it drafts in a step",
+        "use an engine built with --backend torch, or the Hugging Face folder",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class ExecutorLimits:
     """What drafts for requests that ask for nothing else."""
     draft_models: tuple[str, ...] = ()
     """What requests may name as draft:PATH."""
+    max_encoder_len: int | None = None
+    """Most tokens of `encoder_ids`, which every request brings then; None: there is no encoder."""
 
     @property
     def max_gamma(self) -> int:
@@ -67,8 +78,9 @@ class ExecutorLimits:
                 adaptive steps or drafters are asked of an executor that has none.
         """
         length, name = len(request.input_ids), request.label
-        if not length:
+        if not length or not request.given_ids:
             raise UsageError(f"{name} has an empty prompt", "give at least one token")
+        self._check_encoder(request)
         if length > self.max_input_len:
             raise UsageError(
                 f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
@@ -82,22 +94,47 @@ class ExecutorLimits:
                 f"lower --max-output-len, or {self.text_len_hint}",
             )
         self._check_sampling(request)
-        bad = next((i for i in request.input_ids if not 0 <= i < self.vocab_size), None)
-        if bad is not None:
-            raise UsageError(
-                f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
-                "check that tokenizer and model belong together",
-            )
+        self.check_ids(request.known_ids, name)
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
         self._check_drafter(request)
 
+    def _check_encoder(self, request: Request) -> None:
+        length, most = len(request.encoder_ids or ()), self.max_encoder_len
+        if (request.encoder_ids is None) != (most is None):
+            model = "a decoder alone" if most is None else "an encoder-decoder"
+            given = "no encoder_ids" if request.encoder_ids is None else "encoder_ids"
+            raise UsageError(
+                f"{request.label} brings {given}, and the model is {model}",
+                "let LLM make the request, or give both parts what they read",
+            )
+        if most is not None and length > most:
+            raise UsageError(
+                f"{request.label} has a prompt of {length} tokens, above the encoder's {most}",
+                "shorten the prompt",
+            )
+
+    def check_ids(self, ids: Sequence[int], name: str) -> None:
+        """Refuse ids of another vocabulary.
+
+        Raises:
+            UsageError: one is outside.
+        """
+        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if bad is not None:
+            raise UsageError(
+                f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
+                "check that tokenizer and model belong together",
+            )
+
     def _check_drafter(self, request: Request) -> None:
         settings = self.drafter_of(request)
         if self.fixed_triples:
             check_drafts_itself(settings, request.label)
+            if request.watch is not None:
+                raise refuse_watch(request.label)
         if settings.draft_model not in (None, *self.draft_models):
             raise UsageError(
                 f"{request.label} asks for the draft model {settings.draft_model}, which is not "

@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, refuse_auto
 from trtla.runtime.answer import Answer, Chunk, Completion, Piece
-from trtla.runtime.beam import BeamSearcher, BeamSettings, BeamText, Hypothesis
+from trtla.runtime.beam import BeamSearcher, BeamSettings
+from trtla.runtime.beam_text import BeamText, beam_text
+from trtla.runtime.cost_table import CostPlan, CostTable, cost_measurer
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
+    DrafterWatch,
     Executor,
     ExecutorStats,
     Output,
@@ -22,26 +24,24 @@ from trtla.runtime.executor import (
     SamplingParams,
     open_executor,
 )
+from trtla.runtime.executor_options import ExecutorOptions
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.one_each import Prompt, as_prompts, one_each
 from trtla.runtime.open_model import (
     DEFAULT_LOOKAHEAD,
     draft_engines,
     open_model,
     open_tokenizer,
 )
+from trtla.runtime.scoring import scorer
 from trtla.runtime.text import StopStrings, TextStream
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
-Prompt = str | Sequence[int]
-"""A text, or token ids for models without a tokenizer."""
-
-T = TypeVar("T")
-
 
 class LLM:
-    """An engine directory or a Hugging Face Llama folder, ready to generate. A context manager."""
+    """An engine directory or a Hugging Face folder, ready to generate. A context manager."""
 
     def __init__(
         self,
@@ -56,23 +56,21 @@ class LLM:
         draft_options: DraftOptions | None = None,
         drafter: DrafterSettings | None = None,
         draft_models: Sequence[str] = (),
+        draft_device: str | None = None,
+        draft_dtype: str | None = None,
+        block_reuse: bool = False,
     ) -> None:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder, which is
-                then converted in memory.
+            model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
+                is converted in memory, one of the T5 family runs as it is.
             lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
-            device: auto, cpu, cuda or cuda:N.
-            dtype: auto (the engine's), float32, bfloat16 or float16.
-            max_batch_size: requests in flight at once; None takes the engine's limit.
-            trtllm: settings of TensorRT-LLM's executor, for engines built for it.
-            draft_options: how lookahead drafts on torch engines; None does what TensorRT-LLM does.
-            drafter: what drafts for requests that ask for no other (torch engines); None is
-                lookahead.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
+
+        All others are those of `ExecutorOptions`; None is their default.
 
         Raises:
             UsageError: the folder or the settings are not usable.
@@ -87,17 +85,20 @@ class LLM:
         if self._adaptive:
             check_auto(self._drafter, self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
-        self._executor: Executor = open_executor(
-            self.engine,
+        options = ExecutorOptions(
             lookahead=server,
             device=device,
             dtype=dtype,
             max_batch_size=max_batch_size,
-            trtllm=trtllm,
-            draft_options=draft_options,
+            trtllm=trtllm or TrtllmSettings(),
+            draft_options=draft_options or DraftOptions(),
             drafter=self._drafter,
-            draft_engines=draft_engines(self.engine, self._drafter, draft_models),
+            draft_device=draft_device,
+            draft_dtype=draft_dtype,
+            block_reuse=block_reuse,
         )
+        drafting = draft_engines(self.engine, self._drafter, draft_models)
+        self._executor: Executor = open_executor(self.engine, options, drafting)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
         self._inboxes: dict[int, deque[Output]] = {}
@@ -162,15 +163,19 @@ class LLM:
         drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
+        watch: DrafterWatch | None = None,
     ) -> Iterator[Chunk]:
-        """Like `generate`, but yields what each step brings; checks come first."""
-        many = _prompts(prompts)
-        each_sampling = _one_each(sampling or SamplingParams(), len(many), "sampling settings")
-        each_lookahead = _one_each(lookahead, len(many), "lookahead triples")  # type: ignore[arg-type]
-        each_drafter = _one_each(drafter, len(many), "drafters")
+        """Like `generate`, but yields what each step brings; checks come first.
+
+        `watch` looks at every prompt's drafts; triples, not `auto`, on torch engines only.
+        """
+        many = as_prompts(prompts)
+        each_sampling = one_each(sampling or SamplingParams(), len(many), "sampling settings")
+        each_lookahead = one_each(lookahead, len(many), "lookahead triples")  # type: ignore[arg-type]
+        each_drafter = one_each(drafter, len(many), "drafters")
         labels = names or [f"prompt {index}" for index in range(len(many))]
         answers = [
-            self._answer(index, prompt, settings, triple, own, label, margins)
+            self._answer(index, prompt, settings, triple, own, label, margins, watch)
             for index, (prompt, settings, triple, own, label) in enumerate(
                 zip(many, each_sampling, each_lookahead, each_drafter, labels, strict=True)
             )
@@ -188,19 +193,21 @@ class LLM:
         drafter: DrafterSettings | None,
         name: str,
         margins: bool,
+        watch: DrafterWatch | None,
     ) -> Answer:
-        ids = self._encode(prompt, name)
+        ids = self.encode(prompt, name)
+        start, encoder_ids = self.engine.request_ids(ids)
         decode, stop = (self.tokenizer.decode if self.tokenizer else None), sampling.stop
         if decode is None and stop:
             raise UsageError(
                 f"{name} has a stop string, but the model has no tokenizer",
                 "leave stop away, or give --tokenizer-dir",
             )
-        check = StopStrings(decode, ids, stop) if decode and stop else None
+        check = StopStrings(decode, start, stop) if decode and stop else None
         settings = drafter or self._drafter
         request = Request(
             next(self._ids),
-            ids,
+            start,
             sampling,
             None if lookahead == "auto" else lookahead,
             self.end_ids,
@@ -209,14 +216,29 @@ class LLM:
             name,
             adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
             drafter=settings,
+            watch=watch,
+            encoder_ids=encoder_ids,
         )
         if decode is None:
             return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
-        return Answer(index, request, text, TextStream(decode, ids, stop))
+        return Answer(index, request, text, TextStream(decode, start, stop))
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.
+
+        Raises:
+            UsageError: the engine is TensorRT-LLM's.
+        """
+        return cost_measurer(self._executor, self.engine.name).measure_costs(plan)
 
     def beam_search(
-        self, prompt: Prompt, settings: BeamSettings | None = None, max_output_len: int = 32
+        self,
+        prompt: Prompt,
+        settings: BeamSettings | None = None,
+        max_output_len: int = 32,
+        *,
+        name: str = "the prompt",
     ) -> list[BeamText]:
         """The most probable texts that a beam search finds, the best first; torch engines only.
 
@@ -230,21 +252,38 @@ class LLM:
                 "search with a torch engine",
             )
         sampling = SamplingParams(max_output_len=max_output_len)
-        ids = self._encode(prompt, "the prompt")
-        request = Request(next(self._ids), ids, sampling, end_ids=self.end_ids)
-        found = self._executor.beam_search(request, settings or BeamSettings())
-        return [self._beam_text(beam) for beam in found]
+        request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
+        decode = self.tokenizer.decode if self.tokenizer else None
+        found = self._executor.beam_search(request, chosen)
+        return [beam_text(beam, chosen, request.input_ids, decode) for beam in found]
 
-    def _beam_text(self, beam: Hypothesis) -> BeamText:
-        told = beam.tokens[:-1] if beam.finished else beam.tokens
-        text = None if self.tokenizer is None else self.tokenizer.decode(told)
-        return BeamText(beam.tokens, text, beam.log_prob, beam.finished)
+    def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
+        """Natural logarithm of the target's probability of each output token; torch engines only.
+
+        At temperature 1 without filters: exp(-mean) is the output's perplexity.
+
+        Raises:
+            UsageError: prompt and output do not fit, or the engine is TensorRT-LLM's.
+            TrtlaError: the K/V cache has no room for them.
+        """
+        executor = scorer(self._executor, self.engine.name)
+        if not output_ids:
+            return []
+        sampling = SamplingParams(max_output_len=len(output_ids))
+        return executor.log_probs(self.request(prompt, sampling, "the prompt"), output_ids)
+
+    def request(self, prompt: Prompt, sampling: SamplingParams, name: str) -> Request:
+        """A prompt as a request that nothing drafts for; `limits.check` says whether it fits."""
+        start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
+        own = (start, sampling, None, self.end_ids)
+        return Request(next(self._ids), *own, name=name, encoder_ids=encoder_ids)
 
     def _adapts(self, settings: DrafterSettings) -> bool:
         """Whether a request without a triple is adaptive: other drafters have nothing to choose."""
         return self._adaptive and settings.drafter == LOOKAHEAD.drafter
 
-    def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
+        """A prompt's token ids; `name` is what errors call it."""
         if not isinstance(prompt, str):
             return tuple(prompt)
         if not prompt:
@@ -292,22 +331,3 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    if not len(prompts):
-        raise UsageError("there is no prompt", "give at least one")
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(value: T | Sequence[T], number: int, what: str) -> list[T]:
-    if not isinstance(value, (list, tuple)):
-        return [value] * number  # type: ignore[list-item]
-    if len(value) != number:
-        raise UsageError(
-            f"{len(value)} {what} for {number} prompts", "give one for all prompts, or one for each"
-        )
-    return list(value)

@@ -22,6 +22,7 @@ from trtla.runtime.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.linear import Linear, LinearPair
 from trtla.runtime.model_tensors import LayerTensors, ModelTensors
 from trtla.runtime.rope import Rotary, rotate
+from trtla.runtime.weight_bytes import weight_bytes
 
 
 class TargetModel(Protocol):
@@ -41,7 +42,7 @@ class TargetModel(Protocol):
 
     @property
     def weight_bytes(self) -> int | None:
-        """Of weights that a forward reads; None: those of the model in its type."""
+        """Of weights that a forward reads, as in `weight_bytes.py`; None: unknown."""
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
@@ -110,8 +111,9 @@ class LlamaModel:
         return f"{dtype}, FP8 weights dequantised at load{cache}"
 
     @property
-    def weight_bytes(self) -> None:
-        """The model's own in its type; FP8 weights count as what they were dequantised to."""
+    def weight_bytes(self) -> int:
+        """In the model's type; FP8 weights count as FP8 where they are multiplied in it."""
+        return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
 
     @property
     def cache_dtype(self) -> torch.dtype:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trtla.build.engine_folder import Engine, open_engine
 from trtla.build.folder_kind import folder_kind
+from trtla.build.t5_config import check_same_kind, is_encoder_decoder
 from trtla.drafting import DrafterSettings, check_drafts_itself
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.text import Tokenizer
@@ -26,11 +27,18 @@ def draft_engines(
         check_drafts_itself(drafter, target.name)
         return {}
     own = () if drafter.draft_model is None else (drafter.draft_model,)
-    return {path: open_model(Path(path), AUTOREGRESSIVE) for path in (*own, *draft_models)}
+    paths = (*own, *draft_models)
+    for path in paths:
+        check_same_kind(Path(path), target.path)
+    return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
 
 
 def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
-    """An engine directory, or a Hugging Face folder converted in memory."""
+    """An engine directory, or a Hugging Face folder: converted in memory, or as it is (T5)."""
+    if is_encoder_decoder(path):
+        from trtla.build.encoder_decoder import open_encoder_decoder
+
+        return open_encoder_decoder(path, lookahead or DEFAULT_LOOKAHEAD)
     if folder_kind(path) == "Hugging Face model":
         from trtla.build.in_memory import engine_from_hugging_face
         from trtla.build.settings import BuildSettings

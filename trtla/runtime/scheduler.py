@@ -2,6 +2,7 @@
 
 First come, first served. Every running sequence takes part in every step; prompts fill what is left
 of max_num_tokens, in chunks when they are longer; a finished sequence's place is taken at once.
+Its full blocks may be kept, and a prompt that begins with their tokens starts behind them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trtla.runtime.kv_cache import BlockPool
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
 from trtla.runtime.sequence import Sequence
 
 MAX_CHUNK = 2048
@@ -41,13 +42,29 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.chunks or self.generation)
 
+    def tear(self) -> None:
+        """The forward or what follows it was interrupted: trust no cache of these sequences."""
+        for sequence in (*self.generation, *(chunk.sequence for chunk in self.chunks)):
+            sequence.torn = True
+
 
 class Scheduler:
-    """The queue, the running sequences and their blocks."""
+    """The queue, the running sequences and their blocks.
 
-    def __init__(self, max_batch_size: int, max_num_tokens: int, blocks: BlockPool) -> None:
+    Args:
+        max_batch_size: most sequences in flight.
+        max_num_tokens: most tokens of a forward.
+        blocks: those of the cache.
+        max_reused_len: longest prompt that starts behind kept blocks, and longest stretch of a text
+            that is kept; 0: neither is done.
+    """
+
+    def __init__(
+        self, max_batch_size: int, max_num_tokens: int, blocks: BlockPool, max_reused_len: int = 0
+    ) -> None:
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
+        self._max_reused_len = max_reused_len
         self._blocks = blocks
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -70,12 +87,22 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_batch_size:
-            blocks = self._blocks.allocate(self._waiting[0].max_cached)
+            sequence = self._waiting[0]
+            shared = self._shared(sequence)
+            blocks = self._blocks.allocate(sequence.max_cached, shared)
             if blocks is None:
                 return
-            sequence = self._waiting.popleft()
+            self._running.append(self._waiting.popleft())
             sequence.blocks = blocks
-            self._running.append(sequence)
+            sequence.num_cached = len(shared) * TOKENS_PER_BLOCK
+            sequence.stats.reused_tokens = sequence.num_cached
+
+    def _shared(self, sequence: Sequence) -> tuple[int, ...]:
+        """Kept blocks that it starts behind; its last prompt token is always fed, for logits."""
+        return self._blocks.find(sequence.prompt[:-1]) if self._reuses(sequence) else ()
+
+    def _reuses(self, sequence: Sequence) -> bool:
+        return not sequence.torn and len(sequence.prompt) <= self._max_reused_len
 
     def _chunks(self, budget: int) -> Iterator[PromptChunk]:
         for sequence in self._running:
@@ -87,9 +114,10 @@ class Scheduler:
             yield PromptChunk(sequence, start, length)
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a running sequence out and free its blocks."""
+        """Take a running sequence out and free its blocks, some of which may be kept."""
         self._running.remove(sequence)
-        self._blocks.release(sequence.blocks)
+        kept = sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
+        self._blocks.release(sequence.blocks, kept)
         sequence.blocks = ()
 
     def remove(self, request_id: int) -> Sequence | None:

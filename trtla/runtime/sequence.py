@@ -31,6 +31,8 @@ class Sequence:
     """What chooses how much of its drafts is fed; None: all of them."""
     drafting: DrafterSettings = LOOKAHEAD
     """What the drafter was made from."""
+    torn: bool = False
+    """A step that it took part in was interrupted: what is cached for it is not certain."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -41,6 +43,11 @@ class Sequence:
     def in_generation(self) -> bool:
         """True once the prompt is cached and the first token is out."""
         return bool(self.output_ids)
+
+    @property
+    def cached_text(self) -> tuple[int, ...]:
+        """The tokens whose keys and values are in the cache."""
+        return (*self.prompt, *self.output_ids)[: self.num_cached]
 
     @property
     def max_cached(self) -> int:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, first_line
 from trtla.runtime.tokenizer_json import open_tokenizer_json
 
 Decode = Callable[[Sequence[int]], str]
@@ -41,11 +41,12 @@ class Tokenizer:
                 "give a folder that holds tokenizer.json with --tokenizer-dir",
             ) from None
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, with the special tokens that the model wants in front."""
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a text; `special`: with the special tokens that the model wants in front."""
         if self._plain is not None:
-            return tuple(self._plain.encode(text).ids)
-        return tuple(self.inner.encode(text, verbose=False))  # lengths are checked by limits
+            return tuple(self._plain.encode(text, add_special_tokens=special).ids)
+        ids = self.inner.encode(text, add_special_tokens=special, verbose=False)
+        return tuple(ids)  # lengths are checked by limits
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
@@ -55,6 +56,37 @@ class Tokenizer:
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text)
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the model comes with a chat template; transformers is loaded if one is likely."""
+        return _may_have_template(self._folder) and bool(self.inner.chat_template)
+
+    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
+        """Messages (role, content) in the chat template, up to where the next answer begins.
+
+        Raises:
+            UsageError: the template cannot be filled in with them.
+        """
+        try:
+            text = self.inner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # jinja2's, and whatever a template raises
+            raise UsageError(
+                f"the chat template in {self._folder} fails: {first_line(error)}",
+                "go on without it: /chat off",
+            ) from None
+        return str(text)
+
+
+def _may_have_template(folder: Path) -> bool:
+    if any(folder.glob("chat_template*")):
+        return True
+    try:
+        return '"chat_template"' in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
 
 
 class TextStream:

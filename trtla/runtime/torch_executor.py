@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 
 import torch
 
@@ -15,7 +16,7 @@ from trtla.runtime.beam import BeamSettings, Hypothesis, beam_search
 from trtla.runtime.beam_cache import CachedBeams
 from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import measure_costs
-from trtla.runtime.cost_table import CostTable
+from trtla.runtime.cost_table import CostPlan, CostTable
 from trtla.runtime.device import synchronize
 from trtla.runtime.draft import Drafter, RankingDrafter, close_drafter
 from trtla.runtime.drafters.lookahead import NoDrafter, lookahead_drafter
@@ -23,6 +24,7 @@ from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request,
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.log_probs import text_log_probs
 from trtla.runtime.model import TargetModel
 from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
@@ -52,6 +54,7 @@ class TorchExecutor(OpenExecutor):
         limits: what requests must fit into.
         drafter: makes each request's drafter; lookahead decoding unless said otherwise.
         costs: what forwards cost, for adaptive requests; measured unless said otherwise.
+        max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -64,6 +67,7 @@ class TorchExecutor(OpenExecutor):
         limits: ExecutorLimits,
         drafter: DrafterFactory = lookahead_drafter,
         costs: CostSource = measure_costs,
+        max_reused_len: int = 0,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -77,7 +81,8 @@ class TorchExecutor(OpenExecutor):
         self._by_row = model if isinstance(model, FeedModel) else None
         self._make_drafter = drafter
         self._adaptive = AdaptiveSteps(lambda: costs(self._forward, self._cache, limits))
-        self._scheduler = Scheduler(limits.max_batch_size, limits.max_num_tokens, cache.pool)
+        sizes = (limits.max_batch_size, limits.max_num_tokens)
+        self._scheduler = Scheduler(*sizes, cache.pool, max_reused_len)
         self._active: set[int] = set()
         self._deadlines: dict[int, float] = {}
         self._ended: list[Output] = []
@@ -109,7 +114,8 @@ class TorchExecutor(OpenExecutor):
             drafting=drafting,
         )
         self._check_room(sequence)
-        sequence.drafter = self._make_drafter(lookahead, request)
+        drafter = self._make_drafter(lookahead, request)
+        sequence.drafter = request.watch(drafter, request) if request.watch else drafter
         if request.adaptive:
             self._adaptive.join(sequence)
         self._scheduler.add(sequence)
@@ -138,8 +144,27 @@ class TorchExecutor(OpenExecutor):
         self._check_new(request, self._active)
         length = request.sampling.max_output_len
         sizes = (settings.num_beams, length, self._limits.max_num_tokens)
-        with CachedBeams(self._forward, self._cache, request.input_ids, *sizes) as target:
+        ids = (request.input_ids, *sizes, request.encoder_ids)
+        with CachedBeams(self._forward, self._cache, *ids) as target:
             return beam_search(target, settings, length, request.end_ids)
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time forwards of made-up sequences in free blocks, anew."""
+        self._check_open()
+        return measure_costs(self._forward, self._cache, self._limits, plan)
+
+    def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
+        """How probable the target finds an output, beside the requests in flight.
+
+        Raises:
+            UsageError: prompt and output do not fit.
+            TrtlaError: the cache has no room for them.
+        """
+        self._check_new(request, self._active)
+        self._limits.check_ids(output_ids, request.label)
+        ids = (request.input_ids, output_ids)
+        sizes = (self._limits.max_num_tokens, request.encoder_ids)
+        return text_log_probs(self._forward, self._cache, *ids, *sizes)
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
@@ -167,7 +192,11 @@ class TorchExecutor(OpenExecutor):
         self._end_late_ones()
         outputs, self._ended = self._ended, []
         while not outputs and (plan := self._scheduler.next()):
-            outputs = self._step(plan)
+            try:
+                outputs = self._step(plan)
+            except BaseException:  # an interrupt too: accepted drafts may not have moved yet
+                plan.tear()
+                raise
         return outputs
 
     def _step(self, plan: Plan) -> list[Output]:
@@ -179,6 +208,7 @@ class TorchExecutor(OpenExecutor):
         moves: list[_Move] = []
         outputs = []
         for feed, prediction in zip(feeds, predictions, strict=True):
+            self._count_fed(feed.sequence, feed.length)
             if feed.rows:
                 outputs.append(self._commit(feed, prediction, moves))
             else:
@@ -231,18 +261,24 @@ class TorchExecutor(OpenExecutor):
             margins = tuple(prediction.margins[node] for node in (feed.rows[0], *kept))
         return Output(request.request_id, tokens, reason, sequence.stats, margins)
 
+    def _count_fed(self, sequence: Sequence, tokens: int) -> None:
+        for stats in (sequence.stats, self._stats):
+            stats.fed = (stats.fed or 0) + tokens
+
     def _count(self, feed: Feed, accepted: int, committed: int) -> None:
         own, total, drafted = feed.sequence.stats, self._stats, 0
         own.step_lengths.append(committed)
         total.new_tokens += committed
         if feed.draft is None:
-            total.prompt_tokens += len(feed.sequence.prompt)
+            request = feed.sequence.request
+            total.prompt_tokens += len(request.given_ids)
+            # A prompt that an encoder reads counts in place of the decoder's start token.
+            self._count_fed(feed.sequence, len(request.given_ids) - len(request.input_ids))
             accepted = 0
         else:
             own.steps += 1
             drafted = len(feed.draft.candidates)
         for stats in (own, total):
-            stats.fed = (stats.fed or 0) + feed.length
             stats.drafted = (stats.drafted or 0) + drafted
             stats.accepted += accepted
 

@@ -12,7 +12,7 @@ import torch
 from trtla import trtllm_library
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.lookahead import LookaheadConfig
-from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.executor_options import ExecutorOptions
 from trtla.runtime.limits import REBUILD_LONGER, ExecutorLimits
 from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
 from trtla.runtime.trtllm_settings import TrtllmSettings
@@ -21,20 +21,17 @@ if TYPE_CHECKING:
     from trtla.build.engine import Engine
 
 
-def open_trtllm_executor(
-    engine: Engine,
-    *,
-    lookahead: LookaheadConfig | None,
-    max_batch_size: int | None,
-    settings: TrtllmSettings,
-) -> TrtllmExecutor:
+def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExecutor:
     """Start the C++ executor on an engine directory; arguments as in `open_executor`.
 
     Raises:
-        UsageError: triple, batch size or number of processes do not fit the engine.
+        UsageError: triple, batch size or number of processes do not fit the engine, or something
+            is asked for that only the torch executor can do.
         TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
     """
-    server, batch_size = engine.server_triple(lookahead), engine.batch_size(max_batch_size)
+    refuse_torch_choices(engine, options)
+    settings, server = options.trtllm, engine.server_triple(options.lookahead)
+    batch_size = engine.batch_size(options.max_batch_size)
     library = trtllm_library.require_backend()
     _check_release(engine, str(library.version))
     _check_gpu(engine)
@@ -54,11 +51,9 @@ def open_trtllm_executor(
     return TrtllmExecutor(bindings, executor, limits, description)
 
 
-def refuse_torch_choices(
-    engine: Engine, device: str, dtype: str, draft_options: DraftOptions
-) -> None:
+def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     """Raise `UsageError` where something is asked for that only the torch executor can do."""
-    own = engine.config.pretrained_config.dtype
+    own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
     if device != "auto" and not device.startswith("cuda"):
         raise UsageError(
             f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
@@ -69,11 +64,17 @@ def refuse_torch_choices(
             f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
             "leave --dtype away, or build with --backend torch",
         )
-    if changed := draft_options.changed:
+    if changed := options.draft_options.changed:
         raise UsageError(
             f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: draft "
             f"{', '.join(changed)} cannot be chosen",
             "leave --draft-... away, or build with --backend torch",
+        )
+    if options.block_reuse:
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, whose executor shares K/V blocks itself",
+            "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
+            "kv_cache_enable_block_reuse=True), instead of block_reuse",
         )
 
 

@@ -62,6 +62,7 @@ class NativeLlama:
         tensors = ModelTensors(weights, self._placed, dtype)
         layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
         embedding = self._keep(tensors.take("vocab_embedding.weight").contiguous())
+        self._embedding_bytes = embedding.nbytes
         self._stored = str(embedding.dtype).removeprefix("torch.")
         self._model = native.Model(
             layers=(native.Layer * len(layers))(*layers),
@@ -125,9 +126,9 @@ class NativeLlama:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the packed weights; of the embedding only rows are read."""
-        packed = (kept.weight for kept in self._alive if isinstance(kept, Packed))
-        return sum(weight.nbytes for weight in packed)
+        """As they are held, all but the embedding's; biases do not count."""
+        held = (kept.weight if isinstance(kept, Packed) else kept for kept in self._alive)
+        return sum(weight.nbytes for weight in held) - self._embedding_bytes
 
     @property
     def cache_dtype(self) -> torch.dtype:

@@ -11,32 +11,48 @@ from collections.abc import Sequence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
 from trtla.runtime.drafters.tree import DraftTree
 
+_NOTHING = StepLimit()
+
 
 class ChainDrafter:
     """The drafter of one request, made of others.
 
     What a drafter feeds only to look at it, the lookahead window, stands first in the tree and is
-    never left out; one drafter of a chain may have that.
+    never left out. Whoever comes when the tree is full is asked for nothing: a draft model then
+    makes no forward, and catches up with the text when it is asked again.
 
     Args:
         drafters: those that draft, the most trusted first.
         budget: most tokens of a draft.
+        windowed: place of the one drafter that has a window, if one has.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], budget: int) -> None:
-        self._drafters, self._budget = tuple(drafters), budget
+    def __init__(
+        self, drafters: Sequence[Drafter], budget: int, windowed: int | None = None
+    ) -> None:
+        self._drafters, self._budget, self._windowed = tuple(drafters), budget, windowed
         self._drafts: list[Draft] = [NO_DRAFT] * len(self._drafters)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that it is made of."""
+        return self._drafters
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """One tree of all drafts, as far as the budget goes."""
-        self._drafts = [drafter.propose(limit) for drafter in self._drafters]
-        window = max(self._drafts, key=lambda draft: draft.first_candidate)
+        window = NO_DRAFT
+        if self._windowed is not None:
+            window = self._drafters[self._windowed].propose(limit)
         size = window.first_candidate - 1
         tree = DraftTree(window.tokens[:size], window.parents[:size])
         read: list[int] = []
-        for draft in self._drafts:
-            nodes = self._add(tree, draft, size if draft is window else 0)
+        for place, drafter in enumerate(self._drafters):
+            own = place == self._windowed
+            full = len(tree.tokens) >= self._budget
+            draft = window if own else drafter.propose(_NOTHING if full else limit)
+            nodes = self._add(tree, draft, size if own else 0)
             read += (nodes[node] for node in draft.read)
+            self._drafts[place] = draft
         return Draft(
             tuple(tree.tokens),
             tuple(tree.parents),

@@ -32,7 +32,7 @@ from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.load_model import load_model
+from trtla.runtime.load_model import load_engine
 from trtla.runtime.model import TargetModel
 from trtla.runtime.prediction import predict
 from trtla.runtime.sampling import probabilities
@@ -91,6 +91,9 @@ class DraftModelDrafter:
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """A chain of at most gamma tokens; the first one asked drafts for all in the batch."""
+        if limit is not None and not any(limit.guess_lengths):
+            self._group.leave_out(self)
+            return NO_DRAFT
         if self._group.is_due(self):
             self._group.draft()
         laws = torch.stack(self.laws) if self.laws else None
@@ -179,6 +182,10 @@ class DraftModelDrafters:
     def await_draft(self, drafter: DraftModelDrafter) -> None:
         """Its text has grown."""
         self._due[drafter] = None
+
+    def leave_out(self, drafter: DraftModelDrafter) -> None:
+        """No token of its draft would be fed; it catches up when it is asked again."""
+        self._due.pop(drafter, None)
 
     def forget(self, drafter: DraftModelDrafter) -> None:
         """Release a drafter's blocks; it is never drafted for again."""
@@ -303,8 +310,8 @@ def open_draft_model(
             f"{engine.name} is a TensorRT-LLM engine, which cannot draft for another",
             "give the draft model's Hugging Face folder, or build it with --backend torch",
         )
-    on = resolve_device(device)
-    model = load_model(checkpoint, engine.weights(), resolve_dtype(dtype, checkpoint.dtype, on), on)
+    on = resolve_device(device, "--draft-device")
+    model = load_engine(engine, resolve_dtype(dtype, checkpoint.dtype, on), on)
     batch, length = limits.max_batch_size, limits.max_text_len
     blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
     cache = model.new_cache(blocks + SPARE_BLOCKS)

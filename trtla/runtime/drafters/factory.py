@@ -55,7 +55,8 @@ class Drafters:
             return NoDrafter()
         if len(drafters) == 1:
             return drafters[0]
-        return ChainDrafter(drafters, settings.max_draft_len(triple))
+        windowed = names.index("lookahead") if "lookahead" in names else None
+        return ChainDrafter(drafters, settings.max_draft_len(triple), windowed)
 
     def _make(
         self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
@@ -66,7 +67,7 @@ class Drafters:
             return self._lookahead(triple, request)
         if name == "prompt-lookup":
             most = request.sampling.max_output_len
-            return PromptLookupDrafter(settings.gamma, request.input_ids, most)
+            return PromptLookupDrafter(settings.gamma, request.known_ids, most)
         if name == "ngram":
             storage = None if settings.reset_in_between else self._kept(settings)
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)

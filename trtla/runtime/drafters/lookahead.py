@@ -73,6 +73,11 @@ class LookaheadDrafter:
         self._note(prompt)
 
     @property
+    def window(self) -> LookaheadWindow:
+        """The window as it stands: read it, do not change it."""
+        return self._window
+
+    @property
     def pool(self) -> NgramPool:
         """The n-grams seen so far."""
         self._pool_text()
@@ -240,7 +245,7 @@ def lookahead_drafter(
     if config.is_autoregressive:
         return NoDrafter()
     window_seed = random_from_prompt(request.sampling.seed)
-    return LookaheadDrafter(config, request.input_ids, window_seed, options=options, kept=kept)
+    return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
 
 
 class LookaheadDrafters:

@@ -43,7 +43,7 @@ class NgramDrafter:
         self._tops: Sequence[Sequence[int]] = ()
         self._recent = list(request.input_ids[-storage.longest :])
         """As much of the text's end as a context holds."""
-        storage.initialize(request.input_ids)
+        storage.initialize(request.known_ids)
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """A chain of looked-up tokens, each known by those before it."""

@@ -61,12 +61,22 @@ class LookaheadWindow:
         """True once all N-1 levels exist and every step yields W n-grams."""
         return len(self._levels) == self._ngram - 1
 
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The cells, oldest level first; W of each level. Column 0 of level 0 is nothing in a full
+        window, where the input token stands for it."""
+        return tuple(map(tuple, self._levels))
+
+    @property
+    def fillers(self) -> tuple[int, ...]:
+        """Tokens that stand before column 0 while the window fills."""
+        return self._fillers[len(self._levels) - 1 :]
+
     def tokens(self) -> tuple[int, ...]:
         """Tokens to feed, in the order of `parents`."""
-        waiting = self._fillers[len(self._levels) - 1 :]
         first, *rest = self._levels
         cells = first[1:] if self.full else first
-        return (*waiting, *cells, *(token for level in rest for token in level))
+        return (*self.fillers, *cells, *(token for level in rest for token in level))
 
     def parents(self) -> tuple[int, ...]:
         """Parent nodes of `tokens`."""

@@ -1,0 +1,197 @@
+"""The table of commands: complete in help and completion, values that survive a round trip."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtla.chat.arguments import Known
+from trtla.chat.commands import TABLE, find, one_line, split
+from trtla.chat.compare import read_side
+from trtla.chat.completion import complete
+from trtla.chat.help import help_text
+from trtla.chat.settings import ChatSettings, changed, read
+from trtla.drafting import DrafterSettings
+from trtla.errors import UsageError
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.executor import SamplingParams
+
+REFERENCE = [
+    *("help", "quit", "clear", "debug", "chat", "speculative", "target", "drafter", "ngram"),
+    *("length", "gamma", "egag", "egag_gamma_min", "egag_gamma_max", "egag_ema", "processor"),
+    *("cache", "top_k_filler", "set_ngramstorage", "reset_in_between"),
+]
+OURS = ["lookahead", "seed", "stats", "save", "load", "reset", "compare"]
+NAMES = [command.name for command in TABLE]
+OTHER = ChatSettings(
+    SamplingParams(64, 0.7, 40, 0.9, 5),
+    DrafterSettings(("ngram", "lookahead"), 6, False, 2, 8, 0.5, "onelevel", 5, 1, True, False),
+    LookaheadConfig(5, 4, 3),
+    speculative=False,
+    target=True,
+    debug=True,
+)
+
+
+def completed(line: str, known: Known | None = None) -> list[str]:
+    found = complete(line, known or Known())
+    return [line[: len(line) - one.length] + one.text for one in found]
+
+
+def apply(line: str, settings: ChatSettings) -> ChatSettings:
+    command, text = split(line)
+    return command.apply(text, settings)
+
+
+def test_the_table_has_every_command_once():
+    assert sorted(NAMES) == sorted(REFERENCE + OURS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_in_help_and_completion(name):
+    text = help_text(ChatSettings(), ChatSettings())
+    assert any(line.split()[0] == f"/{name}" for line in text.splitlines() if line)
+    assert f"/{name}" in completed("/")
+    assert f"/{name}" in completed(f"/{name[:2]}")
+
+
+@pytest.mark.parametrize("settings", [ChatSettings(), OTHER])
+@pytest.mark.parametrize("command", [c for c in TABLE if c.paths], ids=lambda c: c.name)
+def test_a_shown_value_means_itself(command, settings):
+    shown = command.shown(settings)
+    if shown != "the server's":
+        assert command.apply(shown, settings) == settings
+
+
+def test_help_tells_values_now_and_at_the_start():
+    text = help_text(OTHER, ChatSettings())
+    (line,) = [line for line in text.splitlines() if line.startswith("/length")]
+    assert " 64 " in line
+    assert "at the start 32" in line
+    (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
+    assert "topknucleus 0.7 40 0.9" in line
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        ("/length 64", "sampling.max_output_len", 64),
+        ("/length    64  ", "sampling.max_output_len", 64),
+        ("/SEED 3", "sampling.seed", 3),
+        ("/egag-gamma-max 8", "drafter.gamma_max", 8),
+        ("/egag_gamma_max gamma", "drafter.gamma_max", None),
+        ("/speculative off", "speculative", False),
+        ("/speculative", "speculative", False),
+        ("/debug on", "debug", True),
+        ("/drafter lookahead, ngram", "drafter.drafter", ("lookahead", "ngram")),
+        ("/lookahead 5,4,3", "lookahead", LookaheadConfig(5, 4, 3)),
+        ("/lookahead off", "lookahead", LookaheadConfig(1, 1, 0)),
+        ("/lookahead auto", "lookahead", "auto"),
+    ],
+)
+def test_lines_change_settings(line, path, value):
+    assert read(apply(line, ChatSettings()), path) == value
+
+
+def test_a_processor_changes_three_settings():
+    sampling = apply("/processor  topk   0.5 40", OTHER).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 1.0)
+
+
+def test_a_storage_changes_two():
+    drafter = apply("/set_ngramstorage onelevel  4", ChatSettings()).drafter
+    assert (drafter.ngram_kind, drafter.ngram_order) == ("onelevel", 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("/lokahead 7,7,7", ["/lokahead is not a command", "did you mean /lookahead?"]),
+        ("/spec", ["did you mean /speculative?"]),
+        ("/", ["/ is not a command", "/help"]),
+        ("/gamma many", ["/gamma: 'many' is not a whole number"]),
+        ("/gamma 0", ["gamma is 0", "/gamma must be"]),
+        ("/length 0", ["max_output_len is 0", "/length must be"]),
+        ("/egag_gamma_min 9", ["gamma_min 9 is above gamma_max 4", "/egag_gamma_max"]),
+        ("/egag_ema 1", ["ema is 1.0", "/egag_ema must be"]),
+        ("/processor topk 0.5", ["/processor: processor topk:0.5 has 1 values"]),
+        ("/processor beam", ["processor beam is not known"]),
+        ("/debug maybe", ["'maybe' is neither on nor off"]),
+        ("/drafter on", ["names what drafts", "/speculative"]),
+        ("/drafter gpt", ["drafter 'gpt' is not known"]),
+        ("/lookahead 7,7", ["is not a triple"]),
+        ("/set_ngramstorage basic", ["not a kind and a number"]),
+        ("/set_ngramstorage tree 3", ["ngram_kind is 'tree'", "/set_ngramstorage must be"]),
+    ],
+)
+def test_wrong_lines_are_one_line_that_helps(line, parts):
+    with pytest.raises(UsageError) as caught:
+        apply(line, ChatSettings())
+    said = one_line(caught.value)
+    assert "\n" not in said
+    for part in parts:
+        assert part in said
+    assert "--" not in said
+
+
+@given(st.sampled_from(NAMES), st.text(max_size=20))
+def test_no_argument_breaks_a_command(name, text):
+    command = find(name)
+    said = "nothing"
+    try:
+        command.parse(text, OTHER)
+        if command.paths:
+            command.apply(text, OTHER)
+    except UsageError as error:
+        said = one_line(error)
+    assert said
+    assert "\n" not in said
+
+
+@given(st.text(max_size=30))
+def test_completion_takes_any_line(line):
+    for found in complete("/" + line, Known()):
+        assert 0 <= found.length <= len(line) + 1
+
+
+def test_completion_knows_values():
+    known = Known("5,5,5", ("small",))
+    assert completed("/lookahead ", known) == [
+        "/lookahead 5,5,5", "/lookahead auto", "/lookahead off",
+    ]  # fmt: skip
+    assert "/drafter draft:small" in completed("/drafter dr", known)
+    assert completed("/drafter lookahead,ng", known) == ["/drafter lookahead,ngram"]
+    assert completed("/debug o", known) == ["/debug on", "/debug off"]
+    assert completed("hello", known) == []
+    assert completed("/processor topk", known) == [
+        "/processor topk 0.8 40", "/processor topknucleus 0.8 40 0.9",
+    ]  # fmt: skip
+    assert completed("/compare look", known) == ["/compare lookahead"]
+    assert completed("/compare lookahead 5,5,5 | drafter pro", known) == [
+        "/compare lookahead 5,5,5 | drafter prompt-lookup"
+    ]
+
+
+def test_completion_lists_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.json").touch()
+    (tmp_path / "old").mkdir()
+    assert completed("/load ") == ["/load chat.json", "/load old/"]
+    assert completed(f"/load {tmp_path}/ch") == [f"/load {tmp_path}/chat.json"]
+
+
+def test_a_side_names_what_drafts_there():
+    by_ngrams = changed(ChatSettings(), {"drafter.drafter": ("ngram",)})
+    assert read_side("lookahead 3,3,3", by_ngrams).settings.drafter.drafter == ("lookahead",)
+    adaptive = changed(ChatSettings(), {"lookahead": "auto"})
+    assert read_side("drafter ngram; gamma 8", adaptive).settings.lookahead is None
+    assert read_side("drafter ngram; gamma 8", adaptive).settings.drafter.gamma == 8
+    off = changed(ChatSettings(), {"speculative": False})
+    assert read_side("gamma 8", off).settings.speculative
+
+
+@pytest.mark.parametrize("side", ["stats", "save x", "gamma", "egag", "gamma x", ";", "gamma 3;"])
+def test_a_side_must_be_settings(side):
+    with pytest.raises(UsageError):
+        read_side(side, ChatSettings())

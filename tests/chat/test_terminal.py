@@ -1,0 +1,103 @@
+"""What the terminal shows, without one: history, figures, harmless text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import InMemoryHistory
+
+from tests.chat.conftest import lines
+from trtla.chat.figures import Figures, Meter
+from trtla.chat.history import NAME, open_history
+from trtla.chat.printer import Printer, harmless
+from trtla.chat.session import Session
+from trtla.chat.status_row import StatusRow
+from trtla.chat.terminal import CommandCompleter, TerminalPrinter
+from trtla.console import Console
+from trtla.runtime.answer import Chunk
+
+
+def test_history_is_kept_for_its_owner(tmp_path: Path) -> None:
+    history = open_history(tmp_path)
+    history.append_string("one\ntwo")
+    assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
+    assert list(open_history(tmp_path).load_history_strings()) == ["one\ntwo"]
+
+
+def test_an_unwritable_history_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert isinstance(open_history(tmp_path / "file" / "below"), InMemoryHistory)
+    (tmp_path / NAME).mkdir()
+    assert isinstance(open_history(tmp_path), InMemoryHistory)
+
+
+def test_a_history_that_becomes_unwritable_is_no_failure(tmp_path: Path) -> None:
+    history = open_history(tmp_path)
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).mkdir()
+    history.append_string("still there")
+    assert history.get_strings() == ["still there"]
+
+
+def test_completion_at_the_terminal(session: Session) -> None:
+    found = list(CommandCompleter(session).get_completions(Document("/looka"), CompleteEvent()))
+    assert [(c.text, c.start_position) for c in found] == [("/lookahead", -6)]
+
+
+def test_control_characters_are_harmless() -> None:
+    assert harmless("a\x1b[2Jb\tc\n\x9b") == "a\ufffd[2Jb\tc\n\ufffd"
+
+
+@pytest.mark.parametrize("color", ["always", "never"])
+def test_a_compared_text_keeps_its_colours(
+    session: Session, capsys: pytest.CaptureFixture[str], color: str
+) -> None:
+    printer = Printer(Console(color=color), session.tokenizer)
+    ask = "Return the number of items."
+    for event in lines(session, "/length 40", ask, "/compare lookahead 7,7,7 | speculative off"):
+        printer.show(event)
+    table = capsys.readouterr().out.partition("A: lookahead")[2]
+    assert ("\x1b[32m" in table) == (color == "always")
+    assert "the texts are equal; B is " in table
+
+
+def test_terminal_remarks_are_dim_and_errors_red(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = TerminalPrinter(session, Console(color="always"))
+    for event in lines(session, "/gamma 5", "/gama 5"):
+        printer.show(event)
+    note, error = capsys.readouterr().out.splitlines()
+    assert note == "\x1b[2m/gamma is now 5\x1b[0m"
+    assert error.startswith("\x1b[31merror: /gama is not a command")
+
+
+def test_the_status_row_keeps_to_the_last_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINES", "20")
+    monkeypatch.setenv("COLUMNS", "30")
+    with StatusRow() as row:
+        row.show("a text that is longer than thirty columns")
+        row.show("too early for the next one")
+    drawn = capsys.readouterr().out
+    assert "\x1b[1;19r" in drawn  # text scrolls above
+    assert "\x1b[20;1H\x1b[7m a text that is longer than th\x1b[0m" in drawn
+    assert "too early" not in drawn
+    assert drawn.endswith("\x1b7\x1b[r\x1b[20;1H\x1b[2K\x1b8")
+
+
+def test_a_meter_counts_the_first_forward_apart() -> None:
+    now = iter([0.0, 1.0, 1.5, 2.0])
+    meter = Meter(7, lambda: next(now))
+    for ids, accepted in (((1,), 0), ((2, 3, 4), 2), ((5,), 0)):
+        figures = meter.add(Chunk(0, (), ids, accepted, None))
+    assert (figures.tokens, figures.steps, figures.accepted) == (5, 2, 2)
+    assert (figures.ttft_s, figures.decode_s) == (1.0, 1.0)
+    assert figures.tokens_per_s == 4.0
+    assert figures.tokens_per_step == 2.0
+    assert (figures + figures).tokens == 10
+    assert (figures + Figures()) == figures

@@ -1,0 +1,201 @@
+"""`trtla chat` as a process: piped scripts, and a pseudo-terminal with Ctrl-C during an answer."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, process, refused, trtla
+
+ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[78=>]|\][^\x07]*\x07)")
+
+
+def chat(engine: Path, *args: str, lines: str) -> subprocess.CompletedProcess[str]:
+    return process("chat", "--engine-dir", engine, *args, input=lines)
+
+
+def test_piped_answers_are_what_run_prints(engine: Path) -> None:
+    args = ("--engine-dir", engine, "--max-output-len", "12", "--processor", "topk:0.8:20")
+    run = trtla("run", *args, "--seed", "3", "--input-text", "ab", "--json")
+    ran = process("chat", *args, "--seed", "3", input="ab\n")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == run.json["results"][0]["text"] + "\n"
+
+
+def test_a_template_is_used_unless_told_otherwise(tiny_llama: Path) -> None:
+    ran = chat(
+        tiny_llama, "--dtype", "float32", "--max-output-len", "8",
+        lines="Close it.\n/reset\n/chat off\nClose it.\n",
+    )  # fmt: skip
+    args = ("--engine-dir", tiny_llama, "--dtype", "float32", "--max-output-len", "8", "--json")
+    prompts = ("<|user|>\nClose it.<|end|>\n<|assistant|>\n", "Close it.")
+    texts = [r["text"] for r in trtla("run", *args, "--input-text", *prompts).json["results"]]
+    assert ran.stdout == "".join(f"{text}\n" for text in texts)
+
+
+def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
+    lines = "/length 4\n\n/lokahead 3,3,3\n/gamma x\n/cache off\none\ntwo\n/stats\n/quit\nthree\n"
+    ran = chat(tiny_llama, "--no-chat", lines=lines)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 answers, " in ran.stdout
+    assert "\x1b" not in ran.stdout
+    errors = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        "error: /lokahead is not a command; did you mean /lookahead? /help lists them all",
+        "error: /gamma: 'x' is not a whole number",
+    ]
+    assert "/cache is always on" in ran.stderr
+    assert "/length is now 4" in ran.stderr
+    assert "is now" not in ran.stdout
+
+
+def test_quiet_leaves_answers_and_errors(engine: Path) -> None:
+    ran = chat(engine, "--quiet", "--max-output-len", "2", lines="/gamma 5\nab\n/foo\n")
+    assert ran.stderr.splitlines() == ["error: /foo is not a command; /help lists them all"]
+
+
+def test_color_always_tints_accepted_tokens(tiny_llama: Path) -> None:
+    args = ("--no-chat", "--max-output-len", "40", "--color", "always")
+    ran = chat(tiny_llama, *args, lines="/debug on\nclass Queue:\n")
+    assert "\x1b[32m" in ran.stdout  # accepted
+    assert "\x1b[31m-" in ran.stdout  # rejected
+    assert "\x1b[34m=" in ran.stdout  # the model's own
+
+
+def test_compare_prints_two_columns(engine: Path) -> None:
+    lines = "/length 6\nab\n/compare lookahead 2,2,2 | drafter prompt-lookup\n"
+    ran = chat(engine, lines=lines)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"\| +\| A: lookahead 2,2,2 +\| B: drafter prompt-lookup +\|", ran.stdout)
+    assert "tokens per step" in ran.stdout
+    assert "the texts are equal" in ran.stdout
+
+
+def test_bytes_that_are_no_text_end_nothing(engine: Path) -> None:
+    command = [sys.executable, "-m", "trtla", "chat", "--engine-dir", str(engine)]
+    ran = subprocess.run(
+        [*command, "--max-output-len", "2"], input=b"a\xff\n/stats\n", capture_output=True, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert b"1 answers" in ran.stdout
+
+
+def test_wrong_flags_are_refused_before_a_model_is_loaded(engine: Path, bare_engine: Path) -> None:
+    refused(trtla("chat", "--engine-dir", engine, "--top-p", "2"), 2, "--top-p must be")
+    refused(trtla("chat", "--engine-dir", engine, "--lookahead", "9,9,9"), 2, "max_draft_len")
+    refused(trtla("chat", "--engine-dir", engine, "--egag"), 2, "egag needs a draft model")
+    refused(trtla("chat", "--engine-dir", engine, "--draft-model", "nowhere"), 2, "nowhere")
+    refused(trtla("chat", "--engine-dir", bare_engine), 2, "no tokenizer files")
+
+
+def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
+    lines = f"/length 4\n/drafter draft:{engine}\nab\n/compare drafter none | gamma 2\n"
+    ran = chat(engine, "--draft-model", str(engine), lines=lines)
+    assert ran.returncode == 0, ran.stderr
+    assert "error" not in ran.stderr
+    assert "the texts are equal" in ran.stdout
+
+
+def test_help_imports_no_terminal_library() -> None:
+    code = (
+        "import sys\nfrom trtla.cli import main\n"
+        "try:\n    main(['chat', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'torch', 'prompt_toolkit', 'rich'} & set(sys.modules), 'imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "--draft-model" in done.stdout
+
+
+class Terminal:
+    """A pseudo-terminal with `trtla chat` in it."""
+
+    def __init__(self, *args: str) -> None:
+        master, slave = pty.openpty()
+        self.master, self.text = master, ""
+        env = {
+            **os.environ,
+            "TERM": "xterm",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "COLUMNS": "100",
+            "LINES": "30",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trtla", "chat", *args],
+            stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=env, start_new_session=True,
+            preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(slave)
+
+    def send(self, text: str) -> None:
+        """Type."""
+        os.write(self.master, text.encode())
+
+    def until(self, wanted: str, seconds: float = 60.0) -> str:
+        """Read on until a text comes that has not been looked for yet; all that came up to it."""
+        end = time.monotonic() + seconds
+        while wanted not in (seen := ESCAPES.sub("", self.text)):
+            assert time.monotonic() < end, f"{wanted!r} did not come: {seen[-2000:]!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.text += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:  # the other side has gone
+                    break
+        seen = ESCAPES.sub("", self.text)
+        assert wanted in seen, seen[-2000:]
+        before, found, self.text = seen.partition(wanted)
+        return before + found
+
+    def close(self) -> None:
+        """End it if it has not ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.close(self.master)
+
+
+def _take_terminal() -> None:
+    """Make stdin the terminal that Ctrl-C comes from."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(tiny_llama: Path) -> Iterator[Terminal]:
+    flags = ("--no-chat", "--drafter", "none", "--max-output-len", "1900")
+    opened = Terminal("--engine-dir", str(tiny_llama), *flags)
+    opened.until("makes a line")
+    opened.until(">")
+    yield opened
+    opened.close()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
+    terminal.send("class Queue:\r")
+    terminal.until("tokens/s")
+    terminal.until("self")
+    terminal.send("\x03")
+    terminal.send("\x03")  # a nervous second one
+    terminal.until("stopped; what was written stays in the conversation")
+    terminal.until(">")
+    terminal.send("\x03")
+    terminal.until("Ctrl-D or /quit leaves")
+    terminal.send("/stats\r")
+    terminal.until("1 answers")
+    terminal.until("1 turn")
+    terminal.send("/nothing\r")
+    terminal.until("error: /nothing is not a command")
+    terminal.send("\x04")
+    assert terminal.process.wait(timeout=30) == 0

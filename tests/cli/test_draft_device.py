@@ -1,0 +1,98 @@
+"""--draft-device and --draft-dtype: the draft model beside the target, the same text, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import refused, trtla
+
+TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--max-output-len", "21", "--json")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
+@pytest.mark.parametrize("heat", ["0", "0.8"])
+def test_a_draft_model_in_another_type_changes_no_text(
+    engine: Path, model: Path, dtype: str, heat: str
+) -> None:
+    given = ("run", "--engine-dir", engine, *TEXTS, "--temperature", heat)
+    place = ("--draft-dtype", dtype, "--draft-device", "cpu")
+    ran = trtla(*given, "--drafter", f"draft:{model}", *place, "--check-lossless")
+    assert ran.code == 0, ran.err
+    stats = ran.json["stats"]
+    assert stats["accepted"] > 0.9 * stats["drafted"] > 0
+    plain = trtla(*given, "--no-lookahead").json["results"]
+    assert [r["output_ids"] for r in ran.json["results"]] == [r["output_ids"] for r in plain]
+
+
+def test_prompts_that_bring_a_draft_model_place_it_too(
+    engine: Path, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"text": "abc", "drafter": f"draft:{model}"}))
+    given = ("--engine-dir", engine, "--input-file", file, "--json")
+    ran = trtla("run", *given, "--draft-dtype", "bfloat16")
+    assert ran.code == 0, ran.err
+    assert ran.json["results"][0]["accepted"] > 0
+
+
+def test_bench_and_summarize_place_it_as_well(engine: Path, model: Path, articles: Path) -> None:
+    place = ("--drafter", f"draft:{model}", "--draft-device", "cpu", "--draft-dtype", "bfloat16")
+    ran = trtla(
+        "bench", "--engine-dir", engine, *place, "--prompts", "code", "--num-prompts", "1",
+        "--max-output-len", "8", "--rounds", "1", "--temperature", "0", "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert all(row["equal_texts"] == row["texts"] for row in ran.json["rows"]), ran.json["rows"]
+    ran = trtla(
+        "summarize", "--engine-dir", engine, "--dataset", articles, *place, "--output-len", "6",
+        "--max-input-length", "100", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    ours, plain = ran.json["sides"]
+    assert ours["output_tokens"] == plain["output_tokens"]
+    assert ours["tokens_per_step"] > 1.5
+
+
+def test_rows_of_an_ablation_are_of_their_draft_models_type(
+    engine: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.csv"
+    given = (
+        "bench", "--ablation", "--engine-dir", engine, "--draft-model", model, "--prompt", "abc",
+        "--arms", "sd", "--processor", "greedy", "--repeats", "1", "--max-output-len", "6",
+        "--output", rows,
+    )  # fmt: skip
+    for flags, lines in (((), 3), (("--draft-dtype", "bfloat16"), 5), ((), 5)):
+        ran = trtla(*given, *flags)
+        assert ran.code == 0, ran.err
+        assert len(rows.read_text().splitlines()) == lines
+    refused(
+        trtla(*given[:-4], "--arms", "nasd", "--output", rows, "--draft-dtype", "bfloat16"),
+        2, "draft_dtype bfloat16 needs a draft model",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--draft-device", "cpu"), ("--draft-dtype", "bfloat16")]
+)
+def test_without_a_draft_model_they_are_refused_before_a_model_is_loaded(
+    no_weights: Path, articles: Path, flag: str, value: str
+) -> None:
+    message = f"{flag[2:].replace('-', '_')} {value} needs a draft model"
+    for command in (
+        ("run", "--input-text", "a"),
+        ("run", "--input-text", "a", "--drafter", "ngram,lookahead"),
+        ("bench", "--drafter", "ngram", "prompt-lookup"),
+        ("summarize", "--dataset", articles),
+    ):
+        ran = trtla(*command, "--engine-dir", no_weights, flag, value)
+        refused(ran, 2, message, "--drafter draft:PATH", f"leave {flag} away")
+
+
+@pytest.mark.parametrize("flag", [("--draft-device", "tpu"), ("--draft-dtype", "float64")])
+def test_other_names_are_refused(no_weights: Path, flag: tuple[str, str]) -> None:
+    given = ("--input-text", "a", "--drafter", f"draft:{no_weights}")
+    refused(trtla("run", "--engine-dir", no_weights, *given, *flag), 2, flag[0], flag[1])

@@ -1,0 +1,173 @@
+"""The command line on a tiny random T5 with a byte tokenizer: it runs as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import refused, trtla
+
+END = 256
+
+
+def make_t5(folder: Path, *, vocab: int = 258, seed: int = 5) -> Path:
+    """Ids 0 to 255 are bytes, 256 ends a text, and 257 starts the decoder."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=vocab,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        eos_token_id=END,
+        pad_token_id=257,
+        decoder_start_token_id=257,
+        n_positions=64,
+    )
+    model = T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(1.0, 0.2) if "norm" in name else weight.normal_(0.0, 0.4)
+    model.save_pretrained(folder)
+    _save_tokenizer(folder)
+    return folder
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<pad>", special=True)])
+    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", END)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_t5(tmp_path_factory.mktemp("t5"))
+
+
+TEXTS = ("summarize: the mill is open again", "a ferry")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--drafter", "prompt-lookup"),
+        ("--drafter", "ngram", "--temperature", "0.8"),
+        ("--lookahead", "auto"),
+        ("--drafter", "lookahead,ngram", "--request-lookahead", "3,3,3"),
+    ],
+    ids=" ".join,
+)
+def test_a_t5_folder_runs_and_no_drafter_changes_its_text(t5: Path, flags: tuple[str, ...]) -> None:
+    ran = trtla(
+        "run", "--engine-dir", t5, "--input-text", *TEXTS, "--max-output-len", "20",
+        *flags, "--check-lossless", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    results = ran.json["results"]
+    assert [entry["lossless"] for entry in results] == [True, True]
+    assert [entry["input_text"] for entry in results] == list(TEXTS)
+    assert [entry["input_ids"][-1] for entry in results] == [END, END]
+    assert all(entry["output_ids"][0] != 257 for entry in results)
+    assert "encoder of transformers" in ran.json["executor"]
+
+
+def test_a_jsonl_file_streams_with_settings_of_its_own(t5: Path, tmp_path: Path) -> None:
+    lines = [
+        {"text": TEXTS[0], "max_output_len": 5},
+        {"input_ids": [97, 98, END], "max_output_len": 7, "drafter": "prompt-lookup"},
+        {"text": TEXTS[1], "max_output_len": 9, "lookahead": [3, 3, 3]},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = trtla("run", "--engine-dir", t5, "--input-file", path, "--stream", "--json")
+    assert ran.code == 0, ran.err
+    *chunks, document = map(json.loads, ran.out.splitlines())
+    assert [len(r["output_ids"]) for r in document["results"]] == [5, 7, 9]
+    for index, entry in enumerate(document["results"]):
+        assert entry["text"] == "".join(c["text"] for c in chunks if c["index"] == index)
+
+
+def test_a_draft_model_of_the_same_vocabulary_drafts(t5: Path, tmp_path: Path) -> None:
+    small = make_t5(tmp_path, seed=5)
+    ran = trtla(
+        "run", "--engine-dir", t5, "--input-text", TEXTS[0], "--drafter", f"draft:{small}",
+        "--check-lossless", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["results"][0]["accepted"] > 0
+
+
+def test_draft_models_that_do_not_fit_are_refused_before_anything_loads(
+    t5: Path, model: Path, tmp_path: Path
+) -> None:
+    other = make_t5(tmp_path, vocab=260)
+    asked = ("--input-text", "a", "--drafter")
+    ran = trtla("run", "--engine-dir", t5, *asked, f"draft:{other}")
+    refused(ran, 2, "has 260 tokens, the model", "same tokenizer")
+    ran = trtla("run", "--engine-dir", t5, *asked, f"draft:{model}")
+    refused(ran, 2, f"the draft model {model} is a decoder alone", "same family")
+    ran = trtla("run", "--engine-dir", model, *asked, f"draft:{t5}")
+    refused(ran, 2, f"the draft model {t5} is an encoder-decoder", "same family")
+
+
+def test_it_is_neither_converted_nor_built(t5: Path, tmp_path: Path) -> None:
+    ran = trtla("convert", "--model-dir", t5, "--output-dir", tmp_path / "a")
+    refused(ran, 2, "neither converted nor built", f"trtla run --engine-dir {t5}")
+    ran = trtla("build", "--checkpoint-dir", t5, "--output-dir", tmp_path / "b")
+    refused(ran, 2, "neither converted nor built", f"trtla run --engine-dir {t5}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_and_outputs_have_limits(t5: Path) -> None:
+    ran = trtla("run", "--engine-dir", t5, "--input-text", "")
+    refused(ran, 2, "empty prompt")
+    ran = trtla("run", "--engine-dir", t5, "--input-text", "a" * 5000)
+    refused(ran, 2, "a prompt of 5001 tokens, above the encoder's 4096", "shorten the prompt")
+    ran = trtla("run", "--engine-dir", t5, "--input-text", "a", "--max-output-len", "64")
+    refused(ran, 2, "1 prompt + 64 output tokens = 65, above max_seq_len 64", "--max-output-len")
+    ran = trtla("run", "--engine-dir", t5, "--input-text", "a" * 300, "--max-output-len", "63")
+    assert ran.code == 0, ran.err
+
+
+def test_broken_folders_are_told_in_one_sentence(t5: Path, tmp_path: Path) -> None:
+    config = json.loads((t5 / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ran = trtla("run", "--engine-dir", tmp_path, "--input-text", "a", "--tokenizer-dir", t5)
+    refused(ran, 2, f"the weights in {tmp_path} cannot be loaded", "copy the folder again")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "d_model": "wide"}))
+    ran = trtla("run", "--engine-dir", tmp_path, "--input-text", "a", "--tokenizer-dir", t5)
+    refused(ran, 2, "d_model")
+
+
+def test_inspect_and_doctor_know_it(t5: Path) -> None:
+    ran = trtla("inspect", t5, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["architecture"] == "T5ForConditionalGeneration"
+    assert ran.json["shape"]["num_hidden_layers"] == 2
+    assert ran.json["parameters"] == parameters(t5)
+    ran = trtla("doctor", t5)
+    assert ran.code == 0, ran.err
+    assert "only the torch executor runs encoder-decoders" in ran.out
+
+
+def parameters(folder: Path) -> int:
+    from transformers import T5ForConditionalGeneration
+
+    loaded = T5ForConditionalGeneration.from_pretrained(folder)
+    return sum(weight.numel() for weight in loaded.parameters())

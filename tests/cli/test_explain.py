@@ -1,0 +1,193 @@
+"""trtla explain on the command line: text, pictures, JSON, drafters, refusals."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.build.trtllm_engines import write_engine
+from tests.cli.conftest import refused, trtla
+
+PROMPT = ("--input-text", "abcabcabcabc $x$ <y> abcabc", "--max-output-len", "24")
+
+
+@pytest.fixture(scope="module")
+def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model without its weights: what is refused here was refused before they were wanted."""
+    folder = tmp_path_factory.mktemp("empty") / "model"
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_the_run_and_its_step_are_printed(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT)
+    assert ran.code == 0, ran.err
+    assert re.search(r"^\d+ steps after the prompt pass, 24 tokens, S = \d\.\d\d", ran.out)
+    number = re.search(r"note: step (\d+) accepted the most", ran.err)
+    assert number, ran.err
+    assert f"\nStep {number[1]} of " in ran.out
+    for part in ("Window: W = 4", "Candidates: the pool has", "Attention mask", "Why it ended: "):
+        assert part in ran.out
+    assert "\x1b[" not in ran.out
+    assert "\x1b[" in trtla("explain", "--engine-dir", engine, *PROMPT, "--color", "always").out
+
+
+def test_the_text_is_the_one_that_run_prints(engine: Path) -> None:
+    sampling = ("--temperature", "0.9", "--top-p", "0.9", "--seed", "4")
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, *sampling, "--json")
+    assert ran.code == 0, ran.err
+    same = trtla("run", "--engine-dir", engine, *PROMPT, *sampling, "--json").json["results"][0]
+    assert ran.json["result"]["output_ids"] == same["output_ids"]
+    assert ran.json["result"]["text"] == same["text"]
+    for name in ("steps", "drafted", "accepted", "tokens_per_step", "finish_reason"):
+        assert ran.json["result"][name] == same[name]
+
+
+def test_json_has_every_step(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "3", "--json")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert (told["schema_version"], told["command"], told["step"]) == (1, "explain", 3)
+    steps, output = told["steps"], told["result"]["output_ids"]
+    assert [step["step"] for step in steps] == list(range(told["result"]["steps"] + 1))
+    assert [token for step in steps for token in step["draws"]] == output
+    assert sum(len(step["accepted"]) for step in steps) == told["result"]["accepted"]
+    for step in steps[1:]:
+        size = len(step["tokens"])
+        assert len(step["parents"]) == len(step["positions"]) == len(step["roles"]) == size
+        added = [] if step["added"] is None else [step["added"]]
+        assert step["accepted"] + added == step["draws"]
+        assert [step["tokens"][node - 1] for node in step["accepted_nodes"]] == step["accepted"]
+        assert step["pool_found"] == [c["tokens"] for c in step["candidates"]]
+        assert len(step["window"]["levels"][0]) == 4
+    for before, after in pairwise(steps):
+        assert after["window"] == before["window_after"]
+    assert steps[-1]["reason"] == "length"
+
+
+def test_pictures_are_written_whole(engine: Path, tmp_path: Path) -> None:
+    step, strip = tmp_path / "step.svg", tmp_path / "strip.png"
+    command = ("explain", "--engine-dir", engine, *PROMPT, "-o", step, "--strip", strip)
+    ran = trtla(*command)
+    assert ran.code == 0, ran.err
+    assert f"note: wrote {step}" in ran.err
+    root = ElementTree.parse(step).getroot()
+    texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"level 0", "level 1", "candidate 1"} <= texts
+    assert any("$x$" in text and "<y>" in text for text in texts)
+    assert strip.read_bytes().startswith(b"\x89PNG")
+    before = step.read_bytes()
+    refused(trtla(*command), 2, f"{step} exists already", "--force")
+    assert trtla(*command, "--force").code == 0
+    assert step.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step.svg", "strip.png"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "drafter"),
+    [
+        (("--drafter", "ngram", "--gamma", "3"), "ngram"),
+        (("--drafter", "prompt-lookup"), "prompt-lookup"),
+        (("--drafter", "prompt-lookup,lookahead"), "prompt-lookup,lookahead"),
+        (("--drafter", "none"), "none"),
+        (("--draft-merge", "--draft-accept-window", "--draft-context", "3"), "lookahead"),
+        (("--lookahead", "4,3,4"), "lookahead"),
+    ],
+)
+def test_all_drafters_can_be_explained(engine, flags, drafter, tmp_path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, *flags, "-o", tmp_path / "a.png")
+    assert ran.code == 0, ran.err
+    assert "Why it ended: " in ran.out
+    assert ("Window: " in ran.out) == ("lookahead" in drafter)
+    told = trtla("explain", "--engine-dir", engine, *PROMPT, *flags, "--json").json
+    plain = trtla("run", "--engine-dir", engine, *PROMPT, "--no-lookahead", "--json").json
+    assert told["result"]["output_ids"] == plain["results"][0]["output_ids"]
+    assert told["result"]["drafter"] == drafter
+
+
+def test_a_draft_model_that_is_the_model_is_always_right(model: Path) -> None:
+    flags = ("--drafter", f"draft:{model}", "--gamma", "2", "--dtype", "float32", "--json")
+    ran = trtla("explain", "--engine-dir", model, *PROMPT, *flags)
+    assert ran.code == 0, ran.err
+    reasons = {step["reason"] for step in ran.json["steps"]}
+    assert reasons <= {"prompt_pass", "whole_candidate", "nothing_drafted", "length", "end_id"}
+    assert "whole_candidate" in reasons
+
+
+def test_the_prompt_pass_is_step_0(engine: Path, tmp_path: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "0", "-o", tmp_path / "0.svg")
+    assert ran.code == 0, ran.err
+    assert "The prompt pass, step 0 of " in ran.out
+    assert "accepted the most" not in ran.err
+
+
+def test_a_stop_string_is_the_reason(engine: Path) -> None:
+    text = trtla("run", "--engine-dir", engine, *PROMPT, "--json").json["results"][0]["text"]
+    stop = next(char for char in text[3:] if char.isascii() and char.isprintable())
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--stop", stop, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["steps"][-1]["reason"] == "stop_words"
+
+
+def test_a_model_without_a_tokenizer_shows_ids(bare_engine: Path, tmp_path: Path) -> None:
+    ran = trtla("explain", "--engine-dir", bare_engine, *PROMPT)
+    refused(ran, 2, "has no tokenizer files", "--tokenizer-dir")
+
+
+BAD = [
+    (("--step", "-1"), "-1 is not in the range"),
+    (("--lookahead", "auto"), "a triple such as 7,7,7"),
+    (("--lookahead", "7,7"), "write window,ngram,verification"),
+    (("-o", "step.pdf"), "end it with .svg or .png"),
+    (("--strip", "run"), "end it with .svg or .png"),
+    (("-o", "a.svg", "--strip", "a.svg"), "--output and --strip are both a.svg"),
+    (("-o", "nowhere/step.svg"), "the folder nowhere of --output does not exist"),
+    (("--drafter", "medusa"), "prompt-lookup"),
+    (("--temperature", "-1"), "--temperature must be at least 0"),
+    (("--max-output-len", "0"), "--max-output-len must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("flags", "part"), BAD)
+def test_bad_values_are_refused_before_a_model_is_loaded(no_weights, flags, part) -> None:
+    ran = trtla("explain", "--engine-dir", no_weights, "--input-text", "a", *flags)
+    assert ran.code == 2
+    assert part in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_step_beyond_the_run_names_those_it_has(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "99")
+    refused(ran, 2, "--step 99: this run has the steps 0 to ", "leave --step away")
+    assert not ran.out
+
+
+def test_nothing_to_explain(engine: Path) -> None:
+    refused(trtla("explain", "--engine-dir", engine, "--input-text", ""), 2, "empty prompt")
+    ran = trtla("explain", "--engine-dir", engine)
+    assert ran.code == 2
+    assert "--input-text" in ran.err
+
+
+def test_the_prompt_can_come_from_stdin(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, "--input-text", "-", "--json", stdin="abab\n")
+    assert ran.json["result"]["input_text"] == "abab"
+
+
+def test_tensorrt_llm_engines_do_not_tell(tmp_path: Path) -> None:
+    folder = write_engine(tmp_path / "engine")
+    ran = trtla("explain", "--engine-dir", folder, *PROMPT)
+    refused(ran, 2, "does not tell what it drafts", "--backend torch")
+
+
+def test_a_missing_matplotlib_is_told_before_the_run(no_weights, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = trtla("explain", "--engine-dir", no_weights, *PROMPT, "-o", "step.svg")
+    refused(ran, 1, "matplotlib", "trtla[report]")

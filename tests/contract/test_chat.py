@@ -1,0 +1,34 @@
+"""`trtla chat` on an engine of TensorRT-LLM, run by the stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import trtla
+from tests.contract.conftest import Standin
+from tests.contract.standin_engines import build
+
+pytestmark = pytest.mark.usefixtures("fake_gpu")
+
+
+def test_a_chat_goes_on_with_what_the_library_has(
+    standin: Standin, tiny_checkpoint: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = build(standin, tiny_checkpoint, tmp_path / "engine")
+    lines = (
+        "/length 8\nab\ncd\n/debug on\nef\n/processor topk 1 5\n/lookahead auto\n/drafter ngram\n"
+        "/compare lookahead 2,2,2 | lookahead off\n/stats\n"
+    )
+    ran = trtla(
+        "chat", "--engine-dir", engine, "--tokenizer-dir", tiny_model, "--lookahead", "4,4,4",
+        stdin=lines,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 3
+    for error, part in zip(errors, ("greedy only", "auto", "makes its drafts itself"), strict=True):
+        assert part in error
+    assert "the texts are equal" in ran.out
+    assert "3 answers, 24 tokens" in ran.out

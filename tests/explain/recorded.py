@@ -1,0 +1,66 @@
+"""Recorded runs of the toys: the real step loop, the real recorder, no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tests.toys import (
+    Rule,
+    Scores,
+    greedy_scores,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+    traced_drafter,
+)
+from trtla.explain.record import RecordedRun, RecordingDrafter
+from trtla.explain.words import Words
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.answer import Completion
+from trtla.runtime.draft import Drafter
+from trtla.runtime.executor import Request
+from trtla.runtime.torch_executor import DrafterFactory
+
+
+def recorded(
+    rule: Rule,
+    prompt: Sequence[int],
+    triple: tuple[int, int, int],
+    max_new: int,
+    *,
+    drafter: DrafterFactory = traced_drafter,
+    vocab: int = 64,
+    stop: Callable[[list[int]], bool] | None = None,
+    **asked: object,
+) -> tuple[RecordedRun, list[int]]:
+    """A greedy run of a toy and the tokens that each of its forwards fed."""
+    own = replace(request(prompt, max_new, **asked), stop_check=stop)
+    return record(greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple), own, drafter)
+
+
+def record(
+    scores: Scores, vocab: int, triple: LookaheadConfig, asked: Request, drafter: DrafterFactory
+) -> tuple[RecordedRun, list[int]]:
+    """Any run of a toy and the tokens that each of its forwards fed."""
+    recorders: list[RecordingDrafter] = []
+
+    def watch(inner: Drafter, request: Request) -> Drafter:
+        recorders.append(RecordingDrafter(inner))
+        return recorders[-1]
+
+    executor, model = toy_executor(scores, vocab, triple, drafter=drafter)
+    outputs = run(executor, [replace(asked, watch=watch)])[asked.request_id]
+    last = outputs[-1]
+    completion = Completion(
+        0, None, asked.input_ids, tuple(tokens_of(outputs)), None, last.finish_reason,
+        last.stats.lookahead, last.stats,
+    )  # fmt: skip
+    steps = tuple(recorders[0].steps)
+    return RecordedRun(steps, completion, len(asked.input_ids)), model.fed
+
+
+def numbers(run: RecordedRun) -> Words:
+    """Words of a run whose tokens are their own names."""
+    return Words(lambda ids: "".join(f"{token}" for token in ids))

@@ -1,0 +1,138 @@
+"""The mask that is drawn is the one the model used; every fed token has its role and its place."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.explain.recorded import numbers, record, recorded
+from tests.runtime.test_properties import cases
+from tests.runtime.test_traces import M17, T4_PROMPT
+from tests.toys import greedy_scores, request
+from trtla.explain.canvas import Canvas
+from trtla.explain.cells import plain
+from trtla.explain.mask import blocks, paths, positions, roles, visible
+from trtla.explain.mask_picture import MaskPicture
+from trtla.explain.text_mask import mask_lines
+from trtla.lookahead import LookaheadConfig
+from trtla.runtime.batch import tree_bias
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.drafters.options import DraftOptions
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(0, 40))
+    return tuple(draw(st.integers(0, node)) for node in range(size))
+
+
+@given(trees())
+def test_the_mask_drawn_is_the_mask_of_the_model(parents):
+    assert visible(parents) == (tree_bias(parents) == 0).tolist()
+
+
+def drawn_in_text(told, step) -> list[list[bool]]:
+    """The cells of the text view, read back."""
+    lines = list(mask_lines(told, step, (), numbers(told), plain))[3:]
+    rows = []
+    for line in lines:
+        cells = "".join(line.split("▒")[-1].split())
+        scale = len(cells) // step.draft.size
+        rows.append([cell != "·" for cell in cells[::scale]])
+    return rows
+
+
+def drawn_in_picture(told, step) -> list[list[bool]]:
+    """The filled cells of the picture, read back from where they lie."""
+    squares: list[tuple[float, float]] = []
+
+    class Spy(Canvas):
+        def boxes(self, boxes, fill, edge="none", *, dashed=False):
+            mask = MaskPicture(self, told, step, numbers(told))
+            gap = min(1.0, mask._cell * 0.08)
+            squares.extend(
+                (box[0], box[1]) for box in boxes if box[2] == box[3] == mask._cell - 2 * gap
+            )
+
+    canvas = Spy("mask")
+    mask = MaskPicture(canvas, told, step, numbers(told))
+    mask.draw(0.0, 0.0, ())
+    left, top = min(x for x, _ in squares), min(y for _, y in squares)
+    size = step.draft.size
+    rows = [[False] * size for _ in range(size)]
+    for x, y in squares:
+        rows[round((y - top) / mask._cell)][round((x - left) / mask._cell)] = True
+    return rows
+
+
+@pytest.mark.parametrize("triple", [(7, 7, 7), (3, 3, 2), (2, 2, 1), (1, 4, 1), (4, 4, 0)])
+def test_text_and_picture_show_that_mask(triple):
+    told, _ = recorded(M17, T4_PROMPT, triple, 48)
+    for step in (told.steps[1], told.steps[len(told.steps) // 2], told.steps[-1]):
+        expected = visible(step.draft.parents)
+        if step.draft.size > 1:
+            assert drawn_in_text(told, step) == expected
+        assert drawn_in_picture(told, step) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_cells_and_candidates_stand_where_the_algorithm_puts_them(case):
+    """Cell (l, j) at the input's position + l + j, a candidate's token i at + i."""
+    rule, vocab, prompt, numbers_, count, _ = case
+    triple, asked = LookaheadConfig(*numbers_), request(prompt, count)
+    told, _ = record(greedy_scores(rule, vocab), vocab, triple, asked, lookahead_drafter)
+    for step in told.steps[1:]:
+        places = positions(step, 0)
+        waiting = 0 if step.window is None or step.window.full else len(step.window.fillers) + 1
+        for node, role in enumerate(roles(step)):
+            assert [waiting + level + column for level, column in role.cells] in (
+                [], [places[node]],
+            )  # fmt: skip
+            assert all(place == places[node] for _, place in role.candidates)
+            assert (role.part == "input") == (node == 0)
+        if step.window is not None and step.window.full:
+            cells = [cell for role in roles(step) for cell in role.cells]
+            width, levels = triple.window_size, triple.ngram_size - 1
+            every = [(level, column) for level in range(levels) for column in range(width)]
+            assert cells == every[1:]
+        assert [block.start for block in blocks(step)[1:]] == [b.end for b in blocks(step)[:-1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.booleans())
+def test_shared_nodes_are_all_that_they_stand_for(case, accept_window):
+    rule, vocab, prompt, numbers_, count, _ = case
+    drafter = partial(
+        lookahead_drafter, options=DraftOptions(merge=True, accept_window=accept_window)
+    )
+    triple, asked = LookaheadConfig(*numbers_), request(prompt, count)
+    told, _ = record(greedy_scores(rule, vocab), vocab, triple, asked, drafter)
+    for step in told.steps[1:]:
+        if step.window is None:
+            continue
+        found = roles(step)
+        cells = [cell for role in found for cell in role.cells]
+        assert len(cells) == len(set(cells)) == len(step.window.tokens) - len(step.window.fillers)
+        for node, role in enumerate(found[1:], 1):
+            for level, column in role.cells:
+                assert step.window.levels[level][column] == step.draft.tokens[node - 1]
+            assert role.cells or role.candidates or role.filler is not None
+
+
+def test_a_tree_of_candidates_has_a_path_for_each_leaf():
+    draft = Draft((4, 5, 6, 7), (0, 1, 1, 0))
+    assert paths(draft) == [(1, 2), (1, 3), (4,)]
+    assert paths(Draft.chain([1, 2, 3])) == [(1, 2, 3)]
+    assert paths(Draft((4, 5), (0, 0), first_candidate=2)) == [(2,)]
+    assert paths(Draft()) == []
+
+
+def test_a_mask_too_wide_for_a_terminal_says_where_it_is_drawn():
+    told, _ = recorded(M17, T4_PROMPT, (15, 8, 2), 48)
+    (line,) = mask_lines(told, told.steps[-1], (), numbers(told), plain)
+    assert "-o step.svg" in line

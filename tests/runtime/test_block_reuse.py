@@ -1,0 +1,265 @@
+"""Block reuse behind the step loop: texts stay what they are, and the cache what it says it is.
+
+Toys here, whose cache can be read as text; the real models are in test_block_reuse_real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.test_kept_blocks import check
+from tests.runtime.test_mixed_drafters import VOCAB, drafters, plain_texts, triples
+from tests.toys import (
+    ToyModel,
+    greedy_scores,
+    hash_rule,
+    hash_scores,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
+from trtla.drafting import DrafterSettings
+from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.runtime.cost_probe import measure_costs
+from trtla.runtime.drafters.draft_model import DraftModelDrafters
+from trtla.runtime.drafters.factory import Drafters
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.limits import ExecutorLimits
+
+RULE = hash_rule(5, 3)
+LONGEST = 160
+
+
+def reusing(num_blocks=24, **options):
+    """A toy that reuses blocks and refuses to write into kept ones."""
+    executor, model = toy_executor(
+        options.pop("scores", greedy_scores(RULE, 5)),
+        options.pop("vocab", 5),
+        options.pop("server", LookaheadConfig(2, 2, 1)),
+        num_blocks=num_blocks,
+        max_text_len=LONGEST,
+        max_reused_len=options.pop("max_reused_len", LONGEST),
+        **options,
+    )
+    cache, forward, move = executor._cache, model.forward, executor._cache.move
+
+    def writable(slots):
+        assert cache.pool._kept._by_block.keys().isdisjoint(
+            slot // TOKENS_PER_BLOCK for slot in slots.tolist()
+        )
+
+    model.forward = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
+    cache.move = lambda source, target: (writable(target), move(source, target))[1]
+    return executor, model
+
+
+def check_cache(executor):
+    """Kept blocks hold their tokens at their places."""
+    check(executor._cache.pool, [s.blocks for s in executor._scheduler._running])
+    keys = executor._cache.layer(0)[0][:, 0].tolist()
+    for block, node in executor._cache.pool._kept._by_block.items():
+        first, above = 0, node.parent
+        while above.block >= 0:
+            first, above = first + TOKENS_PER_BLOCK, above.parent
+        rows = keys[block * TOKENS_PER_BLOCK :][:TOKENS_PER_BLOCK]
+        expected = [[token, first + place] for place, token in enumerate(node.tokens)]
+        assert rows == expected
+
+
+def ask(executor, prompt, count=4, index=0, **settings_):
+    """The text of one request, and what it reused."""
+    outputs = run(executor, [request(prompt, count, request_id=index, **settings_)])[index]
+    check_cache(executor)
+    return tokens_of(outputs), outputs[-1].stats.reused_tokens
+
+
+def prompt_of(length, salt=0):
+    return [(salt + i * i // 3) % 5 for i in range(length)]
+
+
+def test_a_conversation_feeds_each_turn_once():
+    executor, model = reusing()
+    text, fed = prompt_of(70), []
+    for turn, reused in enumerate((0, 64, 96)):
+        before = len(model.fed)
+        assert ask(executor, text, 12, turn) == (plain(RULE, text, 12), reused)
+        fed.append((len(text), model.fed[before]))
+        text += [*plain(RULE, text, 12), *prompt_of(14, turn)]
+    assert fed == [(70, 70), (96, 32), (122, 26)]
+    assert executor.stats().prompt_tokens == 70 + 96 + 122
+
+
+def test_it_is_off_unless_asked_for():
+    executor, _ = reusing(max_reused_len=0)
+    for index in range(2):
+        assert ask(executor, prompt_of(70), 4, index)[1] == 0
+    assert executor._cache.pool._kept._by_block == {}
+
+
+@pytest.mark.parametrize(("length", "reused"), [(31, 0), (32, 0), (33, 32), (64, 32), (65, 64)])
+def test_the_last_prompt_token_is_always_fed(length, reused):
+    executor, _ = reusing()
+    prompt = prompt_of(length)
+    assert ask(executor, prompt, 9) == (plain(RULE, prompt, 9), 0)
+    assert ask(executor, prompt, 9, 1) == (plain(RULE, prompt, 9), reused)
+
+
+def test_the_last_token_of_a_text_is_not_cached_and_so_not_kept():
+    executor, _ = reusing(server=AUTOREGRESSIVE)
+    prompt = prompt_of(24)
+    text = prompt + plain(RULE, prompt, 9)
+    ask(executor, prompt, 8)  # 32 tokens, of which 31 are cached
+    assert executor._cache.pool.find(text) == ()
+    ask(executor, prompt, 9, 1)
+    assert len(executor._cache.pool.find(text)) == 1
+
+
+def test_one_token_less_in_common_is_a_block_less():
+    executor, _ = reusing()
+    prompt = prompt_of(100)
+    ask(executor, prompt)
+    for place, reused in ((96, 96), (95, 64), (63, 32), (0, 0)):
+        other = [*prompt[:place], (prompt[place] + 1) % 5, *prompt[place + 1 :]]
+        assert ask(executor, other, 4, place + 1) == (plain(RULE, other, 4), reused)
+
+
+def test_a_prompt_cancelled_in_the_middle_leaves_what_it_had_read():
+    executor, _ = reusing(max_num_tokens=48)
+    prompt = prompt_of(120)
+    executor.submit(request(prompt, 5))
+    executor.submit(request([1, 2, 3], 20, request_id=1))
+    plan = executor._scheduler.next()
+    executor._step(plan)  # 48 tokens of the first prompt
+    executor.cancel(0)
+    check_cache(executor)
+    while executor.poll():
+        check_cache(executor)
+    assert ask(executor, prompt, 5, 2) == (plain(RULE, prompt, 5), 32)
+
+
+def test_requests_in_flight_share_blocks_until_the_last_one_ends():
+    executor, _ = reusing(num_blocks=18)
+    prompt = prompt_of(70)
+    ask(executor, prompt)
+    prompts = [[*prompt, index] for index in range(3)]
+    for index, one in enumerate(prompts):
+        executor.submit(request(one, 20 + 9 * index, request_id=index))
+    executor.poll()
+    running = executor._scheduler._running
+    assert len(running) == 3
+    assert len({sequence.blocks[:2] for sequence in running}) == 1
+    assert len({block for sequence in running for block in sequence.blocks[2:]}) == sum(
+        len(sequence.blocks) - 2 for sequence in running
+    )
+    while executor.poll():
+        check_cache(executor)
+    assert executor._cache.pool.num_free == 18
+
+
+def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
+    executor, _ = reusing(server=LookaheadConfig(4, 4, 4))
+    prompt = [1, 2, 3, 4] * 15
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    executor.submit(request(prompt, 40))
+    executor.poll()
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "_move_accepted", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            executor.poll()
+    executor.cancel(0)
+    executor.poll()
+    check_cache(executor)
+    assert ask(executor, prompt, 40, 1) == (plain(RULE, prompt, 40), 0)
+
+
+def test_what_takes_blocks_beside_requests_takes_kept_ones_too():
+    executor, _ = reusing(num_blocks=7, max_batch_size=1)
+    ask(executor, prompt_of(130))
+    pool = executor._cache.pool
+    assert len(pool.find(prompt_of(130))) == 4
+    measure_costs(lambda feeds: torch.zeros(1, 5), executor._cache, executor.limits)
+    check_cache(executor)
+    assert pool.num_free == 7
+    assert len(pool.find(prompt_of(130))) < 4
+
+
+@st.composite
+def turns(draw):
+    """What one request adds to an earlier text, what it is decoded with, and when it is ended."""
+    return {
+        "follows": draw(st.integers(0, 9)),
+        "kept": draw(st.sampled_from([0, 1, 40, 64, 70, 999])),
+        "added": draw(st.integers(1, 60)),
+        "salt": draw(st.integers(0, 2)),
+        "count": draw(st.integers(1, 30)),
+        "polls": draw(st.integers(0, 12)),
+        "cancelled": draw(st.integers(0, 3)) == 0,
+        "settings": {
+            "lookahead": draw(triples()),
+            "drafter": draw(drafters()),
+            "temperature": draw(st.sampled_from([0.0, 0.9])),
+            "seed": draw(st.integers(0, 1)),
+            "end_ids": draw(st.sets(st.integers(0, VOCAB - 1), max_size=1)),
+        },
+        "stop": draw(st.sampled_from([None, lambda ids: ids[-2:] in ([1, 2], [0, 3])])),
+    }
+
+
+def every_drafter(server, batch, budget, num_blocks):
+    """A reusing toy with drafters of all kinds, a draft model too."""
+    limits = ExecutorLimits(batch, LONGEST, LONGEST, budget, VOCAB, server)
+    cache = KVCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
+    model = ToyModel(hash_scores(VOCAB, 1))
+    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
+    factory = Drafters(limits, LookaheadDrafters(DraftOptions()), {"toy": group})
+    return reusing(
+        num_blocks, scores=hash_scores(VOCAB), vocab=VOCAB, server=server, drafter=factory,
+        max_batch_size=batch, max_num_tokens=budget, draft_models=("toy",),
+    )[0]  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(turns(), min_size=2, max_size=7), st.integers(1, 4), st.integers(7, 20))
+def test_conversations_say_what_they_say_without_reuse(several, batch, num_blocks):
+    server = LookaheadConfig(4, 4, 3)
+    executor = every_drafter(server, batch, 40 + 26 * batch, num_blocks)
+    before, expected, found, cut = [[]], {}, {}, set()
+
+    def poll():
+        outputs = executor.poll()
+        for output in outputs:
+            found[output.request_id] += output.new_tokens
+        check_cache(executor)
+        return outputs
+
+    for index, turn in enumerate(several):
+        base = before[turn["follows"] % len(before)][: turn["kept"]][: LONGEST - 91]
+        added = [(turn["salt"] + i * i // 3) % VOCAB for i in range(turn["added"])]
+        one = request([*base, *added], turn["count"], request_id=index, **turn["settings"])
+        one = replace(one, stop_check=turn["stop"])
+        expected[index], found[index] = plain_texts([one])[index], []
+        before.append([*one.input_ids, *expected[index]])
+        executor.submit(one)
+        for _ in range(turn["polls"]):
+            poll()
+        if turn["cancelled"]:
+            cut.add(index)
+            executor.cancel(index)
+    while poll():
+        pass
+    for index, text in expected.items():
+        said = found[index]
+        assert said == (text[: len(said)] if index in cut else text)
+    assert executor._cache.pool.num_free == num_blocks

@@ -1,0 +1,119 @@
+"""Which blocks are kept, found and given away, in plain integers."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
+
+
+def check(pool, running=()):
+    """No block both used and free, users add up, kept chains have their parents."""
+    kept, free = pool._kept._by_block, pool._free
+    own = [block for blocks in running for block in blocks if block not in kept]
+    assert len(own) == len(set(own))
+    assert free.isdisjoint(own)
+    assert free.isdisjoint(kept)
+    assert len(free) + len(own) + len(kept) == pool.num_blocks
+    assert set(pool._kept._unused) == {block for block, node in kept.items() if not node.users}
+    assert pool.num_free == len(free) + len(pool._kept._unused)
+    order = {block: place for place, block in enumerate(pool._kept._unused)}
+    for block, node in kept.items():
+        assert node.users == sum(block in blocks for blocks in running)
+        assert node.parent.children[node.tokens] is node
+        parent = node.parent.block
+        assert parent == -1 or kept[parent].users >= node.users
+        assert order.get(block, -1) <= order.get(parent, pool.num_blocks)
+
+
+pieces = st.integers(0, 1).map(lambda token: (token,) * TOKENS_PER_BLOCK)
+texts = st.lists(pieces, max_size=5).map(lambda parts: sum(parts, ()))
+
+
+@settings(max_examples=200)
+@given(st.data(), st.integers(3, 12))
+def test_blocks_are_used_or_free_and_found_by_all_they_hold(data, num_blocks):
+    """Blocks remember what was written into them, as the cache's tensors would."""
+    pool, running, held = BlockPool(num_blocks), [], {}
+    for _ in range(data.draw(st.integers(1, 14))):
+        if running and data.draw(st.booleans()):
+            blocks, text = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            pool.release(blocks, text[: data.draw(st.sampled_from([0, 40, 64, 999]))])
+        else:
+            text = (*data.draw(texts), *[2] * data.draw(st.integers(1, 31)))
+            shared = pool.find(text[:-1])
+            for place, block in enumerate(shared, 1):
+                assert held[block] == text[: place * TOKENS_PER_BLOCK]
+            before, unused = pool.num_free, pool._kept.num_unused_of(shared)
+            blocks = pool.allocate(len(text) + 9, shared)
+            count = -(-(len(text) + 9) // TOKENS_PER_BLOCK)
+            assert (blocks is None) == (count - len(shared) > before - unused)
+            if blocks is not None:
+                assert blocks[: len(shared)] == shared
+                assert len(set(blocks)) == count
+                for place in range(len(shared), count):
+                    held[blocks[place]] = text[: (place + 1) * TOKENS_PER_BLOCK]
+                running.append((blocks, text))
+        check(pool, [blocks for blocks, _ in running])
+    for blocks, text in running:
+        pool.release(blocks, text)
+    check(pool)
+    assert pool.num_free == num_blocks
+    everything = pool.allocate(num_blocks * TOKENS_PER_BLOCK)
+    assert sorted(everything) == list(range(num_blocks))
+    assert pool.find((0,) * 99) == ()
+
+
+def text_of(*tokens):
+    return [token for token in tokens for _ in range(TOKENS_PER_BLOCK)]
+
+
+def kept(pool, *tokens):
+    """A text that was written and has ended."""
+    text = text_of(*tokens)
+    blocks = pool.allocate(len(text), pool.find(text))
+    pool.release(blocks, text)
+    return blocks
+
+
+def test_the_least_recently_used_block_goes_first_and_a_leaf_before_its_parent():
+    pool = BlockPool(6)
+    assert kept(pool, 1, 2) == (0, 1)
+    assert kept(pool, 3, 4) == (2, 3)
+    assert kept(pool, 1) == (0,)  # its second block is still the oldest
+    found = []
+    for blocks in (3, 4, 5, 6):
+        pool.release(pool.allocate(blocks * TOKENS_PER_BLOCK))
+        found.append((pool.find(text_of(1, 2)), pool.find(text_of(3, 4))))
+    assert found == [((0,), (2, 3)), ((0,), (2,)), ((0,), ()), ((), ())]
+
+
+def test_empty_blocks_are_taken_before_kept_ones_and_behind_the_shared_ones():
+    pool = BlockPool(8)
+    kept(pool, 1, 2)
+    shared = pool.find(text_of(1, 2))
+    assert pool.allocate(4 * TOKENS_PER_BLOCK, shared) == (0, 1, 2, 3)
+    assert pool.allocate(4 * TOKENS_PER_BLOCK, shared) == (0, 1, 4, 5)
+    assert pool.allocate(3 * TOKENS_PER_BLOCK) is None
+    assert pool.allocate(2 * TOKENS_PER_BLOCK) == (6, 7)
+    assert pool.find(text_of(1, 2)) == (0, 1)
+
+
+def test_a_text_goes_on_right_behind_its_shared_blocks_where_it_can():
+    """Consecutive blocks are read without a copy; here a run with lower numbers is free too."""
+    pool = BlockPool(8)
+    low = pool.allocate(64)
+    assert kept(pool, 1, 2) == (2, 3)
+    pool.release(low)
+    assert pool.allocate(4 * TOKENS_PER_BLOCK, (2, 3)) == (2, 3, 4, 5)
+
+
+def test_two_equal_texts_at_once_are_kept_once():
+    pool = BlockPool(6)
+    first, second = pool.allocate(64), pool.allocate(96)
+    pool.release(first, text_of(1, 2))
+    pool.release(second, text_of(1, 2, 3))
+    check(pool)
+    assert pool.find(text_of(1, 2, 3)) == (0, 1, 4)
+    assert pool._free == {2, 3, 5}

@@ -1,0 +1,115 @@
+"""A conversation as turns, and the token ids that the model reads for its next answer.
+
+What the model wrote stays the ids it drew: tokenised anew, its text may become other tokens, and
+the K/V cache could not be shared. Knows no model; tokenising is asked of `Codec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trtla.runtime.executor import FinishReason
+
+_MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands for an answer while the chat template is filled in; its ids are put there afterwards."""
+
+
+class Codec(Protocol):
+    """The tokenizer, as far as conversations need it."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a text; `special`: with what the model wants in front of a whole text."""
+
+    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
+        """Messages in the chat template, up to where the answer begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message and its answer."""
+
+    message: str
+    answer: str
+    answer_ids: tuple[int, ...]
+    """As drawn, an end token left out."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the model reads, and how many of the oldest turns had to be left out."""
+
+    ids: tuple[int, ...]
+    dropped: int
+
+
+def plain_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, ...]:
+    """The raw transcript, for models without a chat template: a new message on a line of its own.
+
+    The first message is tokenised as `trtla run` does, so that its answer is the same.
+    """
+    ids: list[int] = []
+    for number, text in enumerate([*(turn.message for turn in turns), message]):
+        ids += codec.encode(f"\n{text}", special=False) if number else codec.encode(text)
+        if number < len(turns):
+            ids += turns[number].answer_ids
+    return tuple(ids)
+
+
+def chat_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, ...]:
+    """The conversation in the chat template, earlier answers as the ids they were drawn as.
+
+    Templates may change an answer (most strip it). Where they do, its text is tokenised anew: what
+    the template says goes before what the cache holds.
+    """
+    marks = [_MARK.format(number) for number in range(len(turns))]
+    kept = [turn.answer == turn.answer.strip() for turn in turns]
+    shown = [
+        mark if keep else turn.answer for turn, mark, keep in zip(turns, marks, kept, strict=True)
+    ]
+    text = codec.chat_text(_messages(turns, shown, message))
+    real = codec.chat_text(_messages(turns, [turn.answer for turn in turns], message))
+    if _filled(text, turns, marks) != real:
+        return codec.encode(real, special=False)
+    return _spliced(text, turns, marks, codec)
+
+
+def fitted(turns: Sequence[Turn], message: str, codec: Codec, *, chat: bool, room: int) -> Fitted:
+    """Ids of at most `room` tokens, leaving out the oldest turns that there is no room for.
+
+    The message itself is never cut: where it alone is too long, so is the result.
+    """
+    build = chat_ids if chat else plain_ids
+    for dropped in range(len(turns) + 1):
+        ids = build(turns[dropped:], message, codec)
+        if len(ids) <= room:
+            break
+    return Fitted(ids, dropped)
+
+
+def _messages(turns: Sequence[Turn], answers: Sequence[str], message: str) -> list[dict[str, str]]:
+    found = []
+    for turn, answer in zip(turns, answers, strict=True):
+        found.append({"role": "user", "content": turn.message})
+        found.append({"role": "assistant", "content": answer})
+    return [*found, {"role": "user", "content": message}]
+
+
+def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
+    for turn, mark in zip(turns, marks, strict=True):
+        text = text.replace(mark, turn.answer)
+    return text
+
+
+def _spliced(
+    text: str, turns: Sequence[Turn], marks: Sequence[str], codec: Codec
+) -> tuple[int, ...]:
+    ids: list[int] = []
+    for turn, mark in zip(turns, marks, strict=True):
+        before, found, after = text.partition(mark)
+        if found:
+            ids += (*codec.encode(before, special=False), *turn.answer_ids)
+            text = after
+    return (*ids, *codec.encode(text, special=False))

@@ -1,0 +1,228 @@
+"""--num-beams and what belongs to it: flags of `trtla run`, what they exclude, and printing.
+
+The search is in trtla.beams; what is refused here is refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.engine_check import is_trtllm
+from trtla.cli.options import setting, stack
+from trtla.cli.settings import source
+from trtla.cli.values import COUNT
+from trtla.console import Console
+from trtla.drafting import NO_DRAFTER
+from trtla.errors import UsageError
+from trtla.lookahead import AUTOREGRESSIVE
+
+if TYPE_CHECKING:
+    from trtla.beams import PromptBeams, Searched
+    from trtla.cli.run import RunFlags
+    from trtla.prompts import PromptRequest
+    from trtla.runtime.beam import BeamSettings
+    from trtla.runtime.beam_text import BeamText
+    from trtla.runtime.llm import LLM
+
+_SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
+COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamFlags:
+    """The group's values as click parsed them."""
+
+    num_beams: int
+    expansions: int
+    length_penalty: float
+    length_penalty_offset: float
+    num_return_sequences: int | None
+
+
+beam_flags = stack(
+    setting(
+        "--num-beams",
+        section=_SECTION,
+        type=int,
+        default=1,
+        help="Texts that are kept at a time. Prompts are searched one after another, each step "
+        "feeding one token a beam: lookahead and other drafters do not apply. 1 is ordinary "
+        "decoding, unless expansions or a penalty are given beside it.",
+    ),
+    setting(
+        "--expansions",
+        section=_SECTION,
+        type=int,
+        default=3,
+        help="Most probable tokens that every beam is continued with.",
+    ),
+    setting(
+        "--length-penalty",
+        section=_SECTION,
+        type=float,
+        default=1.2,
+        help="Exponent of Wu et al.'s length penalty; 0 compares plain log probabilities.",
+    ),
+    setting(
+        "--length-penalty-offset",
+        section=_SECTION,
+        type=float,
+        default=5.0,
+        help="The constant in that penalty; no minimum length.",
+    ),
+    setting(
+        "--num-return-sequences",
+        section=_SECTION,
+        type=COUNT,
+        show_default="--num-beams",
+        help="Most beams of a prompt to print.",
+    ),
+)
+"""How beams are searched; names as in TensorRT-LLM and transformers where those have them."""
+
+_HOW = ("expansions", "length_penalty", "length_penalty_offset")
+
+
+def take_beam_flags(flags: dict[str, Any]) -> BeamFlags:
+    """Take the group's values out of the running command's flags."""
+    return BeamFlags(**{field.name: flags.pop(field.name) for field in fields(BeamFlags)})
+
+
+def beam_settings(own: BeamFlags) -> BeamSettings | None:
+    """What to search with; None: beams are not asked for.
+
+    Raises:
+        UsageError: a value is out of its range, or needs beams.
+    """
+    from trtla.runtime.beam import BeamSettings
+
+    context = click.get_current_context()
+    how = [name for name in _HOW if source(context, name) != "default"]
+    if how and source(context, "num_beams") == "default":
+        flag = _flag(how[0])
+        raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or leave {flag} away")
+    settings = BeamSettings(
+        own.num_beams, own.expansions, own.length_penalty, own.length_penalty_offset
+    )
+    if (own.num_return_sequences or 1) > own.num_beams:
+        raise UsageError(
+            f"num_return_sequences {own.num_return_sequences} is above num_beams {own.num_beams}",
+            "use --num-return-sequences at most --num-beams",
+        )
+    return settings if how or own.num_beams > 1 else None
+
+
+def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
+    """Refuse what a beam search would have to ignore.
+
+    Raises:
+        UsageError: TensorRT-LLM runs the engine, or a flag or a line of a file does not go with
+            beams.
+    """
+    if is_trtllm(Path(given.engine_dir)):
+        raise UsageError(
+            f"{given.engine_dir} is a TensorRT-LLM engine, and trtla builds none with beams",
+            "leave --num-beams away, or build with --backend torch",
+        )
+    for what, reason in (*_excluded(given), *_excluded_in(requests)):
+        raise UsageError(
+            f"{what} does not go with --num-beams: {reason}",
+            "leave it away, or --num-beams",
+        )
+
+
+_DRAWN = "beams are the most probable texts, nothing is drawn"
+_ENDS = "a beam ends with an end token or --max-output-len"
+_UNTIMED = "a search is not cut short"
+_UNDRAFTED = "beams are searched without drafts"
+
+
+def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
+    """(flag, why it is refused) of the command line."""
+    context = click.get_current_context()
+    if given.temperature > 0 and given.top_k != 1:
+        by_name = source(context, "processor") != "default"
+        flag = "--processor" if by_name else "--temperature"
+        yield f"{flag} (temperature {given.temperature:g})", _DRAWN
+    if given.stop:
+        yield "--stop", _ENDS
+    if given.allotted_time_ms is not None:
+        yield "--allotted-time-ms", _UNTIMED
+    if given.stream:
+        yield "--stream", "beams are known when all have ended"
+    if given.check_lossless:
+        yield "--check-lossless", "no draft could change them"
+    if given.request_lookahead:
+        yield "--request-lookahead", _UNDRAFTED
+    if given.lookahead == "auto":
+        yield "--lookahead auto", _UNDRAFTED
+    # Presets and the environment name a drafter for whatever can be drafted for.
+    if source(context, "drafter") == "flag" and given.drafter != NO_DRAFTER.name:
+        yield "--drafter", _UNDRAFTED
+
+
+def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
+    """(setting, why it is refused) of prompts that bring their own."""
+    for request in requests:
+        sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
+        if not sampling.greedy:
+            yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
+        if sampling.stop:
+            yield f"stop of {request.name}", _ENDS
+        if sampling.allotted_time_ms is not None:
+            yield f"allotted_time_ms of {request.name}", _UNTIMED
+        if request.lookahead not in (None, AUTOREGRESSIVE):
+            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
+        if drafter.drafter != NO_DRAFTER.drafter:
+            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED
+
+
+def search_and_report(
+    console: Console,
+    llm: LLM,
+    requests: Sequence[PromptRequest],
+    settings: BeamSettings,
+    most: int | None,
+) -> None:
+    """Search and print at most so many beams of every prompt."""
+    from trtla.beams import document, search
+
+    searched = search(llm, requests, settings, most)
+    console.note(f"note: ran on {llm.description}")
+    if console.json:
+        console.document(document(searched, llm.description))
+    else:
+        _print(console, requests, searched)
+
+
+def _print(console: Console, requests: Sequence[PromptRequest], searched: Searched) -> None:
+    """The texts as TensorRT-LLM's run.py prints beams, then one table."""
+    from trtla.cli.transcript import input_line
+
+    for request, prompt in zip(requests, searched.prompts, strict=True):
+        console.out(input_line(prompt.index, request.prompt))
+        for place, beam in enumerate(prompt.beams):
+            console.out(f'Output [Text {prompt.index} Beam {place}]: "{_shown(beam)}"')
+    if not console.quiet:
+        console.out()
+        console.table(COLUMNS, [row for prompt in searched.prompts for row in _rows(prompt)])
+
+
+def _shown(beam: BeamText) -> str:
+    return " ".join(map(str, beam.output_ids)) if beam.text is None else beam.text
+
+
+def _rows(prompt: PromptBeams) -> Iterator[list[object]]:
+    for place, beam in enumerate(prompt.beams):
+        figures = [f"{value:.4f}" for value in (beam.score, beam.log_prob)]
+        ended = "yes" if beam.finished else "no"
+        yield [prompt.index, place, len(beam.output_ids), *figures, ended]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,307 @@
+"""`trtla explain`: flags and printing; a step is recorded, told and drawn in trtla.explain."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.command import Command
+from trtla.cli.drafter_options import (
+    DrafterFlags,
+    check_drafters,
+    drafter_flags,
+    drafter_settings,
+)
+from trtla.cli.engine_check import check_triples, is_trtllm
+from trtla.cli.loading import loading
+from trtla.cli.options import (
+    draft_flags,
+    draft_options,
+    json_flag,
+    model_flags,
+    sampling_flags,
+    setting,
+    several,
+    switch,
+)
+from trtla.cli.processor_option import processor_flag, with_processor
+from trtla.cli.values import TEXT
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.lookahead import Lookahead, LookaheadConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from trtla.drafting import DrafterSettings
+    from trtla.explain.cells import Style
+    from trtla.explain.record import RecordedRun, RecordedStep
+    from trtla.explain.words import Words
+    from trtla.prompts import PromptRequest
+    from trtla.runtime.llm import LLM
+
+_STYLES: dict[Style, dict[str, Any]] = {
+    "plain": {},
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+    "accepted": {"fg": "green"},
+    "rejected": {"fg": "red"},
+    "input": {"bold": True},
+    "window": {"fg": "cyan"},
+    "candidate": {"fg": "yellow"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainFlags(DrafterFlags):
+    """The command's flags as click parsed them; those of TensorRT-LLM's executor it has not."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    device: str
+    dtype: str
+    lookahead: Lookahead | None
+    input_text: str
+    max_output_len: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop: tuple[str, ...]
+    drafter: str
+    step: int | None
+    output: str | None
+    strip: str | None
+    force: bool
+    color: str
+    kv_cache_free_gpu_memory_fraction: float = 0.0
+    kv_cache_enable_block_reuse: bool = False
+    enable_chunked_context: bool = False
+    scheduler_policy: str = ""
+
+
+@click.command(
+    cls=Command,
+    short_help="One decoding step, told and drawn.",
+    examples=[
+        "trtla explain --engine-dir engine --input-text 'def f('",
+        "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
+        "trtla explain --engine-dir engine --input-text 'def f(' --step 3 --strip run.svg",
+        "trtla explain --engine-dir engine --input-text 'def f(' --drafter ngram --json > run.json",
+    ],
+)
+@setting(
+    "--input-text",
+    section="Prompt",
+    type=TEXT,
+    required=True,
+    help="The prompt; - reads it from stdin.",
+)
+@model_flags
+@setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
+@sampling_flags
+@processor_flag
+@several("--stop", section="Sampling", type=TEXT, help="Texts that end the output.")
+@drafter_flags
+@draft_flags
+@setting(
+    "--step",
+    section="Output",
+    type=click.IntRange(0),
+    metavar="K",
+    show_default="the step that accepted the most",
+    help="Which step to tell; 0 is the prompt pass.",
+)
+@setting(
+    "-o",
+    "--output",
+    section="Output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Draw the step as well: step.svg or step.png.",
+)
+@setting(
+    "--strip",
+    section="Output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Draw the whole run as well, a row a step: run.svg or run.png.",
+)
+@switch("--force", section="Output", help="Replace pictures that are there already.")
+@json_flag("Print every step as one JSON document.", "Output")
+@setting(
+    "--color",
+    section="Output",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colour what was accepted and the parts of the mask.",
+)
+@click.pass_obj
+def explain(console: Console, /, **flags: Any) -> None:
+    """Decode one prompt and show what a step did: what W, N and G are, and what they bring.
+
+    Prints the run as a strip, a row a step, then one step: the window with its levels, the n-grams
+    that it gave to the pool, the candidates that the pool had, the attention mask, what was
+    accepted, what the target added and why the step ended there.
+    """
+    given = ExplainFlags(**with_processor(flags))
+    console.color = given.color
+    drafter = drafter_settings(given.drafter, given)
+    triple = _check(given)
+    models = check_drafters(given.engine_dir, [("--drafter", drafter)], triple, given)
+    request = _request(given, drafter)
+    with _open(given, triple, drafter, models) as llm:
+        _record_and_report(console, llm, request, given)
+
+
+def _check(given: ExplainFlags) -> LookaheadConfig | None:
+    """What can be refused before torch is imported."""
+    from trtla.runtime.limits import refuse_watch
+
+    if given.lookahead == "auto":
+        raise UsageError(
+            "--lookahead is auto, which feeds parts of a step only where they pay",
+            "give a triple such as 7,7,7",
+        )
+    if is_trtllm(Path(given.engine_dir)):
+        raise refuse_watch(given.engine_dir)
+    check_triples(given.engine_dir, given.lookahead)
+    if given.output is not None and given.output == given.strip:
+        raise UsageError(
+            f"--output and --strip are both {given.output}", "give each a file of its own"
+        )
+    for flag, name in (("--output", given.output), ("--strip", given.strip)):
+        if name is not None:
+            _check_picture(Path(name), flag, force=given.force)
+    return given.lookahead
+
+
+def _check_picture(path: Path, flag: str, *, force: bool) -> None:
+    from trtla.charts import check_path
+    from trtla.charts.theme import theme
+
+    check_path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} exists already", f"add --force to replace it, or choose another {flag}"
+        )
+    theme()  # a missing matplotlib is told before the run, not behind it
+
+
+def _request(given: ExplainFlags, drafter: DrafterSettings) -> PromptRequest:
+    from trtla.prompts import gather
+    from trtla.runtime.executor import SamplingParams
+
+    sampling = SamplingParams(
+        max_output_len=given.max_output_len,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+        stop=given.stop,
+    )
+    return gather([given.input_text], None, sampling, drafter=drafter)[0]
+
+
+def _open(
+    given: ExplainFlags,
+    triple: LookaheadConfig | None,
+    drafter: DrafterSettings,
+    draft_models: list[str],
+) -> LLM:
+    with loading():
+        from trtla.runtime.llm import LLM
+
+        return LLM(
+            given.engine_dir,
+            lookahead=triple,
+            tokenizer_dir=given.tokenizer_dir,
+            device=given.device,
+            dtype=given.dtype,
+            max_batch_size=1,
+            draft_options=draft_options(given),
+            drafter=drafter,
+            draft_models=draft_models,
+            draft_device=given.draft_device,
+            draft_dtype=given.draft_dtype,
+        )
+
+
+def _record_and_report(
+    console: Console, llm: LLM, request: PromptRequest, given: ExplainFlags
+) -> None:
+    from trtla.explain.document import document
+    from trtla.explain.record import record_run
+    from trtla.explain.words import Words
+
+    run = record_run(llm, request.prompt, request.sampling)
+    completion = run.completion
+    decode = llm.tokenizer.decode if llm.tokenizer else None
+    words = Words(decode, (*completion.input_ids, *completion.output_ids))
+    step = _chosen(run, given.step)
+    if console.json:
+        console.document(document(run, step, words, given.engine_dir, llm.description))
+    else:
+        _print(console, run, step, words, given)
+    console.note(f"note: ran on {llm.description}")
+    _draw(console, run, step, words, given)
+
+
+def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
+    from trtla.explain.step_story import busiest
+
+    if number is None:
+        return busiest(run)
+    if number >= len(run.steps):
+        last = len(run.steps) - 1
+        raise UsageError(
+            f"--step {number}: this run has the steps 0 to {last}",
+            "leave --step away for the one that accepted the most",
+        )
+    return run.steps[number]
+
+
+def _print(
+    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
+) -> None:
+    from trtla.explain.strip import strip_lines
+    from trtla.explain.text_view import step_lines
+
+    def paint(text: str, style: Style) -> str:
+        return console.styled(text, **_STYLES[style]) if _STYLES[style] else text
+
+    for line in strip_lines(run, words, paint):
+        console.out(line)
+    console.out()
+    if given.step is None:
+        console.note(f"note: step {step.number} accepted the most; another one with --step K")
+    for line in step_lines(run, step, words, paint):
+        console.out(line)
+
+
+def _draw(
+    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
+) -> None:
+    from trtla.explain.picture import step_picture
+    from trtla.explain.strip_picture import strip_picture
+
+    if given.output is not None:
+        _save(console, step_picture(run, step, words), Path(given.output))
+    if given.strip is not None:
+        _save(console, strip_picture(run, words), Path(given.strip))
+
+
+def _save(console: Console, figure: Figure, path: Path) -> None:
+    from trtla.charts import save
+
+    with warnings.catch_warnings():
+        # Letters that the font lacks are boxes in a PNG; in an SVG the reader's fonts have them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        save(figure, path)
+    console.note(f"note: wrote {path}")

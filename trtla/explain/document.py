@@ -1,0 +1,85 @@
+"""The JSON document of a recorded run: every step in plain values, one of them chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtla.explain.mask import Role, positions, roles
+from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
+from trtla.explain.step_story import Candidate, tell
+from trtla.explain.words import Words, why
+from trtla.run import result
+
+SCHEMA_VERSION = 1
+
+
+def document(
+    run: RecordedRun, chosen: RecordedStep, words: Words, engine: str, executor: str
+) -> dict[str, Any]:
+    """The whole run; token ids throughout, texts beside those of the output.
+
+    Args:
+        chosen: the step that is drawn.
+        engine: the folder.
+        executor: what ran it.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": "explain",
+        "engine": engine,
+        "executor": executor,
+        "step": chosen.number,
+        "result": result(run.completion),
+        "steps": [_step(run, step, words) for step in run.steps],
+    }
+
+
+def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
+    story, draft = tell(run, step), step.draft
+    return {
+        "step": step.number,
+        "input": run.text_before(step)[-1] if step.number else None,
+        "position": run.position(step) if step.number else None,
+        "tokens": list(draft.tokens),
+        "parents": list(draft.parents),
+        "positions": positions(step, run.position(step))[1:],
+        "roles": [_role(role) for role in roles(step)[1:]],
+        "draws": list(step.committed),
+        "accepted": list(story.accepted),
+        "accepted_nodes": list(story.accepted_nodes),
+        "added": story.added,
+        "reason": story.reason,
+        "why": why(run, step, story, words),
+        "candidates": [_candidate(candidate) for candidate in story.candidates],
+        "window": _window(step.window),
+        "new_level": list(step.new_level),
+        "window_after": _window(step.window_after),
+        "harvest": [list(ngram) for ngram in step.harvest],
+        "pool_found": [list(value) for value in step.found],
+        "pool_size": step.pool_size,
+        "texts": [words.raw(token) for token in step.committed],
+    }
+
+
+def _role(role: Role) -> dict[str, Any]:
+    return {
+        "part": role.part,
+        "cells": [{"level": level, "column": column} for level, column in role.cells],
+        "filler": role.filler,
+        "candidates": [{"candidate": number, "place": place} for number, place in role.candidates],
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "tokens": list(candidate.tokens),
+        "matched": candidate.matched,
+        "sources": list(candidate.sources),
+    }
+
+
+def _window(window: WindowCells | None) -> dict[str, Any] | None:
+    if window is None:
+        return None
+    levels = [list(level) for level in window.levels]
+    return {"levels": levels, "fillers": list(window.fillers), "full": window.full}

@@ -1,0 +1,150 @@
+"""Who is who in a step's draft, and who sees whom: the attention mask as the paper draws it.
+
+From a draft's parents and the window's shape alone; which tokens these are it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtla.explain.record import RecordedStep, WindowCells
+from trtla.runtime.draft import Draft, depths
+from trtla.runtime.drafters.tree import DraftTree
+
+Part = Literal["input", "filler", "window", "candidate"]
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one node of a draft is; a node that several share is all of it."""
+
+    cells: tuple[Cell, ...] = ()
+    """Window cells (level, column)."""
+    filler: int | None = None
+    """Which token of those before column 0, from 0 on."""
+    candidates: tuple[Cell, ...] = ()
+    """(candidate, place in it), both from 1 on."""
+    is_input: bool = False
+
+    @property
+    def part(self) -> Part:
+        """What it is drawn as: a node of the window stays one where candidates share it."""
+        if self.is_input:
+            return "input"
+        if self.cells:
+            return "window"
+        return "candidate" if self.filler is None else "filler"
+
+    @property
+    def label(self) -> str:
+        """`L1.2` is level 1, column 2, `C1.2` the second token of candidate 1, `F1` a filler."""
+        if self.is_input:
+            return "input"
+        names = [f"L{level}.{column}" for level, column in self.cells]
+        if self.filler is not None:
+            names.append(f"F{self.filler + 1}")
+        names += [f"C{candidate}.{place}" for candidate, place in self.candidates]
+        return names[0] + "+" * (len(names) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nodes [start, end) that stand together: a level, a candidate."""
+
+    name: str
+    part: Part
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Parts:
+    cells: list[Cell] = field(default_factory=list)
+    filler: int | None = None
+    candidates: list[Cell] = field(default_factory=list)
+
+
+def visible(parents: Sequence[int]) -> list[list[bool]]:
+    """For every node, the input first, which nodes it sees: itself and its ancestors."""
+    rows = [[True] + [False] * len(parents)]
+    for node, parent in enumerate(parents, 1):
+        row = list(rows[parent])
+        row[node] = True
+        rows.append(row)
+    return rows
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The candidates: each branch's nodes below the input, down to a node without further ones."""
+    inner = set(draft.parents[draft.first_candidate - 1 :])
+    leaves = [node for node in range(draft.first_candidate, draft.size) if node not in inner]
+    return sorted(_path(draft.parents, leaf) for leaf in leaves)
+
+
+def _path(parents: Sequence[int], node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node:
+        path.append(node)
+        node = parents[node - 1]
+    return tuple(reversed(path))
+
+
+def roles(step: RecordedStep) -> list[Role]:
+    """What every fed node is, the input first."""
+    parts = [_Parts() for _ in range(step.draft.size)]
+    if step.window is not None:
+        _place_window(parts, step.draft, step.window)
+    for number, path in enumerate(paths(step.draft), 1):
+        for place, node in enumerate(path, 1):
+            parts[node].candidates.append((number, place))
+    return [
+        Role(tuple(part.cells), part.filler, tuple(part.candidates), is_input=not node)
+        for node, part in enumerate(parts)
+    ]
+
+
+def _place_window(parts: list[_Parts], draft: Draft, window: WindowCells) -> None:
+    if draft.first_candidate == 1:
+        return
+    fillers, width = len(window.fillers), len(window.levels[0])
+    for index, node in enumerate(_window_nodes(draft, window)):
+        if index < fillers:
+            parts[node].filler = index
+        else:
+            level, column = divmod(index - fillers + window.full, width)
+            parts[node].cells.append((level, column))
+
+
+def _window_nodes(draft: Draft, window: WindowCells) -> list[int]:
+    """The draft's node of each of the window's tokens, which may share nodes."""
+    if draft.first_candidate - 1 == len(window.tokens):
+        return list(range(1, draft.first_candidate))
+    return DraftTree().merge_tree(window.tokens, window.parents)[1:]
+
+
+def blocks(step: RecordedStep) -> list[Block]:
+    """The fed nodes in stretches of one level or one candidate, in order."""
+    found: list[Block] = []
+    for node, role in enumerate(roles(step)):
+        name = _block_name(role)
+        if found and found[-1].name == name:
+            found[-1] = Block(name, role.part, found[-1].start, node + 1)
+        else:
+            found.append(Block(name, role.part, node, node + 1))
+    return found
+
+
+def _block_name(role: Role) -> str:
+    if role.part == "window":
+        return f"level {role.cells[0][0]}"
+    if role.part == "candidate":
+        return f"candidate {role.candidates[0][0]}" if role.candidates else "draft"
+    return "fillers" if role.part == "filler" else "input"
+
+
+def positions(step: RecordedStep, start: int) -> list[int]:
+    """Absolute position of every fed node, the input at `start`."""
+    return [start + depth for depth in depths(step.draft.parents)]

@@ -1,0 +1,184 @@
+"""Records what each step of a real run drafted, and what came of it, beside the decoding.
+
+The recorder stands between executor and drafter and passes everything on as it is, so the text is
+the same with it. What a record means it does not know.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.drafters.chain import ChainDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafter
+from trtla.runtime.drafters.window import LookaheadWindow
+
+if TYPE_CHECKING:
+    from trtla.drafting import DrafterSettings
+    from trtla.lookahead import LookaheadConfig
+    from trtla.runtime.answer import Completion
+    from trtla.runtime.executor import Request, SamplingParams
+    from trtla.runtime.llm import LLM, Prompt
+
+Ngram = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCells:
+    """The lookahead window at one moment."""
+
+    levels: tuple[Ngram, ...]
+    """Oldest first, W cells each; in a full window level 0, column 0 is the input token."""
+    fillers: Ngram
+    """Tokens between the input and column 0 while the window fills."""
+    full: bool
+    tokens: Ngram
+    """As they are fed: fillers, level 0, level 1, ..."""
+    parents: tuple[int, ...]
+    newest: tuple[int, ...]
+    """Nodes of the newest level."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One forward of the target."""
+
+    number: int
+    """As steps are counted: 0 is the prompt pass."""
+    before: int
+    """Output tokens before it."""
+    draft: Draft
+    committed: tuple[int, ...]
+    """What it added to the output."""
+    window: WindowCells | None = None
+    """What it fed; None where no window is fed."""
+    window_after: WindowCells | None = None
+    found: tuple[Ngram, ...] = ()
+    """The pool's continuations of the input token, oldest first."""
+    new_level: Ngram = ()
+    """What the target said after the window's newest level."""
+    harvest: tuple[Ngram, ...] = ()
+    """The n-grams of the window's columns, key first."""
+    pool_size: int = 0
+    """N-grams in the pool after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run's steps, the prompt pass first, and its answer."""
+
+    steps: tuple[RecordedStep, ...]
+    completion: Completion
+    start: int
+    """The position of the first output token."""
+
+    def text_before(self, step: RecordedStep) -> tuple[int, ...]:
+        """Prompt and output up to the step's input token, which is the last one."""
+        return (*self.completion.input_ids, *self.completion.output_ids[: step.before])
+
+    def position(self, step: RecordedStep) -> int:
+        """The absolute position of the step's input token."""
+        return self.start + step.before - 1
+
+
+class RecordingDrafter:
+    """A drafter that does what another one does, and remembers its steps."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.steps: list[RecordedStep] = []
+        self._inner = inner
+        self._lookahead = next(_lookahead_parts(inner), None)
+        self._window: LookaheadWindow | None = None
+        self._found: tuple[Ngram, ...] = ()
+        self._draft = NO_DRAFT
+        self._committed: list[int] = []
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """The other's draft."""
+        if self._lookahead is not None:
+            self._window = copy.deepcopy(self._lookahead.window)
+            self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
+        self._draft = self._inner.propose(limit)
+        return self._draft
+
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
+        """For the other, where it wants them."""
+        if isinstance(self._inner, RankingDrafter):
+            self._inner.ranked(tops)
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """For the other; then the step is over."""
+        self._inner.observe(greedy, committed)
+        self.steps.append(self._step(greedy, committed))
+        self._committed += committed
+        self._window, self._found, self._draft = None, (), NO_DRAFT
+
+    def _step(self, greedy: Sequence[int], committed: Sequence[int]) -> RecordedStep:
+        lookahead, window, harvest = self._lookahead, self._window, list[Ngram]()
+        if window is not None and greedy:
+            harvest = copy.deepcopy(window).advance(self._committed[-1], greedy)
+        return RecordedStep(
+            len(self.steps),
+            len(self._committed),
+            self._draft,
+            tuple(committed),
+            None if window is None else _cells(window, self._committed[-1]),
+            None if lookahead is None else _cells(lookahead.window, committed[-1]),
+            self._found,
+            tuple(greedy),
+            tuple(harvest),
+            0 if lookahead is None else len(lookahead.pool),
+        )
+
+    def close(self) -> None:
+        """The request has ended."""
+        close_drafter(self._inner)
+
+
+def _lookahead_parts(drafter: Drafter) -> Iterator[LookaheadDrafter]:
+    if isinstance(drafter, LookaheadDrafter):
+        yield drafter
+    elif isinstance(drafter, ChainDrafter):
+        for part in drafter.drafters:
+            yield from _lookahead_parts(part)
+
+
+def _cells(window: LookaheadWindow, input_token: int) -> WindowCells:
+    first, *rest = window.levels
+    if window.full:
+        first = (input_token, *first[1:])
+    shape = (window.tokens(), window.parents(), window.newest())
+    return WindowCells((first, *rest), window.fillers, window.full, *shape)
+
+
+def record_run(
+    llm: LLM,
+    prompt: Prompt,
+    sampling: SamplingParams | None = None,
+    lookahead: LookaheadConfig | None = None,
+    drafter: DrafterSettings | None = None,
+) -> RecordedRun:
+    """Answer one prompt and record every step; torch engines only.
+
+    Args:
+        llm: opened with a triple, not `auto`.
+        prompt, sampling, lookahead, drafter: as for `LLM.generate`.
+
+    Raises:
+        UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
+        TrtlaError: the executor gave the prompt up.
+    """
+    recorders: list[RecordingDrafter] = []
+    starts: list[int] = []
+
+    def watch(inner: Drafter, request: Request) -> Drafter:
+        recorders.append(RecordingDrafter(inner))
+        starts.append(len(request.input_ids))
+        return recorders[-1]
+
+    chunks = llm.stream(prompt, sampling, lookahead, drafter=drafter, watch=watch)
+    (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
+    return RecordedRun(tuple(recorders[0].steps), completion, starts[0])

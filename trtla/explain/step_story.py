@@ -1,0 +1,140 @@
+"""What came of a step: which candidates matched, what was accepted, and why it ended there.
+
+Plain integers; words for them are in trtla.explain.words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+from trtla.explain.mask import paths
+from trtla.explain.record import RecordedRun, RecordedStep
+from trtla.runtime.draft import Draft
+from trtla.runtime.executor import FinishReason
+
+Reason = Literal[
+    "prompt_pass",
+    "nothing_drafted",
+    "mismatch",
+    "whole_candidate",
+    "end_id",
+    "stop_words",
+    "length",
+]
+Source = Literal["prompt", "output", "window"]
+
+_ENDS: dict[FinishReason, Reason] = {
+    "end_id": "end_id",
+    "stop_words": "stop_words",
+    "length": "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One branch of the draft that could have been accepted."""
+
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+    matched: int
+    """Leading tokens that equal what the target drew, as far as the text went."""
+    sources: tuple[Source, ...]
+    """Where the n-gram of input and candidate had been seen; nothing for other drafters' tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A step, told."""
+
+    reason: Reason
+    accepted_nodes: tuple[int, ...]
+    accepted: tuple[int, ...]
+    """Drafted tokens that became output."""
+    added: int | None
+    """The token that the target drew after them; None where the text ended within a draft."""
+    drafted: tuple[int, ...]
+    """What was drafted in its place, each token once; nothing where no draft reached so far."""
+    candidates: tuple[Candidate, ...]
+
+
+def tell(run: RecordedRun, step: RecordedStep) -> Story:
+    """The story of one step of a run."""
+    frontier, nodes = _follow(step.draft, step.committed)
+    ended = _ENDS.get(run.completion.finish_reason) if step is run.steps[-1] else None
+    added = step.committed[-1] if len(nodes) < len(step.committed) else None
+    drafted = _children(step.draft, frontier) if added is not None else ()
+    return Story(
+        ended or _natural_reason(step, drafted),
+        nodes,
+        tuple(step.draft.tokens[node - 1] for node in nodes),
+        added,
+        drafted,
+        tuple(_candidate(run, step, path) for path in paths(step.draft)),
+    )
+
+
+def _natural_reason(step: RecordedStep, drafted: tuple[int, ...]) -> Reason:
+    if not step.number:
+        return "prompt_pass"
+    if not step.draft.candidates:
+        return "nothing_drafted"
+    return "mismatch" if drafted else "whole_candidate"
+
+
+def _follow(draft: Draft, committed: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes that carry the whole accepted path's last token, and one path to them."""
+    frontier, path = [0], list[int]()
+    for token in committed:
+        nodes = [node for node in draft.candidates if draft.parents[node - 1] in frontier]
+        matching = [node for node in nodes if draft.tokens[node - 1] == token]
+        if not matching:
+            break
+        frontier = matching
+    node = frontier[0]
+    while node:
+        path.insert(0, node)
+        node = draft.parents[node - 1]
+    return frontier, tuple(path)
+
+
+def _children(draft: Draft, frontier: Sequence[int]) -> tuple[int, ...]:
+    tokens = [
+        draft.tokens[node - 1] for node in draft.candidates if draft.parents[node - 1] in frontier
+    ]
+    return tuple(dict.fromkeys(tokens))
+
+
+def _candidate(run: RecordedRun, step: RecordedStep, path: tuple[int, ...]) -> Candidate:
+    tokens = tuple(step.draft.tokens[node - 1] for node in path)
+    pairs = zip(tokens, step.committed, strict=False)
+    matched = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return Candidate(path, tokens, matched, _sources(run, step, tokens))
+
+
+def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> tuple[Source, ...]:
+    """Where the pool had the candidate from."""
+    if step.window is None:
+        return ()
+    text, gram = run.text_before(step), (run.text_before(step)[-1], *tokens)
+    prompt, found = len(run.completion.input_ids), list[Source]()
+    ends = [end for end in range(len(gram), len(text) + 1) if text[end - len(gram) : end] == gram]
+    if any(end <= prompt for end in ends):
+        found.append("prompt")
+    if any(end > prompt for end in ends):
+        found.append("output")
+    if any(gram in earlier.harvest for earlier in run.steps[: step.number]):
+        found.append("window")
+    return tuple(found)
+
+
+def busiest(run: RecordedRun) -> RecordedStep:
+    """The step that accepted the most tokens; of several the first with a full window."""
+    return max(run.steps[1:] or run.steps, key=lambda step: _interest(run, step))
+
+
+def _interest(run: RecordedRun, step: RecordedStep) -> tuple[int, bool]:
+    full = step.window is not None and step.window.full
+    return len(tell(run, step).accepted), full

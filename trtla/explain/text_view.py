@@ -1,0 +1,198 @@
+"""One step for a terminal of 100 columns: window, n-grams, candidates, mask, why it ended."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from trtla.explain.cells import CHECK, CROSS, Paint, Style, clip, fit
+from trtla.explain.mask import roles
+from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
+from trtla.explain.step_story import Candidate, Story, tell
+from trtla.explain.text_mask import mask_lines
+from trtla.explain.words import Words, headline, why
+
+WIDTH = 100
+_GUTTER = 13
+_WIDEST, _NARROWEST = 11, 4  # columns of a cell
+_ROOM = WIDTH - 2 - _GUTTER
+_SOURCES = 23  # columns for where a candidate was seen
+
+
+def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
+    """The lines of a step's view."""
+    story = tell(run, step)
+    lines = [paint(headline(run, step, story), "bold"), *_fed(step), "", *_text(run, step, words)]
+    if step.number:
+        lines += [*_window(run, step, words, paint), *_candidates(run, step, story, words, paint)]
+        lines += ["", *mask_lines(run, step, story.accepted_nodes, words, paint)]
+    else:
+        lines += _start(run, step, words, paint)
+    return [*lines, "", *_ending(run, step, story, words, paint)]
+
+
+def _fed(step: RecordedStep) -> list[str]:
+    if not step.number:
+        return []
+    parts = [role.part for role in roles(step)]
+    window, candidates = parts.count("window") + parts.count("filler"), parts.count("candidate")
+    what = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
+    return [f"Fed in one forward: {len(parts)} tokens = 1 input + {' + '.join(what)}."]
+
+
+def _text(run: RecordedRun, step: RecordedStep, words: Words) -> list[str]:
+    if not step.number:
+        prompt = run.completion.input_ids
+        return [f"Prompt  {words.end(prompt, WIDTH - 8)}", f"        {len(prompt)} tokens"]
+    *before, last = run.text_before(step)
+    return [
+        f"Text   {words.end(before, WIDTH - 7)}",
+        f"Input  {words.quoted(last)} at position {run.position(step)}",
+    ]
+
+
+def _window(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    if step.window is None:
+        return
+    window = step.window
+    yield ""
+    yield from _wrapped(_about_window(run, step, window))
+    yield from _grid(window, words, paint)
+    yield from _new_level(step, words, paint)
+    yield from _harvest(step, words, paint)
+
+
+def _about_window(run: RecordedRun, step: RecordedStep, window: WindowCells) -> str:
+    levels, most = len(window.levels), run.completion.lookahead.ngram_size - 1
+    start = run.position(step) + (0 if window.full else len(window.fillers) + 1)
+    word = "level" if most == 1 else "levels"
+    filling = "" if window.full else f", {levels} of them filled so far"
+    return (
+        f"Window: W = {len(window.levels[0])} columns, N-1 = {most} {word}{filling}: guesses "
+        f"about what comes. Level l, column j stands at position {start} + l + j."
+    )
+
+
+def _grid(window: WindowCells, words: Words, paint: Paint) -> Iterator[str]:
+    size, shown = _cell_size(len(window.levels[0]))
+    yield _line("", [fit(f"column {j}" if size > 8 else f"{j}", size) for j in range(shown)])
+    if window.fillers:
+        fillers = " ".join(map(words.cell, window.fillers))
+        yield f"  {fit('fillers', _GUTTER)}{clip(fillers, _ROOM)}"
+    for level, tokens in enumerate(window.levels):
+        cells = [paint(fit(words.cell(token), size), "window") for token in tokens[:shown]]
+        if window.full and not level:
+            cells[0] = paint(fit(words.cell(tokens[0]), size), "input")
+        yield _line(f"level {level}", cells)
+
+
+def _new_level(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    if step.new_level:
+        size, shown = _cell_size(len(step.new_level))
+        cells = [paint(fit(words.cell(token), size), "bold") for token in step.new_level[:shown]]
+        yield _line("new level", cells)
+        newest = "drawn" if step.draft.drawn else "most probable"
+        yield from _wrapped(
+            f"The new level is the target's {newest} token after each cell of the newest one. "
+            + ("Level 0 goes, the others move up." if step.harvest else "No level goes yet.")
+        )
+
+
+def _harvest(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    if not step.harvest:
+        return
+    yield ""
+    yield f"Collected into the pool: {len(step.harvest)} n-grams, one a column"
+    length = len(step.harvest[0])
+    size, shown = _cell_size(length + 1)
+    for column, (key, *value) in enumerate(step.harvest):
+        cells = [fit(words.cell(key), size), *(fit(words.cell(t), size) for t in value)]
+        cells.insert(1, fit("->", 2))
+        yield _line(f"column {column}", [paint(cell, "window") for cell in cells[: shown + 1]])
+
+
+def _candidates(
+    run: RecordedRun, step: RecordedStep, story: Story, words: Words, paint: Paint
+) -> Iterator[str]:
+    yield ""
+    yield from _wrapped(_found(run, step, story, words))
+    if not story.candidates:
+        return
+    longest = max(len(candidate.tokens) for candidate in story.candidates)
+    size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
+    position = run.position(step)
+    seen_in = "seen in" if step.window is not None else ""
+    places = [fit(str(position + 1 + i), size) for i in range(shown)]
+    yield _line("position", [*places, seen_in])
+    drawn = [
+        paint(fit(words.cell(token), size), "accepted" if i < len(story.accepted) else "bold")
+        for i, token in enumerate(step.committed[:shown])
+    ]
+    yield _line("target drew", drawn)
+    for number, candidate in enumerate(story.candidates, 1):
+        yield _candidate(number, candidate, (size, shown), words, paint)
+
+
+def _candidate(
+    number: int, candidate: Candidate, grid: tuple[int, int], words: Words, paint: Paint
+) -> str:
+    size, shown = grid
+    cells = []
+    for place, token in enumerate(candidate.tokens[:shown]):
+        style: Style = "accepted" if place < candidate.matched else "dim"
+        mark = CHECK if place < candidate.matched else " "
+        if place == candidate.matched:
+            style, mark = "rejected", CROSS
+        cells.append(paint(fit(clip(words.cell(token), size - 2) + " " + mark, size), style))
+    sources = ", ".join(candidate.sources)
+    cells += [" " * size] * (shown - len(cells))
+    return _line(f"candidate {number}", [*cells, sources])
+
+
+def _found(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
+    if step.window is None:
+        return f"Drafted by {run.completion.stats.drafter}: {len(step.draft.tokens)} tokens"
+    most, found = run.completion.lookahead.verification_set_size, len(step.found)
+    key, fed = words.quoted(run.text_before(step)[-1]), len(story.candidates)
+    several = "continuation" if found == 1 else "continuations"
+    known = f"{found} {several} of {key}" if found else f"nothing after {key}"
+    return f"Candidates: the pool has {known}, {fed} fed (G = {most})"
+
+
+def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    yield ""
+    window = step.window_after
+    if window is None:
+        yield "Nothing is prepared: this drafter has no window."
+        return
+    yield f"The pool starts with the n-grams of the prompt: {step.pool_size} are kept."
+    yield from _wrapped(
+        "The window starts with tokens drawn from the prompt: they change the speed, never the "
+        "text."
+    )
+    yield from _grid(window, words, paint)
+
+
+def _ending(
+    run: RecordedRun, step: RecordedStep, story: Story, words: Words, paint: Paint
+) -> Iterator[str]:
+    accepted = [paint(words.quoted(token), "accepted") for token in story.accepted]
+    if accepted:
+        yield "Accepted: " + " ".join(accepted)
+    if story.added is not None:
+        yield "Added by the target: " + paint(words.quoted(story.added), "bold")
+    yield from _wrapped("Why it ended: " + why(run, step, story, words))
+
+
+def _cell_size(columns: int, room: int = _ROOM) -> tuple[int, int]:
+    """(width of a cell, cells that fit) for a grid of so many columns."""
+    size = max(_NARROWEST, min(_WIDEST, (room + 1) // columns - 1))
+    return size, min(columns, (room + 1) // (size + 1))
+
+
+def _line(label: str, cells: Sequence[str]) -> str:
+    return f"  {fit(label, _GUTTER)}{' '.join(cells)}".rstrip()
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH)

@@ -1,0 +1,148 @@
+"""Tokens and reasons in words: how a token is shown, why a step ended."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from trtla.explain.cells import ELLIPSIS
+from trtla.explain.record import RecordedRun, RecordedStep
+from trtla.explain.step_story import Reason, Story
+from trtla.runtime.text import Decode
+
+SPACE = "\N{MIDDLE DOT}"
+_MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\"}
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+SHORT: dict[Reason, str] = {
+    "prompt_pass": "prompt pass",
+    "nothing_drafted": "nothing drafted",
+    "mismatch": "mismatch",
+    "whole_candidate": "whole candidate",
+    "end_id": "end token",
+    "stop_words": "stop string",
+    "length": "length",
+}
+
+
+class Words:
+    """The texts of a run's tokens.
+
+    Args:
+        decode: of the model's tokenizer; None: it has none, and tokens are shown as #id.
+        text: tokens of the run; one of them is decoded before each other, since decoders drop the
+            space that a text begins with.
+    """
+
+    def __init__(self, decode: Decode | None, text: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._known: dict[int, str] = {}
+        self._before = next((token for token in text if _readable(decode, token)), None)
+
+    def raw(self, token: int) -> str:
+        """A token's text; `#id` where it is none of its own, as for special tokens."""
+        if token not in self._known:
+            self._known[token] = self._read(token)
+        return self._known[token]
+
+    def _read(self, token: int) -> str:
+        text = self._after_another([token])
+        return f"#{token}" if not text or _BROKEN in text else text
+
+    def cell(self, token: int) -> str:
+        """A token for a cell: spaces as dots, everything that is not printed escaped."""
+        return escaped(self.raw(token)).replace(" ", SPACE)
+
+    def quoted(self, token: int) -> str:
+        """A token for a sentence."""
+        return f"'{escaped(self.raw(token))}'"
+
+    def end(self, tokens: Sequence[int], width: int) -> str:
+        """The end of a text on one line, as much as fits into so many columns."""
+        recent = tokens[-width * _MOST_TOKENS :]
+        units = [escaped(char) for char in self._text(recent)]
+        used, start = 0, len(units)
+        while start and used + cell_len(units[start - 1]) < width:
+            start -= 1
+            used += cell_len(units[start])
+        whole = not start and len(recent) == len(tokens)
+        return ("" if whole else ELLIPSIS) + "".join(units[start:])
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Several tokens; a letter that they begin within is left away."""
+        if self._decode is None:
+            return "".join(map(self.raw, tokens))
+        return self._after_another(tokens).lstrip(_BROKEN)
+
+    def _after_another(self, tokens: Sequence[int]) -> str:
+        if self._decode is None:
+            return ""
+        before = [] if self._before is None else [self._before]
+        start = len(self._decode(before)) if before else 0
+        return self._decode([*before, *tokens])[start:]
+
+
+def _readable(decode: Decode | None, token: int) -> bool:
+    text = decode([token]) if decode else ""
+    return bool(text.strip()) and _BROKEN not in text
+
+
+def escaped(text: str) -> str:
+    """A text on one line: control characters and unusual spaces as escapes."""
+    return "".join(_ESCAPES.get(char) or _shown(char) for char in text)
+
+
+def _shown(char: str) -> str:
+    if char == " " or unicodedata.category(char)[0] not in "CZ":
+        return char
+    return char.encode("unicode_escape").decode() if ord(char) > 255 else f"\\x{ord(char):02x}"
+
+
+def headline(run: RecordedRun, step: RecordedStep, story: Story) -> str:
+    """What a step did, in a line."""
+    number, last = step.number, len(run.steps) - 1
+    if not number:
+        return f"The prompt pass, step 0 of {last}"
+    drafted = len(step.draft.candidates)
+    what = f"{len(story.accepted)} of {drafted} drafted tokens accepted"
+    return f"Step {number} of {last}: {what if drafted else 'nothing to verify'}"
+
+
+def why(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
+    """Why the step ended, in a sentence or two."""
+    told = _within(run, step, story, words)
+    length = len(run.completion.output_ids)
+    last = words.quoted(step.committed[-1])
+    end = {
+        "end_id": f"The text ends: {last} is an end token.",
+        "stop_words": f"The text ends: with {last} it holds a stop string.",
+        "length": f"The text ends: it has its {length} tokens.",
+    }.get(story.reason)
+    return f"{told} {end}".strip() if end else told
+
+
+def _within(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
+    """What ended the step itself; nothing where the text's end cut it."""
+    if not step.number:
+        return "The prompt pass drafts nothing: it adds the target's first token."
+    if story.added is None:
+        return ""
+    added = words.quoted(story.added)
+    if not step.draft.candidates:
+        return f"{_nothing(run, step)}: the target added {added}."
+    if story.drafted:
+        drafted = " and ".join(map(words.quoted, story.drafted))
+        return f"First mismatch: drafted {drafted}, the target drew {added}."
+    return f"The whole candidate was accepted, and the target added {added}."
+
+
+def _nothing(run: RecordedRun, step: RecordedStep) -> str:
+    triple = run.completion.lookahead
+    if step.window is None:
+        return "Nothing was drafted"
+    if not triple.verification_set_size:
+        return "No candidate is verified with G = 0"
+    return "Nothing was found in the pool" if not step.found else "No candidate was fed"

@@ -1,0 +1,85 @@
+"""How probable the target finds a text that is there already: fed as it was written, nothing drawn.
+
+Temperature 1, no filters. The prompt goes through prompt passes, the output through steps with the
+output itself as the draft, so every token is computed as in decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trtla.errors import TrtlaError
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.batch import Feed
+from trtla.runtime.draft import Draft
+from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.executor import Request
+from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.sequence import Sequence as Text
+from trtla.runtime.step_forward import StepForward
+
+_STRETCH = 32
+"""Output tokens of one forward: each has logits of the whole vocabulary."""
+
+
+def text_log_probs(
+    forward: StepForward,
+    cache: KVCache,
+    prompt: Sequence[int],
+    output_ids: Sequence[int],
+    max_num_tokens: int,
+    encoder_ids: tuple[int, ...] | None = None,
+) -> list[float]:
+    """Log probability of each output token after the prompt and those before it.
+
+    Args:
+        cache: where the blocks come from; all are given back.
+        output_ids: at least one.
+        max_num_tokens: tokens of one forward.
+        encoder_ids: what the encoder reads, where the model has one.
+
+    Raises:
+        TrtlaError: too few blocks are free.
+    """
+    length = len(prompt) + len(output_ids)
+    blocks = cache.pool.allocate(length)
+    if blocks is None:
+        raise TrtlaError(
+            f"the K/V cache has no room for a text of {length} tokens beside those in flight",
+            "wait until a request has ended, or rebuild with a larger --max-batch-size",
+        )
+    request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
+    text = Text(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
+    try:
+        found = _of_targets(prompt_logits(forward, text, max_num_tokens), output_ids[:1])
+        stretch = min(_STRETCH, max_num_tokens)
+        for start in range(0, len(output_ids) - 1, stretch):
+            fed = tuple(output_ids[:-1][start : start + stretch])
+            draft = Draft.chain(fed[1:])
+            logits = forward([Feed(text, fed, draft.rows, draft)])
+            text.num_cached += len(fed)
+            found += _of_targets(logits, output_ids[start + 1 : start + 1 + len(fed)])
+        return found
+    finally:
+        cache.pool.release(blocks)
+
+
+def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Tensor:
+    """Cache a prompt in chunks; the logits [1, vocab] after its last token."""
+    left, logits = len(text.prompt), torch.empty(0)
+    while left:
+        length = min(left, max_num_tokens)
+        logits = forward([Feed.prompt(text, length, length == left)])
+        text.num_cached += length
+        left -= length
+    return logits
+
+
+def _of_targets(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    rows = logits.double().log_softmax(dim=-1)
+    places = torch.tensor([tokens], device=rows.device).T
+    found: list[float] = rows.gather(1, places)[:, 0].tolist()
+    return found
