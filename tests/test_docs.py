@@ -24,7 +24,14 @@ MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
 """Names in the pages that mean the shipped model when they run."""
 ELSEWHERE = ("mpirun", "tensorrt-llm", "trt-engine", "tp2")
 """What marks a command that needs a GPU and TensorRT-LLM, or several ranks."""
-FASTER = {"TRTLA_SUMMARIZE_MAX_ITE": "1", "TRTLA_SUMMARIZE_OUTPUT_LEN": "8"}
+FASTER = {
+    "TRTLA_SUMMARIZE_MAX_ITE": "1",
+    "TRTLA_SUMMARIZE_OUTPUT_LEN": "8",
+    "TRTLA_BENCH_NUM_PROMPTS": "1",
+    "TRTLA_BENCH_MAX_OUTPUT_LEN": "8",
+    "TRTLA_BENCH_ROUNDS": "1",
+    "TRTLA_TUNE_BUDGET": "4s",
+}
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 SHELL = {"|", ">", ">>", "&&", "#"}
@@ -146,9 +153,11 @@ def page(
 
 def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
     for line in runnable(page):
-        ran = trtla(*arguments(line), env=FASTER)
+        ran = trtla(*arguments(line), env=FASTER, stdin="Write a list.\n")  # for chat
         assert ran.code == 0, (line, ran.err)
         assert ran.out, line
+        if target := re.search(r" > (\S+)$", line):
+            Path(target[1]).write_text(ran.out)
     for text in python(page):
         done = subprocess.run(
             [sys.executable, "-c", text],

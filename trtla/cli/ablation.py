@@ -17,6 +17,7 @@ from trtla.bench.ablation_rows import SETTING, Cells
 from trtla.cli.bench_flags import BenchFlags
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
+from trtla.cli.output_file import check_folder
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
@@ -254,8 +255,7 @@ def _prompts(given: BenchFlags, own: AblationFlags) -> list[TaskPrompt]:
 def _check_output(path: Path) -> None:
     if path.suffix.lower() != ".csv":
         raise UsageError(f"--output {path} is not a .csv file", "give it that ending")
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} of --output does not exist", "make it first")
+    check_folder(path, "--output")
 
 
 def _told(row: Cells) -> str:

@@ -18,8 +18,10 @@ from trtla.cli.convert import convert
 from trtla.cli.doctor import doctor
 from trtla.cli.explain import explain
 from trtla.cli.inspect_path import inspect_path
+from trtla.cli.report import report
 from trtla.cli.run import run
 from trtla.cli.summarize import summarize
+from trtla.cli.tune import tune
 
 
 class Group(click.Group):
@@ -59,6 +61,8 @@ for _command in (
     explain,
     summarize,
     bench,
+    tune,
+    report,
     inspect_path,
     doctor,
     completion,

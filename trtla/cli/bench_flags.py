@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtla.cli.drafter_options import DrafterFlags
+from trtla.cli.options import TrtllmFlags
 
 if TYPE_CHECKING:
     from trtla.lookahead import Lookahead
 
 
-@dataclass(frozen=True, slots=True)
-class BenchFlags(DrafterFlags):
+@dataclass(frozen=True)
+class BenchFlags(DrafterFlags, TrtllmFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str

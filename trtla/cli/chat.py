@@ -14,16 +14,16 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    DrafterFlags,
+    ModelFlags,
     check_drafters,
     drafter_flags,
     drafter_settings,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
-from trtla.cli.loading import loading
+from trtla.cli.loading import loading, open_llm
 from trtla.cli.options import (
+    TrtllmFlags,
     draft_flags,
-    draft_options,
     model_flags,
     sampling_flags,
     setting,
@@ -45,15 +45,10 @@ if TYPE_CHECKING:
 _USUAL_LEN = 128
 
 
-@dataclass(frozen=True, slots=True)
-class ChatFlags(DrafterFlags):
+@dataclass(frozen=True)
+class ChatFlags(ModelFlags, TrtllmFlags):
     """The command's flags as click parsed them."""
 
-    engine_dir: str
-    tokenizer_dir: str | None
-    device: str
-    dtype: str
-    lookahead: Lookahead | None
     max_output_len: int | None
     temperature: float
     top_k: int
@@ -157,26 +152,10 @@ def _settings(given: ChatFlags, drafter: DrafterSettings) -> ChatSettings:
 
 def _open(given: ChatFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:
     """The model, its cache kept between turns."""
-    with loading():
-        from trtla.runtime.llm import LLM
-
-        by_trtllm = is_trtllm(Path(given.engine_dir))  # shares blocks by a setting of its own
-        trtllm = trtllm_settings(given)
-        return LLM(
-            given.engine_dir,
-            lookahead=given.lookahead,
-            tokenizer_dir=given.tokenizer_dir,
-            device=given.device,
-            dtype=given.dtype,
-            max_batch_size=1,
-            trtllm=replace(trtllm, kv_cache_enable_block_reuse=True) if by_trtllm else trtllm,
-            draft_options=draft_options(given),
-            drafter=drafter,
-            draft_models=draft_models,
-            draft_device=given.draft_device,
-            draft_dtype=given.draft_dtype,
-            block_reuse=not by_trtllm,
-        )
+    if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
+        trtllm = replace(trtllm_settings(given), kv_cache_enable_block_reuse=True)
+        return open_llm(given, drafter, draft_models, max_batch_size=1, trtllm=trtllm)
+    return open_llm(given, drafter, draft_models, max_batch_size=1, block_reuse=True)
 
 
 def _sized(settings: ChatSettings, limits: ExecutorLimits) -> ChatSettings:

@@ -15,7 +15,7 @@ from trtla.build.folder_kind import folder_kind
 from trtla.build.hf_config import read_hf_config
 from trtla.build.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import DTYPES, ExecutorFlags, setting, several, stack, switch
+from trtla.cli.options import DTYPES, DraftFlags, setting, several, stack, switch
 from trtla.cli.values import DEVICE, TEXT
 from trtla.config import EngineConfig, read_json, validate
 from trtla.drafting import (
@@ -34,9 +34,9 @@ _SECTION = "Drafters of torch engines: they change the speed, not the text"
 _NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterFlags(ExecutorFlags):
-    """Those of `drafter_choices` as well; commands' flags are derived from it."""
+@dataclass(frozen=True)
+class DrafterFlags(DraftFlags):
+    """Those of `drafter_choices` as well."""
 
     gamma: int
     egag: bool
@@ -51,6 +51,17 @@ class DrafterFlags(ExecutorFlags):
     rejection: bool
     draft_device: str | None
     draft_dtype: str | None
+
+
+@dataclass(frozen=True)
+class ModelFlags(DrafterFlags):
+    """Those of `model_flags` as well: with them a command opens one model."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    device: str
+    dtype: str
+    lookahead: Lookahead | None
 
 
 drafter_choices = stack(

@@ -11,16 +11,15 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    DrafterFlags,
+    ModelFlags,
     check_drafters,
     drafter_flags,
     drafter_settings,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
-from trtla.cli.loading import loading
+from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     draft_flags,
-    draft_options,
     json_flag,
     model_flags,
     sampling_flags,
@@ -28,11 +27,12 @@ from trtla.cli.options import (
     several,
     switch,
 )
+from trtla.cli.output_file import check_new_file
 from trtla.cli.processor_option import processor_flag, with_processor
-from trtla.cli.values import TEXT
+from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.lookahead import Lookahead, LookaheadConfig
+from trtla.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,15 +56,11 @@ _STYLES: dict[Style, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainFlags(DrafterFlags):
-    """The command's flags as click parsed them; those of TensorRT-LLM's executor it has not."""
+@dataclass(frozen=True)
+class ExplainFlags(ModelFlags):
+    """The command's flags as click parsed them."""
 
-    engine_dir: str
-    tokenizer_dir: str | None
-    device: str
-    dtype: str
-    lookahead: Lookahead | None
+    request_lookahead: LookaheadConfig | None
     input_text: str
     max_output_len: int
     temperature: float
@@ -78,10 +74,6 @@ class ExplainFlags(DrafterFlags):
     strip: str | None
     force: bool
     color: str
-    kv_cache_free_gpu_memory_fraction: float = 0.0
-    kv_cache_enable_block_reuse: bool = False
-    enable_chunked_context: bool = False
-    scheduler_policy: str = ""
 
 
 @click.command(
@@ -102,6 +94,13 @@ class ExplainFlags(DrafterFlags):
     help="The prompt; - reads it from stdin.",
 )
 @model_flags
+@setting(
+    "--request-lookahead",
+    section="Model",
+    type=TRIPLE,
+    show_default="the server's",
+    help="The request's own triple, at most the server's.",
+)
 @setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
 @sampling_flags
 @processor_flag
@@ -154,7 +153,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     triple = _check(given)
     models = check_drafters(given.engine_dir, [("--drafter", drafter)], triple, given)
     request = _request(given, drafter)
-    with _open(given, triple, drafter, models) as llm:
+    with open_llm(given, drafter, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 
@@ -169,7 +168,9 @@ def _check(given: ExplainFlags) -> LookaheadConfig | None:
         )
     if is_trtllm(Path(given.engine_dir)):
         raise refuse_watch(given.engine_dir)
-    check_triples(given.engine_dir, given.lookahead)
+    check_triples(
+        given.engine_dir, given.lookahead, [("--request-lookahead", given.request_lookahead)]
+    )
     if given.output is not None and given.output == given.strip:
         raise UsageError(
             f"--output and --strip are both {given.output}", "give each a file of its own"
@@ -185,12 +186,7 @@ def _check_picture(path: Path, flag: str, *, force: bool) -> None:
     from trtla.charts.theme import theme
 
     check_path(path)
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
-    if path.exists() and not force:
-        raise UsageError(
-            f"{path} exists already", f"add --force to replace it, or choose another {flag}"
-        )
+    check_new_file(path, flag, force=force)
     theme()  # a missing matplotlib is told before the run, not behind it
 
 
@@ -209,30 +205,6 @@ def _request(given: ExplainFlags, drafter: DrafterSettings) -> PromptRequest:
     return gather([given.input_text], None, sampling, drafter=drafter)[0]
 
 
-def _open(
-    given: ExplainFlags,
-    triple: LookaheadConfig | None,
-    drafter: DrafterSettings,
-    draft_models: list[str],
-) -> LLM:
-    with loading():
-        from trtla.runtime.llm import LLM
-
-        return LLM(
-            given.engine_dir,
-            lookahead=triple,
-            tokenizer_dir=given.tokenizer_dir,
-            device=given.device,
-            dtype=given.dtype,
-            max_batch_size=1,
-            draft_options=draft_options(given),
-            drafter=drafter,
-            draft_models=draft_models,
-            draft_device=given.draft_device,
-            draft_dtype=given.draft_dtype,
-        )
-
-
 def _record_and_report(
     console: Console, llm: LLM, request: PromptRequest, given: ExplainFlags
 ) -> None:
@@ -240,7 +212,7 @@ def _record_and_report(
     from trtla.explain.record import record_run
     from trtla.explain.words import Words
 
-    run = record_run(llm, request.prompt, request.sampling)
+    run = record_run(llm, request.prompt, request.sampling, given.request_lookahead)
     completion = run.completion
     decode = llm.tokenizer.decode if llm.tokenizer else None
     words = Words(decode, (*completion.input_ids, *completion.output_ids))

@@ -1,13 +1,18 @@
-"""Loading what stays for the rest of the process: imports and weights.
-
-Knows Python's garbage collector, nothing of what is loaded.
-"""
+"""Opening the model that a command's flags name: imports and weights, which stay to the end."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trtla.cli.options import TrtllmFlags, draft_options, trtllm_settings
+
+if TYPE_CHECKING:
+    from trtla.cli.drafter_options import ModelFlags
+    from trtla.drafting import DrafterSettings
+    from trtla.runtime.llm import LLM
 
 
 @contextmanager
@@ -23,3 +28,32 @@ def loading() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def open_llm(
+    given: ModelFlags, drafter: DrafterSettings, draft_models: Sequence[str] = (), **more: Any
+) -> LLM:
+    """The model that the flags name.
+
+    Args:
+        drafter: what `given` says of drafters.
+        draft_models: those that single requests name.
+        more: arguments of `LLM` beside or instead of what the flags say.
+    """
+    with loading():
+        from trtla.runtime.llm import LLM
+
+        settings: dict[str, Any] = {
+            "lookahead": given.lookahead,
+            "tokenizer_dir": given.tokenizer_dir,
+            "device": given.device,
+            "dtype": given.dtype,
+            "draft_options": draft_options(given),
+            "drafter": drafter,
+            "draft_models": draft_models,
+            "draft_device": given.draft_device,
+            "draft_dtype": given.draft_dtype,
+        }
+        if isinstance(given, TrtllmFlags):
+            settings["trtllm"] = trtllm_settings(given)
+        return LLM(given.engine_dir, **{**settings, **more})

@@ -146,14 +146,10 @@ trtllm_flags = stack(
 """How TensorRT-LLM's executor runs; names and defaults of its run.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorFlags:
-    """The values of `trtllm_flags` and `draft_flags`."""
+@dataclass(frozen=True)
+class DraftFlags:
+    """The values of `draft_flags`."""
 
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
     draft_context: int
     draft_merge: bool
     draft_accept_window: bool
@@ -161,7 +157,17 @@ class ExecutorFlags:
     draft_cells: Cells
 
 
-def trtllm_settings(flags: ExecutorFlags) -> TrtllmSettings:
+@dataclass(frozen=True)
+class TrtllmFlags:
+    """The values of `trtllm_flags`."""
+
+    kv_cache_free_gpu_memory_fraction: float
+    kv_cache_enable_block_reuse: bool
+    enable_chunked_context: bool
+    scheduler_policy: str
+
+
+def trtllm_settings(flags: TrtllmFlags) -> TrtllmSettings:
     """The values of `trtllm_flags`."""
     from trtla.runtime.trtllm_settings import TrtllmSettings
 
@@ -208,7 +214,7 @@ draft_flags = stack(
 """How lookahead drafts; the defaults are what TensorRT-LLM does."""
 
 
-def draft_options(flags: ExecutorFlags) -> DraftOptions:
+def draft_options(flags: DraftFlags) -> DraftOptions:
     """The values of `draft_flags`."""
     from trtla.runtime.drafters.options import DraftOptions
 

@@ -21,16 +21,16 @@ from trtla.cli.beam_options import (
 )
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    DrafterFlags,
+    ModelFlags,
     check_drafters,
     drafter_flags,
     drafter_settings,
 )
 from trtla.cli.engine_check import check_triples
-from trtla.cli.loading import loading
+from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    TrtllmFlags,
     draft_flags,
-    draft_options,
     json_flag,
     model_flags,
     sampling_flags,
@@ -38,7 +38,6 @@ from trtla.cli.options import (
     several,
     switch,
     trtllm_flags,
-    trtllm_settings,
 )
 from trtla.cli.processor_option import processor_flag, with_processor
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
@@ -53,15 +52,10 @@ if TYPE_CHECKING:
     from trtla.runtime.llm import LLM
 
 
-@dataclass(frozen=True, slots=True)
-class RunFlags(DrafterFlags):
+@dataclass(frozen=True)
+class RunFlags(ModelFlags, TrtllmFlags):
     """The command's flags as click parsed them."""
 
-    engine_dir: str
-    tokenizer_dir: str | None
-    device: str
-    dtype: str
-    lookahead: Lookahead | None
     request_lookahead: tuple[Lookahead, ...]
     no_lookahead: bool
     max_batch_size: int | None
@@ -175,7 +169,7 @@ def run(console: Console, /, **flags: Any) -> None:
     for request in requests:
         if request.lookahead == "auto":
             check_auto(request.drafter or drafter, request.name)
-    with _open(given, drafter, models) as llm:
+    with open_llm(given, drafter, models, max_batch_size=given.max_batch_size) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         if beams is None:
@@ -192,26 +186,6 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
                 f"{name} asks for rejection, whose texts are others of the same law",
                 "leave --check-lossless or --rejection away",
             )
-
-
-def _open(given: RunFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:
-    with loading():
-        from trtla.runtime.llm import LLM
-
-        return LLM(
-            given.engine_dir,
-            lookahead=given.lookahead,
-            tokenizer_dir=given.tokenizer_dir,
-            device=given.device,
-            dtype=given.dtype,
-            max_batch_size=given.max_batch_size,
-            trtllm=trtllm_settings(given),
-            draft_options=draft_options(given),
-            drafter=drafter,
-            draft_models=draft_models,
-            draft_device=given.draft_device,
-            draft_dtype=given.draft_dtype,
-        )
 
 
 def _requests(given: RunFlags, drafter: DrafterSettings) -> list[PromptRequest]:

@@ -15,29 +15,29 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    DrafterFlags,
+    ModelFlags,
     check_drafters,
     drafter_flags,
     drafter_settings,
 )
 from trtla.cli.engine_check import check_triples
+from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     PATH,
+    TrtllmFlags,
     draft_flags,
-    draft_options,
     json_flag,
     model_flags,
     sampling_flags,
     setting,
     switch,
     trtllm_flags,
-    trtllm_settings,
 )
+from trtla.cli.output_file import check_folder
 from trtla.cli.values import COUNT
 from trtla.console import Console, command_line
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,16 +62,11 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SummarizeFlags(DrafterFlags):
+@dataclass(frozen=True)
+class SummarizeFlags(ModelFlags, TrtllmFlags):
     """The command's flags as click parsed them."""
 
-    engine_dir: str
-    tokenizer_dir: str | None
     hf_model_dir: str | None
-    device: str
-    dtype: str
-    lookahead: Lookahead | None
     dataset: str
     test_hf: bool
     test_trtla: bool
@@ -178,8 +173,8 @@ def _check(given: SummarizeFlags) -> SamplingParams:
             f"--test-hf is greedy, and temperature is {given.temperature}",
             "leave --temperature or --test-hf away",
         )
-    if given.output and not Path(given.output).absolute().parent.is_dir():
-        raise UsageError(f"the folder of --output {given.output} does not exist", "make it first")
+    if given.output:
+        check_folder(Path(given.output), "--output")
     return SamplingParams(
         max_output_len=given.output_len,
         temperature=given.temperature,
@@ -197,22 +192,11 @@ def _measure(
     articles: list[Article],
 ) -> tuple[list[Side], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
-    from trtla.runtime.llm import LLM
     from trtla.summarize import encode, hf_side, measure, score
 
-    with LLM(
-        given.engine_dir,
-        lookahead=given.lookahead,
-        tokenizer_dir=given.tokenizer_dir or given.hf_model_dir,
-        device=given.device,
-        dtype=given.dtype,
-        max_batch_size=given.batch_size,
-        trtllm=trtllm_settings(given),
-        draft_options=draft_options(given),
-        drafter=drafter,
-        draft_device=given.draft_device,
-        draft_dtype=given.draft_dtype,
-    ) as llm:
+    folder = given.tokenizer_dir or given.hf_model_dir
+    size = given.batch_size
+    with open_llm(given, drafter, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)

@@ -1,0 +1,111 @@
+"""Small documents of every kind, as the commands write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ENVIRONMENT = {
+    "command": "trtla bench --engine-dir engine -o json",
+    "trtla": "0.1.0",
+    "cpu": "AMD EPYC",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "gpus": [],
+    "torch": "2.13.0",
+}
+
+
+def bench_row(arm: str, category: str, speedup: float, **more: Any) -> dict[str, Any]:
+    return {
+        "device": "cpu", "dtype": "float32", "threads": 2, "batch_size": 1, "prompt_len": None,
+        "temperature": 0.0, "category": category, "arm": arm, "setting": None, "rounds": 5,
+        "tokens_per_s": 100.0 * speedup, "tokens_per_step": 1.0 if arm == "ar" else 2.5,
+        "speedup_vs_ar": speedup, "speedup_vs_ar_min": speedup - 0.1,
+        "speedup_vs_ar_max": speedup + 0.1, "peak_memory_mb": 300.0 if arm == "ar" else 312.0,
+        "distinct_4grams": 0.9, "texts": 3, "equal_texts": 3, "first_divergence": None, **more,
+    }  # fmt: skip
+
+
+def bench(rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    rows = rows or [
+        row
+        for category, speedup in (("code", 4.0), ("chat", 1.0))
+        for row in (
+            bench_row("ar", category, 1.0),
+            bench_row("lookahead 7,7,7", category, speedup),
+            bench_row("lookahead 7,7,7", category, speedup / 2, batch_size=4),
+        )
+    ]
+    return {
+        "schema_version": 1,
+        "environment": ENVIRONMENT,
+        "settings": {"model": "/models/llama", "rounds": 5, "max_output_len": 64},
+        "cells": [],
+        "rows": rows,
+    }
+
+
+def ablation() -> dict[str, Any]:
+    shared = {"model": "llama", "device": "cpu", "dtype": "float32", "processor": "greedy",
+              "temperature": "0", "task": None, "rows": 4.0, "same_as_ar_mean": 1.0}  # fmt: skip
+    return {
+        "schema_version": 1,
+        "output": "a.csv",
+        "means": [
+            {**shared, "method": "ar", "speedup_vs_ar_mean": 1.0},
+            {**shared, "method": "sd", "gamma": "4", "speedup_vs_ar_mean": 1.3},
+        ],
+    }
+
+
+def tune() -> dict[str, Any]:
+    grid = [
+        {"lookahead": [w, n, 3], "category": "code", "batch_size": batch, "tokens_per_step": 2.0,
+         "fed_per_step": 9.0, "acceptance": "replayed", "predicted_speedup": w * n / batch / 4}
+        for w in (2, 4) for n in (2, 3) for batch in (1, 8)
+    ]  # fmt: skip
+    best = {"lookahead": [4, 3, 3], "predicted_speedup": 3.0}
+    return {
+        "schema_version": 1, "command": "tune", "argv": "trtla tune --engine-dir engine",
+        "environment": ENVIRONMENT, "engine": "/models/llama", "executor": "torch on cpu",
+        "cost": {"source": "measured", "note": "this machine", "knee": 8,
+                 "rows": [{"sequences": 1, "points": [[1, 0.001], [8, 0.0011], [64, 0.005]]}]},
+        "grid": grid,
+        "verified": [{**best, "category": "code", "batch_size": 1, "measured_speedup": 2.9,
+                      "error_percent": 3.4}],
+        "alternatives": [{"drafter": "prompt-lookup", "category": "code", "batch_size": 1,
+                          "predicted_speedup": None, "measured_speedup": 1.7}],
+        "recommendation": {**best, "batch_size": 1, "measured_speedup": 2.9,
+                           "by_batch_size": [{**best, "batch_size": 8}],
+                           "by_category": [{**best, "category": "code"}]},
+        "time_s": 61.0,
+    }  # fmt: skip
+
+
+def summarize() -> dict[str, Any]:
+    side = {"latency_s": 2.0, "output_tokens": 200, "steps": 80, "tokens_per_step": 2.4,
+            "rouge1": 31.4, "rouge2": 12.0, "rougeL": 25.0, "rougeLsum": 26.0}  # fmt: skip
+    return {
+        "schema_version": 1, "dataset": "cnn_dailymail", "items": 20, "batch_size": 1,
+        "output_len": 100, "temperature": 0.0, "seed": 0,
+        "sides": [{**side, "name": "trtla", "tokens_per_s": 150.0},
+                  {**side, "name": "trtla_without_lookahead", "tokens_per_s": 100.0}],
+    }  # fmt: skip
+
+
+def run(*, lossless: bool = True) -> dict[str, Any]:
+    divergence = None if lossless else {"position": 17, "id": 1, "plain_id": 2, "margin": 0.002}
+    result = {"drafter": "lookahead", "lookahead": [7, 7, 7], "lossless": lossless,
+              "divergence": divergence}  # fmt: skip
+    return {
+        "schema_version": 1, "executor": "torch on cpu", "results": [result, result],
+        "stats": {"tokens_per_s": 130.0, "tokens_per_step": 2.2},
+        "plain_stats": {"tokens_per_s": 100.0, "tokens_per_step": 1.0},
+    }  # fmt: skip
+
+
+def everything() -> dict[str, dict[str, Any]]:
+    return {
+        "bench.json": bench(), "ablation.json": ablation(), "tune.json": tune(),
+        "summary.json": summarize(), "run.json": run(),
+    }  # fmt: skip

@@ -1,0 +1,36 @@
+"""Every arm that commands name is known; unknown ones are shown without guesses."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtla.bench.ablation_arms import METHODS
+from trtla.bench.peer_names import PEERS
+from trtla.drafting import DRAFTERS
+from trtla.report.methods import is_plain, method
+
+
+@pytest.mark.parametrize("arm", [*METHODS, *PEERS, *DRAFTERS, "draft:small", "auto"])
+def test_arms_of_all_commands_are_known(arm: str) -> None:
+    known = method(arm)
+    assert known.title
+    assert "-" not in (known.training, known.memory, known.when)
+
+
+def test_a_triple_is_told_with_its_names() -> None:
+    assert method("lookahead 7,5,3").title == "W 7, N 5, G 3"
+    assert method("lookahead 7,5,3").training == "none"
+
+
+def test_a_chain_is_no_single_drafter() -> None:
+    assert method("lookahead,prompt-lookup") == method("chain")
+
+
+def test_plain_decoding_has_several_names() -> None:
+    plain = ("ar", "none", "lookahead 1,1,0", "trtla_without_lookahead")
+    assert all(map(is_plain, plain))
+    assert not any(map(is_plain, ("hf", "lookahead 1,2,1", "auto", "something new")))
+
+
+def test_an_unknown_arm_is_not_guessed() -> None:
+    assert method("something new").when == "-"

@@ -1,0 +1,225 @@
+"""The page: what it concludes, that it escapes and loads nothing, and how Chromium shows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report import documents
+from tests.report.test_reading import put
+from trtla.report.comparison import comparisons
+from trtla.report.measures import measures
+from trtla.report.page import page, report
+from trtla.report.reading import read_all
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+_VOID = {"meta", "br", "hr", "img", "link", "input", "path", "use", "rect", "image"}
+
+
+def made(folder: Path, found: dict[str, dict[str, Any]], title: str = "Report") -> str:
+    return report([put(folder, name, document) for name, document in found.items()], title)
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+class Reader(HTMLParser):
+    """Collects elements, and fails where they are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.open, tag
+            assert self.open.pop() == tag
+
+
+def test_the_headline_is_the_geometric_mean_over_tasks(tmp_path: Path) -> None:
+    html = made(tmp_path, {"bench.json": documents.bench()})
+    assert "<h1>With lookahead 7,7,7 decoding is 2.00x as fast as plain decoding.</h1>" in html
+    said = text_of(html)
+    assert "1.00 to 4.00 over 2 tasks" in said
+    assert "llama, cpu, float32, 2 threads, batch 1, greedy" in said
+    assert "measured: +12 MB" in said
+
+
+def test_what_tune_tells_over_all_prompts_stands_before_a_mean(tmp_path: Path) -> None:
+    found = {**documents.tune(), "alternatives": []}
+    (one,) = found["verified"]
+    found["verified"] += [
+        {**one, "category": "all", "measured_speedup": 1.5},
+        {**one, "category": "chat", "measured_speedup": 1.1},
+        {**one, "category": "all", "batch_size": 8, "measured_speedup": 0.9},
+        {**one, "lookahead": [1, 1, 0], "measured_speedup": 1.0},
+    ]
+    said = text_of(made(tmp_path, {"tune.json": found}))
+    assert "With lookahead 4,3,3 decoding is 1.50x as fast" in said
+    assert "1.10 to 2.90 over 2 tasks" in said
+    assert "Runs at other batch sizes" in said
+    assert "W 1, N 1, G 0" not in said
+
+
+def test_a_method_that_slows_down_is_not_praised(tmp_path: Path) -> None:
+    rows = [documents.bench_row("ar", "code", 1.0), documents.bench_row("ngram", "code", 0.8)]
+    html = made(tmp_path, {"bench.json": documents.bench(rows)})
+    assert "Nothing is faster than plain decoding here; ngram comes nearest, 0.80x." in html
+
+
+def test_greedy_small_batches_are_compared_and_others_listed(tmp_path: Path) -> None:
+    rows = [
+        documents.bench_row("ngram", "code", 9.0, temperature=0.5),
+        documents.bench_row("ngram", "code", 8.0, batch_size=8),
+        documents.bench_row("ngram", "code", 1.5),
+    ]
+    path = put(tmp_path, "bench.json", documents.bench(rows))
+    found = comparisons([one for source in read_all([path]) for one in measures(source)])
+    assert [row.speedup for row in found[0].rows] == [pytest.approx(1.5)]
+    assert "8.00x" in report([path], "Report")
+
+
+def test_all_kinds_make_one_page(tmp_path: Path) -> None:
+    html = made(tmp_path, documents.everything())
+    said = text_of(html)
+    for part in (
+        "Speed-up by task", "Speed-up by batch size", "What a forward costs", "code, batch 1",
+        "W 4, N 3, G 3 for batch 1: predicted 3.00x, measured 2.90x over all",
+        "+3.4 %", "prompt-lookup", "1.70x", "ROUGE-L",
+        "a draft model with the same vocabulary", "2 of 2", "trtla bench --engine-dir engine",
+        "AMD EPYC", "16.0 GiB", "Documents 2, 4 and 5 do not tell the machine",
+    ):  # fmt: skip
+        assert part in said, part
+    assert len(html) < 1_000_000
+
+
+@pytest.mark.parametrize("name", list(documents.everything()))
+def test_each_kind_makes_a_page_alone(tmp_path: Path, name: str) -> None:
+    html = made(tmp_path, {name: documents.everything()[name]})
+    Reader(html)
+    assert "Nothing in these documents" not in html
+
+
+def test_equal_documents_give_equal_pages(tmp_path: Path) -> None:
+    found = documents.everything()
+    assert made(tmp_path, found) == made(tmp_path, found)
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    html = made(tmp_path, documents.everything())
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "@import" not in html
+    reader = Reader(html)
+    assert not {tag for tag, _ in reader.seen} & {"script", "link", "iframe", "object", "embed"}
+    loads = [attrs[key] for _, attrs in reader.seen for key in ("src", "href", "xlink:href")
+             if key in attrs]  # fmt: skip
+    assert all((link or "").startswith(("#", "data:image/png;base64,")) for link in loads)
+
+
+def test_everything_from_documents_is_escaped(tmp_path: Path) -> None:
+    evil = '<script>alert("1")</script>'
+    rows = [
+        documents.bench_row("ar", evil, 1.0, dtype=evil),
+        documents.bench_row(f"{evil}a", evil, 1.2, setting=evil, dtype=evil, equal_texts=1),
+        documents.bench_row(f"{evil}a", "other", 1.2, setting=evil, dtype=evil, distinct_4grams=0),
+    ]
+    found = documents.bench(rows)
+    found["settings"]["model"] = evil
+    found["environment"] = {"command": evil, evil: evil, "gpus": [evil]}
+    tune = documents.tune()
+    tune["cost"]["note"] = tune["engine"] = tune["executor"] = tune["argv"] = evil
+    for point in tune["grid"]:
+        point["category"] = evil
+    html = made(tmp_path, {"b<script>.json": found, "tune.json": tune}, title=evil)
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    Reader(html)
+
+
+def test_looping_texts_and_differences_are_told(tmp_path: Path) -> None:
+    rows = [
+        documents.bench_row("ar", "code", 1.0, rounds=1),
+        documents.bench_row("ngram", "code", 2.0, distinct_4grams=0.2, equal_texts=2,
+                            first_divergence=9, rounds=1),
+    ]  # fmt: skip
+    said = text_of(made(tmp_path, {"bench.json": documents.bench(rows)}))
+    assert "under half of the 4-grams are distinct in code (lowest share 0.20)" in said
+    assert "Some texts of ngram differ from plain decoding" in said
+    assert "Document 1 has 1 round only" in said
+
+
+def test_a_difference_in_a_run_names_its_place_and_margin(tmp_path: Path) -> None:
+    said = text_of(made(tmp_path, {"run.json": documents.run(lossless=False)}))
+    assert "0 of 2 17 0.002" in said
+
+
+def test_charts_and_tables_can_be_told_without_seeing(tmp_path: Path) -> None:
+    html = made(tmp_path, documents.everything())
+    seen = Reader(html).seen
+    pictures = [attrs for tag, attrs in seen if tag == "svg"]
+    assert pictures
+    assert all(attrs.get("role") == "img" and attrs.get("aria-label") for attrs in pictures)
+    tables = sum(tag == "table" for tag, _ in seen)
+    assert tables == sum(tag == "caption" for tag, _ in seen)
+    assert [tag for tag, _ in seen].count("h1") == 1
+    assert all(attrs.get("scope") for tag, attrs in seen if tag == "th")
+    ids = [attrs["id"] for _, attrs in seen if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_page_of_no_comparison_says_so() -> None:
+    assert "Nothing in these documents compares" in page([], "Report")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_chromium_a_phone_does_not_scroll_sideways(tmp_path: Path) -> None:
+    """A copy in a frame of a phone's width, with a script that writes down what it measures."""
+    html = made(tmp_path, documents.everything())
+    html = html.replace("default-src 'none';", "default-src 'none'; script-src 'unsafe-inline';")
+    probe = (
+        "<script>onload = () => parent.postMessage([document.documentElement.scrollWidth, "
+        "innerWidth, document.querySelectorAll('svg').length], '*')</script></body>"
+    )
+    (tmp_path / "page.html").write_text(html.replace("</body>", probe), encoding="utf-8")
+    (tmp_path / "frame.html").write_text(
+        "<!DOCTYPE html><p id=found></p><script>onmessage = e => "
+        "{ found.textContent = 'found ' + e.data.join(' ') }</script>"
+        "<iframe src=page.html style='width:390px;height:800px;border:0'></iframe>",
+        encoding="utf-8",
+    )
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
+            "--virtual-time-budget=5000", "--dump-dom", f"file://{tmp_path / 'frame.html'}",
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r"found (\d+) (\d+) (\d+)</p>", done.stdout)
+    assert found, done.stdout[-2000:] + done.stderr[-2000:]
+    scroll_width, width, charts = map(int, found.groups())
+    assert width == 390
+    assert scroll_width <= width
+    assert charts == html.count("<svg ")
+    assert "CONSOLE" not in done.stderr, done.stderr

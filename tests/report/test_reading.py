@@ -1,0 +1,106 @@
+"""Documents are known by their content; what is none of them is refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report import documents
+from trtla.bench.ablation_csv import means_text
+from trtla.bench.ablation_rows import COLUMNS
+from trtla.errors import UsageError
+from trtla.report.comparison import comparisons
+from trtla.report.measures import measures
+from trtla.report.reading import read_all
+
+
+def put(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def ablation_rows() -> list[dict[str, str]]:
+    empty = dict.fromkeys(COLUMNS, "")
+    return [
+        {**empty, "run_id": f"{method}{task}", "method": method, "task": task, "repeat": "0",
+         "processor": "greedy", "temperature": "0", "model": "llama", "device": "cpu",
+         "dtype": "float32", "speedup_vs_ar": ratio, "tokens_per_s": "10", "same_as_ar": same}
+        for task, ratio in (("code", "2"), ("chat", "0.5"))
+        for method, same in (("ar", "true"), ("nasd", "false"))
+    ]  # fmt: skip
+
+
+def test_every_kind_is_known_by_its_content(tmp_path: Path) -> None:
+    paths = [put(tmp_path, f"{i}.txt", d) for i, d in enumerate(documents.everything().values())]
+    found = [(one.number, one.kind) for one in read_all(paths)]
+    assert found == list(enumerate(("bench", "ablation", "tune", "summarize", "run"), 1))
+
+
+def test_both_tables_of_an_ablation_give_the_same_figures(tmp_path: Path) -> None:
+    rows = ablation_rows()
+    paths = [put(tmp_path, "r.csv", as_csv(rows)), put(tmp_path, "m.csv", means_text(rows))]
+    first, second = (measures(source) for source in read_all(paths))
+    assert [(m.arm, m.task, m.speedup) for m in first] == [
+        (m.arm, m.task, m.speedup) for m in second
+    ]
+    best = comparisons(first)[0].best
+    assert best is not None
+    assert best.speedup == pytest.approx(1.0)  # of 2 and 0.5
+    assert (best.equal_texts, best.texts) == (0, 2)
+
+
+def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
+    found = documents.bench()
+    table = [{**row, "cpu": "AMD EPYC", "cores": 2} for row in found["rows"]]
+    paths = [put(tmp_path, "b.json", found), put(tmp_path, "b.csv", as_csv(table))]
+    first, second = (measures(source) for source in read_all(paths))
+    assert [m.speedup for m in first] == [m.speedup for m in second]
+    assert second[0].conditions.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "empty"),
+        ("{", "no JSON document"),
+        ("[1]", "no document of trtla"),
+        ('{"rows": 1}', "no document of trtla"),
+        ('{"error": {"message": "m"}}', "an error"),
+        ("a,b\n1,2\n", "neither"),
+        ("arm,category,speedup_vs_ar\n", "no results"),
+        ('{"sides": [], "x": 1}', "no results"),
+        ('{"sides": [{"name": "trtla", "latency_s": NaN, "tokens_per_s": 1}]}', "latency_s"),
+        ('{"means": {"a": 1}}', "means"),
+        ('{"means": [3]}', "means.0"),
+        ('{"rows": [{"arm": "ar"}], "cells": []}', "rows.0.device"),
+        ("\x00\x01", "neither"),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path: Path, content: str, said: str) -> None:
+    path = put(tmp_path, "odd.json", content)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_all([path])
+    assert str(path) in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_files_that_are_no_text_or_not_there_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x80")
+    for name in ("b.json", "absent.json", "."):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_all([tmp_path / name])

@@ -1,0 +1,11 @@
+"""Charts as matplotlib figures, and as files or inline SVG; what is drawn comes as plain numbers.
+
+matplotlib is imported when a chart is drawn, not before. Knows no document, command or page.
+"""
+
+from trtla.charts.curve import cost_curve
+from trtla.charts.grid import heat_map
+from trtla.charts.groups import bars
+from trtla.charts.output import check_path, save, svg_text
+
+__all__ = ["bars", "check_path", "cost_curve", "heat_map", "save", "svg_text"]

@@ -1,0 +1,131 @@
+"""Arms against each other under equal conditions: means over tasks, ranges, the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import mean
+
+from trtla.report.measures import GREEDY, Conditions, Measure
+from trtla.report.methods import Method, is_plain, method
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An arm over all tasks."""
+
+    source: int
+    arm: str
+    setting: str | None
+    method: Method
+    plain: bool
+    speedup: float | None
+    """As `over_tasks` tells it; `low` and `high` are the slowest and fastest task's."""
+    low: float | None
+    high: float | None
+    tasks: int
+    tokens_per_s: float | None
+    tokens_per_step: float | None
+    more_mb: float | None
+    """Peak memory beyond plain decoding's."""
+    texts: int
+    equal_texts: int
+
+    @property
+    def name(self) -> str:
+        """The arm with its setting, as measures have it."""
+        return f"{self.arm} ({self.setting})" if self.setting else self.arm
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The arms of one document under its first conditions, the fastest first."""
+
+    source: int
+    conditions: Conditions
+    rows: tuple[Row, ...]
+    measures: tuple[Measure, ...]
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest arm beside plain decoding."""
+        return next((row for row in self.rows if not row.plain and row.speedup is not None), None)
+
+
+def comparisons(measures: Iterable[Measure]) -> list[Comparison]:
+    """One comparison a document and model."""
+    groups: dict[tuple[int, str], list[Measure]] = {}
+    for one in measures:
+        groups.setdefault((one.source, one.conditions.model), []).append(one)
+    return [_compare(source, members) for (source, _), members in groups.items()]
+
+
+def primary(measures: Sequence[Measure]) -> Conditions:
+    """Greedy where that was measured, then the smallest batch, then what comes first."""
+    order = list(dict.fromkeys(one.conditions for one in measures))
+    return min(order, key=lambda c: (c.sampling != GREEDY, c.batch_size, order.index(c)))
+
+
+def _compare(source: int, measures: Sequence[Measure]) -> Comparison:
+    chosen = primary(measures)
+    here = [one for one in measures if one.conditions == chosen]
+    plain_mb = _peak(one for one in here if is_plain(one.arm))
+    rows = [_row(source, members, plain_mb) for members in by_name(here).values()]
+    rows.sort(key=lambda row: -(row.speedup or 0.0))
+    return Comparison(source, chosen, tuple(rows), tuple(measures))
+
+
+def by_name(measures: Iterable[Measure]) -> dict[str, list[Measure]]:
+    """Measures by arm."""
+    groups: dict[str, list[Measure]] = {}
+    for one in measures:
+        groups.setdefault(one.name, []).append(one)
+    return groups
+
+
+def over_tasks(members: Sequence[Measure]) -> float | None:
+    """An arm's speed-up over all tasks: as the document tells it, else their geometric mean."""
+    whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
+    ratios = [one.speedup for one in members if one.speedup is not None]
+    return geometric_mean(whole or ratios)
+
+
+def _row(source: int, members: Sequence[Measure], plain_mb: float | None) -> Row:
+    first = members[0]
+    tasks = [one for one in members if one.task is not None]
+    ratios = [one.speedup for one in tasks if one.speedup is not None]
+    peak = _peak(members)
+    plain = is_plain(first.arm)
+    known = [one for one in tasks or members if one.texts is not None]
+    return Row(
+        source,
+        first.arm,
+        first.setting,
+        method(first.arm),
+        plain,
+        over_tasks(members),
+        min(ratios, default=None),
+        max(ratios, default=None),
+        len(ratios),
+        _mean(one.tokens_per_s for one in tasks or members),
+        _mean(one.tokens_per_step for one in tasks or members),
+        None if plain or peak is None or plain_mb is None else peak - plain_mb,
+        sum(one.texts or 0 for one in known),
+        sum(one.equal_texts or 0 for one in known),
+    )
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """Of ratios: halving one and doubling another leaves it."""
+    positive = [ratio for ratio in ratios if ratio > 0]
+    return exp(mean(map(log, positive))) if positive else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return mean(found) if found else None
+
+
+def _peak(members: Iterable[Measure]) -> float | None:
+    return max((one.peak_mb for one in members if one.peak_mb is not None), default=None)

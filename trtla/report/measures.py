@@ -1,0 +1,192 @@
+"""Every document's figures as records of one form: an arm, what it ran on, what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtla.processors import filters_text
+from trtla.report.documents import Ablation, AblationRow, Bench, BenchRow, Tune, Verified
+from trtla.report.reading import Source
+
+GREEDY = "greedy"
+EVERY_CATEGORY = "all"
+"""What tune calls all categories together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a figure was measured under; arms are compared under equal ones only."""
+
+    model: str
+    device: str
+    dtype: str
+    batch_size: int
+    sampling: str
+    threads: int | None = None
+    prompt_len: int | None = None
+
+    def __str__(self) -> str:
+        """In words, for captions."""
+        threads = f", {self.threads} thread{'s'[: self.threads != 1]}" if self.threads else ""
+        length = f", prompts of {self.prompt_len} tokens" if self.prompt_len else ""
+        place = ", ".join(part for part in (self.device, self.dtype) if part)
+        return f"{self.model}, {place}{threads}, batch {self.batch_size}, {self.sampling}{length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """An arm under conditions, on one task or on all together (task None)."""
+
+    source: int
+    conditions: Conditions
+    arm: str
+    setting: str | None
+    task: str | None
+    speedup: float | None
+    tokens_per_s: float | None
+    tokens_per_step: float | None
+    low: float | None = None
+    """Of the speed-up, over rounds; `high` likewise."""
+    high: float | None = None
+    peak_mb: float | None = None
+    distinct_4grams: float | None = None
+    texts: int | None = None
+    equal_texts: int | None = None
+    first_divergence: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The arm with its setting."""
+        return f"{self.arm} ({self.setting})" if self.setting else self.arm
+
+
+def measures(source: Source) -> list[Measure]:
+    """The figures of a document that compare arms; none of summarize and run, which are told
+    on their own."""
+    match source.document:
+        case Bench() as bench:
+            model = Path(bench.settings.model or "model not recorded").name
+            return [_of_bench(source.number, model, row) for row in bench.rows]
+        case Ablation() as ablation:
+            return list(_of_ablation(source.number, ablation))
+        case Tune() as tune:
+            ran = (*tune.verified, *tune.alternatives)
+            return [_of_tune(source.number, tune, one) for one in ran]
+        case _:
+            return []
+
+
+def _of_bench(number: int, model: str, row: BenchRow) -> Measure:
+    filters = filters_text(row.temperature, row.top_k or 0, 1.0 if row.top_p is None else row.top_p)
+    sampling = GREEDY if row.temperature == 0 else filters
+    return Measure(
+        number,
+        Conditions(
+            model, row.device, row.dtype, row.batch_size, sampling, row.threads, row.prompt_len
+        ),
+        short(row.arm),
+        row.setting,
+        row.category,
+        row.speedup_vs_ar,
+        row.tokens_per_s,
+        row.tokens_per_step,
+        row.speedup_vs_ar_min,
+        row.speedup_vs_ar_max,
+        row.peak_memory_mb,
+        row.distinct_4grams,
+        row.texts if row.equal_texts is not None else None,
+        row.equal_texts,
+        row.first_divergence,
+    )
+
+
+def short(arm: str) -> str:
+    """An arm's name without the way to its draft model's folder."""
+    parts = (part.partition(":") for part in arm.split(","))
+    return ",".join(
+        f"{kind}:{Path(path).name}" if kind == "draft" and path else kind + colon + path
+        for kind, colon, path in parts
+    )
+
+
+def _of_ablation(number: int, ablation: Ablation) -> Iterator[Measure]:
+    for row in ablation.means:
+        spread, mean = row.speedup_vs_ar_std, row.speedup_vs_ar_mean
+        known = spread is not None and mean is not None
+        count = round(row.rows)
+        yield Measure(
+            number,
+            _ablation_conditions(row),
+            *_ablation_arm(row),
+            row.task or None,
+            mean,
+            row.tokens_per_s_mean,
+            row.tokens_per_step_mean,
+            mean - spread if known and mean is not None and spread is not None else None,
+            mean + spread if known and mean is not None and spread is not None else None,
+            None if row.peak_mem_mib_mean is None else row.peak_mem_mib_mean * 2**20 / 1e6,
+            row.distinct_4grams_mean,
+            None if row.same_as_ar_mean is None else count,
+            None if row.same_as_ar_mean is None else round(row.same_as_ar_mean * count),
+        )
+
+
+def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
+    """Lookahead's arms are named as bench names them."""
+    triple = _triple(row.window, row.ngram, row.guesses)
+    if row.method == "lookahead" and triple:
+        return f"lookahead {triple}", None
+    return row.method, _setting(row)
+
+
+def _ablation_conditions(row: AblationRow) -> Conditions:
+    filters = (("T", row.temperature), ("k", row.top_k), ("p", row.top_p))
+    given = [f"{name} {_plain(value)}" for name, value in filters if value is not None]
+    sampling = GREEDY if row.processor == GREEDY else " ".join([row.processor or "", *given])
+    model = row.model or "model not recorded"
+    return Conditions(model, row.device or "", row.dtype or "", 1, sampling.strip() or "sampled")
+
+
+def _plain(value: float | str) -> str:
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return str(value)
+
+
+def _setting(row: AblationRow) -> str | None:
+    """What an arm is set to, as short as it can be told."""
+    gammas = (row.gamma_min, row.gamma_max)
+    told = [
+        f"gamma {_plain(row.gamma)}" if row.gamma else "",
+        f"gamma {_plain(gammas[0])} to {_plain(gammas[1])}" if gammas[0] and gammas[1] else "",
+        f"EMA {_plain(row.ema_beta)}" if row.ema_beta else "",
+        f"{row.ngram_kind} {_plain(row.ngram_n)}" if row.ngram_kind and row.ngram_n else "",
+        f"filler {_plain(row.top_k_filler)}" if row.top_k_filler else "",
+        _triple(row.window, row.ngram, row.guesses),
+    ]
+    return ", ".join(part for part in told if part) or None
+
+
+def _triple(*values: str | None) -> str:
+    return ",".join(_plain(value) for value in values if value) if all(values) else ""
+
+
+def _of_tune(number: int, tune: Tune, one: Verified) -> Measure:
+    model = Path(tune.engine or "model not recorded").name
+    place = Conditions(model, tune.executor or "", "", one.batch_size, "the prompts of tune")
+    triple = ",".join(map(str, one.lookahead)) if one.lookahead else ""
+    arm = f"lookahead {triple}" if triple else short(one.drafter or "drafter not recorded")
+    step = next(
+        (
+            point.tokens_per_step
+            for point in tune.grid
+            if (point.lookahead, point.category, point.batch_size)
+            == (one.lookahead, one.category, one.batch_size)
+        ),
+        None,
+    )
+    task = None if one.category == EVERY_CATEGORY else one.category
+    return Measure(number, place, arm, None, task, one.measured_speedup, None, step)

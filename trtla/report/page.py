@@ -1,0 +1,143 @@
+"""Documents in, one HTML page out: gathers the sections and fills the template.
+
+The template escapes everything that comes from a document; only charts are put in as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import trtla
+from trtla.lookahead import AUTOREGRESSIVE
+from trtla.report import telling
+from trtla.report.comparison import Comparison, comparisons
+from trtla.report.documents import Run, Summarize, Tune, Verified
+from trtla.report.equality import equality
+from trtla.report.measures import measures
+from trtla.report.origin import origin
+from trtla.report.pictures import Picture, batch_of, cost_picture, maps, speed_pictures
+from trtla.report.reading import Source, read_all
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What the page shows of a tune document."""
+
+    source: Source
+    document: Tune
+    cost: Picture | None
+    maps: Sequence[Picture]
+    """Of the recommended batch size; `more_maps` are of the others."""
+    more_maps: Sequence[Picture]
+    ran: Sequence[Verified]
+    """What tune ran at that batch size; `ran_more` at the others."""
+    ran_more: Sequence[Verified]
+
+
+def report(paths: Sequence[Path], title: str) -> str:
+    """The page that the files make.
+
+    Raises:
+        UsageError: a file is none of trtla's documents.
+        TrtlaError: matplotlib is not installed.
+    """
+    return page(read_all(paths), title)
+
+
+def page(sources: Sequence[Source], title: str) -> str:
+    """The page of documents that are read."""
+    every = [one for source in sources for one in measures(source)]
+    found = comparisons(every)
+    return _fill(
+        title=title,
+        version=trtla.__version__,
+        headline=telling.headline(found, sources),
+        best=telling.best_of(found),
+        comparisons=found,
+        pictures=[
+            picture for one in found for picture in speed_pictures(one, _mark(sources, one.source))
+        ],
+        tuned=[
+            _tuned(source, _mark(sources, source.number))
+            for source in sources
+            if isinstance(source.document, Tune)
+        ],
+        summaries=[source for source in sources if isinstance(source.document, Summarize)],
+        runs=[source for source in sources if isinstance(source.document, Run)],
+        equality=equality(sources, every),
+        caveats=list(telling.caveats(sources, every)),
+        measures=every,
+        origins=[origin(source) for source in sources],
+        many=len(sources) > 1,
+    )
+
+
+def _mark(sources: Sequence[Source], number: int) -> str:
+    """What tells a chart's document apart, where there are several."""
+    return f" (document {number})" if len(sources) > 1 else ""
+
+
+def _tuned(source: Source, mark: str) -> Tuned:
+    document = source.document
+    assert isinstance(document, Tune)
+    ran = [
+        one
+        for one in (*document.verified, *document.alternatives)
+        if one.lookahead != AUTOREGRESSIVE.as_tuple()  # plain decoding beside itself
+    ]
+    batch = batch_of(document)
+    return Tuned(
+        source,
+        document,
+        cost_picture(document, mark),
+        *maps(document, mark),
+        [one for one in ran if one.batch_size == batch],
+        [one for one in ran if one.batch_size != batch],
+    )
+
+
+def plain_row(comparison: Comparison) -> Any:
+    """The row that others are compared with; None where it was not written down."""
+    return next((row for row in comparison.rows if row.plain), None)
+
+
+def _fill(**values: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    inner = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    inner.globals.update(
+        plain_row=plain_row,
+        range_told=telling.range_told,
+        side_ratios=telling.side_ratios,
+        style=Markup(_own_file("style.css")),
+    )
+    inner.filters.update(figure=figure, times=_times, chart=Markup, triple=triple)
+    return inner.from_string(_own_file("page.html")).render(values)
+
+
+def _own_file(name: str) -> str:
+    return files("trtla.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A number for a cell; large ones without decimals."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else telling.times(value)
+
+
+def triple(value: Sequence[int]) -> str:
+    """A triple with its names."""
+    w, n, g = value
+    return f"W {w}, N {n}, G {g}"

@@ -1,0 +1,143 @@
+"""The page's charts: which figures go into which chart, and what is left out for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trtla.charts import bars, cost_curve, heat_map, svg_text
+from trtla.report.comparison import Comparison, by_name, over_tasks
+from trtla.report.documents import Cost, GridPoint, Tune
+from trtla.report.measures import EVERY_CATEGORY, Measure
+from trtla.report.methods import is_plain
+
+_MOST_ARMS = 6
+_MOST_MAPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart with what stands below it."""
+
+    svg: str
+    caption: str
+
+
+def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
+    """The speed-up by task and by batch size, where there are several."""
+    here = [one for one in comparison.measures if one.conditions == comparison.conditions]
+    by_task = _groups(comparison, here, lambda one: one.task)
+    if len(by_task) > 1:
+        yield _bars(comparison, by_task, f"Speed-up by task{mark}", str(comparison.conditions))
+    by_batch = _groups(
+        comparison, _other_batches(comparison), lambda one: f"batch {one.conditions.batch_size}"
+    )
+    if len(by_batch) > 1:
+        told = str(replace(comparison.conditions, batch_size=0)).replace(", batch 0", "")
+        caption = f"{told}; means over tasks"
+        yield _bars(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
+
+
+def _other_batches(comparison: Comparison) -> list[Measure]:
+    """What differs from the comparison in the batch size alone."""
+    batch = comparison.conditions.batch_size
+    return [
+        one
+        for one in comparison.measures
+        if replace(one.conditions, batch_size=batch) == comparison.conditions
+    ]
+
+
+def _groups(
+    comparison: Comparison, measures: Sequence[Measure], key: Callable[[Measure], str | None]
+) -> dict[str, dict[str, float]]:
+    """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
+    kept = chart_names(comparison)
+    labels = dict.fromkeys(label for one in measures if (label := key(one)) is not None)
+    found: dict[str, dict[str, float]] = {}
+    for label in labels:
+        arms = by_name(one for one in measures if key(one) == label and not is_plain(one.arm))
+        for name, shown in ((name, kept[name]) for name in kept if name in arms):
+            if (ratio := over_tasks(arms[name])) is not None:
+                found.setdefault(label, {})[shown] = ratio
+    return found
+
+
+def chart_names(comparison: Comparison) -> dict[str, str]:
+    """The fastest arms by name, and what a chart calls them: the arm alone where that is enough."""
+    rows = [row for row in comparison.rows if not row.plain]
+    arms = [row.arm for row in rows]
+    return {
+        row.name: row.arm if arms.count(row.arm) == 1 else row.name for row in rows[:_MOST_ARMS]
+    }
+
+
+def _bars(
+    comparison: Comparison, groups: dict[str, dict[str, float]], title: str, caption: str
+) -> Picture:
+    others = sum(not row.plain for row in comparison.rows)
+    left = f"; the fastest {_MOST_ARMS} of {others} arms" if others > _MOST_ARMS else ""
+    figure = bars(groups, value_label="speed-up over plain decoding", title=title, base=1.0)
+    return Picture(svg_text(figure), f"{caption}{left}. The dashed line is plain decoding.")
+
+
+def cost_picture(tune: Tune, mark: str) -> Picture | None:
+    """The cost curve of tune."""
+    rows = (
+        [(row.sequences, row.points) for row in tune.cost.rows if row.points] if tune.cost else []
+    )
+    if not rows or tune.cost is None:
+        return None
+    figure = cost_curve(rows, knee=tune.cost.knee, title=f"What a forward costs{mark}")
+    return Picture(svg_text(figure), _cost_caption(tune.cost))
+
+
+def _cost_caption(cost: Cost) -> str:
+    source = f"{cost.source[:1].upper()}{cost.source[1:]}"
+    told = f"{source}: {cost.note}." if cost.note else f"{source}."
+    return told if cost.knee is None else f"{told} Left of the knee, more tokens are next to free."
+
+
+def batch_of(tune: Tune) -> int:
+    """The batch size that tune is about: the recommended one, else the smallest."""
+    if tune.recommendation and tune.recommendation.batch_size:
+        return tune.recommendation.batch_size
+    return min((point.batch_size for point in tune.grid), default=1)
+
+
+def maps(tune: Tune, mark: str) -> tuple[list[Picture], list[Picture]]:
+    """Predicted speed-ups over W and N: of the recommended batch size, and of the others."""
+    places = list(dict.fromkeys((point.batch_size, point.category) for point in tune.grid))
+    places.sort(key=lambda place: place[1] != EVERY_CATEGORY)
+    wanted = batch_of(tune)
+    first = [place for place in places if place[0] == wanted]
+    others = [place for place in places if place[0] != wanted]
+    return (
+        [_map(tune, batch, category, mark) for batch, category in first[:_MOST_MAPS]],
+        [_map(tune, batch, category, mark) for batch, category in others[:_MOST_MAPS]],
+    )
+
+
+def _map(tune: Tune, batch: int, category: str, mark: str) -> Picture:
+    points = [p for p in tune.grid if (p.batch_size, p.category) == (batch, category)]
+    best = _best_of_guesses(points)
+    top = max(points, key=lambda point: point.predicted_speedup).lookahead
+    figure = heat_map(
+        {pair: point.predicted_speedup for pair, point in best.items()},
+        x_label="W, window",
+        y_label="N, n-gram",
+        value_label="predicted speed-up",
+        title=f"{category}, batch {batch}{mark}",
+        marked=top[:2],
+    )
+    names = f"W {top[0]}, N {top[1]}, G {top[2]}"
+    return Picture(svg_text(figure), f"The best G of each pair; framed: {names}.")
+
+
+def _best_of_guesses(points: Sequence[GridPoint]) -> dict[tuple[int, int], GridPoint]:
+    best: dict[tuple[int, int], GridPoint] = {}
+    for point in points:
+        pair = point.lookahead[:2]
+        if pair not in best or best[pair].predicted_speedup < point.predicted_speedup:
+            best[pair] = point
+    return best

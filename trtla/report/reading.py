@@ -1,0 +1,137 @@
+"""Opens a file and tells by its content which document it is; refuses what is none of them.
+
+JSON objects are told apart by their keys, CSV tables by their columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trtla.bench.ablation_csv import means
+from trtla.bench.ablation_rows import COLUMNS
+from trtla.errors import UsageError
+from trtla.report.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune
+
+_JSON_KINDS: tuple[tuple[Kind, type[Document], tuple[str, ...]], ...] = (
+    ("bench", Bench, ("rows", "cells")),
+    ("ablation", Ablation, ("means",)),
+    ("tune", Tune, ("recommendation", "grid")),
+    ("summarize", Summarize, ("sides",)),
+    ("run", Run, ("results", "stats")),
+)
+_ENVIRONMENT = ("cpu", "cores", "torch", "transformers", "trtla", "commit")
+_HINT = (
+    "give what trtla bench -o json, bench --ablation, tune --json, summarize --json or run --json "
+    "printed, or a CSV file of bench"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A document and the file that it came from."""
+
+    number: int
+    """From 1, as the page calls it."""
+    name: str
+    """The file's name, without its folder."""
+    kind: Kind
+    document: Document
+
+
+def read_all(paths: Sequence[Path]) -> list[Source]:
+    """Read every file.
+
+    Raises:
+        UsageError: a file cannot be read, is no document of trtla, or lacks a field.
+    """
+    return [_read(number, path) for number, path in enumerate(paths, 1)]
+
+
+def _read(number: int, path: Path) -> Source:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{path} cannot be read: {reason}", _HINT) from None
+    try:
+        kind, document = _recognise(path, text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path} has {place or 'a value'} wrong: {first['msg']}", _HINT) from None
+    return Source(number, path.name, kind, document)
+
+
+def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
+    if not text.strip():
+        raise UsageError(f"{path} is empty", _HINT)
+    if not text.lstrip().startswith(("{", "[")):
+        return _table(path, text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON document: {error}", _HINT) from None
+    return _object(path, value)
+
+
+def _object(path: Path, value: Any) -> tuple[Kind, Document]:
+    keys = set(value) if isinstance(value, dict) else set()
+    if keys == {"error"}:
+        raise UsageError(f"{path} tells of an error, not of results", "run that command again")
+    for kind, model, needed in _JSON_KINDS:
+        if keys.issuperset(needed):
+            return kind, _checked(path, model.model_validate(_as_texts(kind, value)))
+    raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
+
+
+def _as_texts(kind: Kind, value: dict[str, Any]) -> dict[str, Any]:
+    """An ablation's settings are texts in its tables, and shown as such."""
+    if kind != "ablation" or not isinstance(value["means"], list):
+        return value
+    rows = [_cells(row) if isinstance(row, dict) else row for row in value["means"]]
+    return {**value, "means": rows}
+
+
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: str(cell) if isinstance(cell, int | float) else cell for key, cell in row.items()}
+
+
+def _table(path: Path, text: str) -> tuple[Kind, Document]:
+    reader = csv.DictReader(io.StringIO(text))
+    columns = set(reader.fieldnames or ())
+    rows = [row for row in reader if None not in row and None not in row.values()]
+    if columns.issuperset(COLUMNS):
+        rows = means(rows)
+    elif columns.issuperset(("arm", "category", "speedup_vs_ar")):
+        return "bench", _checked(path, _bench_table(_with_none(rows)))
+    elif not columns.issuperset(("method", "speedup_vs_ar_mean")):
+        raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
+    return "ablation", _checked(path, Ablation.model_validate({"means": _with_none(rows)}))
+
+
+def _with_none(rows: Sequence[dict[str, str]]) -> list[dict[str, str | None]]:
+    """Empty cells as None."""
+    return [{key: cell or None for key, cell in row.items()} for row in rows]
+
+
+def _bench_table(rows: Sequence[dict[str, str | None]]) -> Bench:
+    first = rows[0] if rows else {}
+    environment = {key: first.get(key) for key in _ENVIRONMENT}
+    return Bench.model_validate({"environment": environment, "rows": rows})
+
+
+def _checked(path: Path, document: Document) -> Document:
+    """Refuse a document that holds nothing."""
+    parts = {Bench: "rows", Ablation: "means", Summarize: "sides", Run: "results"}
+    part = parts.get(type(document))
+    if part is not None and not getattr(document, part):
+        raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
+    return document

@@ -1,0 +1,152 @@
+"""What the page says in sentences: the headline, and what a reader must know beside the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trtla.report.comparison import Comparison, Row
+from trtla.report.documents import Bench, Run, Summarize, Tune
+from trtla.report.measures import Measure
+from trtla.report.reading import Source
+
+_SAME = 0.03  # closer to 1 than this is no difference
+_LOOPS = 0.5
+_FEW_ROUNDS = 3
+
+
+def times(ratio: float) -> str:
+    """A speed-up as it is told, 1.73x."""
+    return f"{ratio:.2f}x"
+
+
+def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
+    """The one sentence that a reader takes away."""
+    best = best_of(found)
+    if best is not None:
+        return _measured(*best)
+    for source in sources:
+        told = _without_arms(source)
+        if told:
+            return told
+    return "Nothing in these documents compares a method with plain decoding."
+
+
+def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Row] | None:
+    """The fastest arm of all comparisons."""
+    pairs = [(one, one.best) for one in found]
+    known = [(one, row, row.speedup) for one, row in pairs if row and row.speedup is not None]
+    if not known:
+        return None
+    comparison, row, _ = max(known, key=lambda entry: entry[2])
+    return comparison, row
+
+
+def _measured(comparison: Comparison, row: Row) -> str:
+    ratio = row.speedup or 0.0
+    if ratio >= 1.0 + _SAME:
+        return f"With {row.arm} decoding is {times(ratio)} as fast as plain decoding."
+    if ratio > 1.0 - _SAME:
+        return f"Nothing is faster than plain decoding here; {row.arm} is as fast ({times(ratio)})."
+    return f"Nothing is faster than plain decoding here; {row.arm} comes nearest, {times(ratio)}."
+
+
+def _without_arms(source: Source) -> str | None:
+    match source.document:
+        case Tune(recommendation=chosen) if chosen is not None:
+            w, n, g = chosen.lookahead
+            ratio = chosen.measured_speedup or chosen.predicted_speedup
+            kind = "measured" if chosen.measured_speedup else "predicted"
+            told = f" with {times(ratio)} ({kind})" if ratio else ""
+            return f"tune recommends W {w}, N {n}, G {g}{told}."
+        case Summarize() as summarize:
+            return _summarized(summarize)
+        case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
+            return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
+        case _:
+            return None
+
+
+def _summarized(summarize: Summarize) -> str | None:
+    ratios = side_ratios(summarize)
+    ratio = ratios.get("trtla")
+    if ratio is None:
+        return None
+    return _as_fast("Summarizing", ratio)
+
+
+def _as_fast(what: str, ratio: float) -> str:
+    return f"{what} is {times(ratio)} as fast as with plain decoding."
+
+
+def side_ratios(summarize: Summarize) -> dict[str, float]:
+    """Each side's speed over plain decoding's; empty where that was not measured."""
+    speed = {side.name: side.tokens_per_s for side in summarize.sides}
+    plain = speed.get("trtla_without_lookahead")
+    return {name: value / plain for name, value in speed.items()} if plain else {}
+
+
+def range_told(row: Row) -> str | None:
+    """The slowest and the fastest task of an arm."""
+    if row.plain or row.tasks < 2 or row.low is None or row.high is None:
+        return None
+    return f"{row.low:.2f} to {row.high:.2f} over {row.tasks} tasks"
+
+
+def caveats(sources: Sequence[Source], measures: Sequence[Measure]) -> Iterator[str]:
+    """What flatters or blurs the figures, each in a sentence."""
+    yield from _loops(measures)
+    yield from _differences(measures)
+    yield from _rounds(sources)
+    yield from _machines(sources)
+    if len({one.conditions.model for one in measures}) > 1:
+        yield "The documents are of several models: compare figures within a table only."
+    yield (
+        "Memory on CPUs is the process's resident peak, so small differences between arms say "
+        "little."
+    )
+    yield (
+        "All methods here need no training of the model itself. Trained drafters such as EAGLE-3 "
+        "or Medusa are usually faster; trtla does not train."
+    )
+
+
+def _machines(sources: Sequence[Source]) -> Iterator[str]:
+    silent = [str(source.number) for source in sources if not source.document.environment]
+    if len(silent) == 1:
+        yield f"Document {silent[0]} does not tell the machine it was made on."
+    elif silent:
+        told = f"{', '.join(silent[:-1])} and {silent[-1]}"
+        yield f"Documents {told} do not tell the machine they were made on."
+
+
+def _loops(measures: Sequence[Measure]) -> Iterator[str]:
+    found = [m for m in measures if m.distinct_4grams is not None and m.distinct_4grams < _LOOPS]
+    if found:
+        tasks = ", ".join(dict.fromkeys(m.task for m in found if m.task))
+        low = min(m.distinct_4grams or 0.0 for m in found)
+        yield (
+            f"Texts that loop flatter every drafter: under half of the 4-grams are distinct in "
+            f"{tasks or 'some texts'} (lowest share {low:.2f})."
+        )
+
+
+def _differences(measures: Sequence[Measure]) -> Iterator[str]:
+    names = dict.fromkeys(
+        m.name for m in measures if m.texts is not None and m.equal_texts != m.texts
+    )
+    if names:
+        yield (
+            f"Some texts of {', '.join(names)} differ from plain decoding's. Rounding of "
+            "low-precision types does that; trtla run --check-lossless tells the margin there."
+        )
+
+
+def _rounds(sources: Sequence[Source]) -> Iterator[str]:
+    for source in sources:
+        if isinstance(source.document, Bench):
+            rounds = max((row.rounds or 0 for row in source.document.rows), default=0)
+            if 0 < rounds < _FEW_ROUNDS:
+                yield (
+                    f"Document {source.number} has {rounds} round{'s'[: rounds != 1]} only; "
+                    "medians of 5 are steadier."
+                )

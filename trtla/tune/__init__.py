@@ -1,0 +1,1 @@
+"""`trtla tune`: the best lookahead triple for a model, a machine, batch sizes and kinds of text."""

@@ -1,0 +1,130 @@
+"""What is decoded while tuning: prompts by category as token ids, each with its own settings.
+
+Prompts come from the sets of `trtla bench`, or from files; a .jsonl line may leave its category
+away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtla.bench.prompt_sets import SHIPPED, Ids, PromptSet, SetLine, encode, fit, load_sets
+from trtla.errors import UsageError
+from trtla.prompts import parse_jsonl, read_text
+from trtla.runtime.executor import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.runtime.limits import ExecutorLimits
+    from trtla.runtime.text import Tokenizer
+
+NO_CATEGORY = "prompts"
+"""The category of lines that name none."""
+
+
+class _Line(SetLine):
+    """One line of a .jsonl file."""
+
+    category: str = NO_CATEGORY
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt; its text is the same for every triple."""
+
+    category: str
+    number: int
+    """Its place in the category, from 0."""
+    prompt: Ids
+    sampling: SamplingParams
+
+    @property
+    def name(self) -> str:
+        """How measurements call it."""
+        return f"{self.category}/{self.number}"
+
+
+def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
+    """The prompts by category, at most `most` of each.
+
+    Raises:
+        UsageError: a name, a file or a line is not usable, or there is no prompt.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for category, text in _lines(name):
+            found.setdefault(category, []).append(text)
+    return [PromptSet(category, tuple(texts[:most])) for category, texts in found.items()]
+
+
+def _lines(name: str) -> list[tuple[str, str]]:
+    if name in SHIPPED:
+        return [(one.category, text) for one in load_sets((name,), (), 10**6) for text in one.texts]
+    suffix = Path(name).suffix.lower()
+    if suffix not in (".jsonl", ".txt"):
+        raise UsageError(
+            f"prompts {name} are not known", f"use {', '.join(SHIPPED)}, or a .jsonl or .txt file"
+        )
+    text = read_text(Path(name))
+    if suffix == ".txt":
+        lines = [(NO_CATEGORY, line.rstrip("\r")) for line in text.split("\n") if line.strip()]
+    else:
+        lines = [_of_line(line, where) for where, line in parse_jsonl(_Line, text, name)]
+    if not lines:
+        raise UsageError(f"{name} holds no prompts", 'write {"text": "..."} lines')
+    return lines
+
+
+def _of_line(line: _Line, where: str) -> tuple[str, str]:
+    if (line.text is None) == (line.turns is None):
+        raise UsageError(f'{where} needs either "text" or "turns"', "give exactly one of them")
+    text = line.text if line.text is not None else next(iter(line.turns or ()), "")
+    if not text:
+        raise UsageError(f"{where} has an empty prompt", "give at least one character")
+    return line.category, text
+
+
+def make_samples(
+    sets: Sequence[PromptSet],
+    tokenizer: Tokenizer,
+    limits: ExecutorLimits,
+    sampling: SamplingParams,
+) -> tuple[list[Sample], int]:
+    """The prompts as ids cut to the limits, and how many were cut; prompt i has seed + i.
+
+    Raises:
+        UsageError: the output leaves no room for a prompt.
+    """
+    room = prompt_room(limits, sampling.max_output_len)
+    found, cut = [], 0
+    for one in sets:
+        encoded = encode(tokenizer, one)
+        cut += sum(len(ids) > room for ids in encoded)
+        found += [
+            Sample(one.category, number, ids, replace(sampling, seed=sampling.seed + number))
+            for number, ids in enumerate(fit(encoded, None, room))
+        ]
+    return found, cut
+
+
+def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
+    """Tokens that a prompt may have.
+
+    Raises:
+        UsageError: there is none.
+    """
+    room = min(limits.max_input_len, limits.max_text_len - max_output_len)
+    if room < 1:
+        raise UsageError(
+            f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
+            f"together may have {limits.max_text_len} tokens",
+            "lower --max-output-len, or rebuild with a larger --max-seq-len",
+        )
+    return room
+
+
+def categories(samples: Sequence[Sample]) -> list[str]:
+    """The categories in their order."""
+    return list(dict.fromkeys(sample.category for sample in samples))
