@@ -165,9 +165,10 @@ def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
             time.sleep(0.01)
         time.sleep(random.random() * 0.3)
         going.send_signal(kill)
-        going.communicate(timeout=30)
+        _, err = going.communicate(timeout=30)
         seen = path.stat().st_size
-        assert going.returncode in (-signal.SIGKILL, 130, 0)
+        # Done already, or so far that Python has taken its handlers off: then the signal ends it.
+        assert going.returncode in (-kill, 130, 0), err
     kept = [line for line in path.read_text().split("\n") if line.endswith("}")]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr

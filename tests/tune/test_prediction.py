@@ -22,7 +22,7 @@ class Clock:
     def __init__(self, base: float, token: float) -> None:
         self.base, self.token = base, token
 
-    def seconds(self, sequences, fed_each):
+    def seconds(self, sequences, fed_each, usual_each):
         return self.base + self.token * sequences * fed_each
 
     def prefill_s(self, prompt_tokens, sequences, fed_each):
@@ -103,18 +103,37 @@ TABLE = CostTable(((1, ((1, 1.0), (2, 1.2), (4, 1.3), (8, 2.0))), (4, ((4, 2.0),
 
 def test_step_times_are_the_tables_where_steps_are():
     clock = StepTime(TABLE, [Timed(1, 1.0, 1.0, 1.5, 9.0, 3.0), Timed(1, 4.0, 2.6, 3.6, 12.0, 3.0)])
-    assert clock.seconds(1, 1.0) == pytest.approx(1.0 + 0.5)
-    assert clock.seconds(1, 4.0) == pytest.approx(2.6 + 1.0)  # twice the table's, 1.0 outside
-    assert clock.seconds(1, 2.0) == pytest.approx(1.2 * 1.5 + 0.75)  # halfway in the logarithm
-    assert clock.seconds(1, 8.0) == pytest.approx(2.0 * 2.0 + 1.0)  # beyond the last one
+    assert clock.seconds(1, 1.0, 1.0) == pytest.approx(1.0 + 0.5)
+    assert clock.seconds(1, 4.0, 4.0) == pytest.approx(2.6 + 1.0)  # twice the table's, 1.0 outside
+    assert clock.seconds(1, 2.0, 2.0) == pytest.approx(1.2 * 1.5 + 0.75)  # halfway in the logarithm
+    assert clock.seconds(1, 8.0, 8.0) == pytest.approx(2.0 * 2.0 + 1.0)  # beyond the last one
     assert clock.prefill_s(5, 1, 1.0) == pytest.approx(15.0)  # 3 a token, no drafters
     assert clock.prefill_s(5, 1, 9.0) == pytest.approx(20.0)
 
 
+def test_a_step_that_feeds_less_than_usual_costs_the_usual_host_time():
+    clock = StepTime(TABLE, [Timed(1, 1.0, 1.0, 1.5, 9.0, 3.0), Timed(1, 4.0, 2.6, 3.6, 12.0, 3.0)])
+    assert clock.seconds(1, 1.0, 4.0) == pytest.approx(1.0 * 2.0 + 1.0)
+
+
+def test_steps_are_held_against_the_table_one_by_one():
+    uneven = Timed(1, 4.5, 3.0, 4.0, 9.0, 3.0, (1.0, 8.0))
+    assert uneven.table_s(TABLE) == pytest.approx((1.0 + 2.0) / 2)
+    clock = StepTime(TABLE, [uneven])
+    assert clock.seconds(1, 8.0, 4.5) == pytest.approx(2.0 * 2.0 + 1.0)
+
+
+def test_a_request_is_the_sum_of_its_own_steps():
+    clock = StepTime(TABLE, [Timed(1, 4.5, 1.5, 2.0, 0.0, 3.0, (1.0, 8.0))])
+    uneven, even = Steps(9, 2, 9, (1, 8)), Steps(9, 2, 9)
+    assert batch_seconds(clock, [uneven], 0) == pytest.approx(1.0 + 2.0 + 2 * 0.5)
+    assert batch_seconds(clock, [even], 0) == pytest.approx(2 * TABLE.seconds(4.5) + 2 * 0.5)
+
+
 def test_between_batch_sizes_step_times_are_linear():
     clock = StepTime(TABLE, [Timed(1, 1.0, 1.0, 1.0, 1.0, 1.0), Timed(4, 4.0, 2.0, 4.0, 1.0, 1.0)])
-    assert clock.seconds(2, 1.0) == pytest.approx(1.0 + (4.0 - 1.0) / 3)
-    assert clock.seconds(9, 1.0) == pytest.approx(clock.seconds(4, 1.0))
+    assert clock.seconds(2, 1.0, 1.0) == pytest.approx(1.0 + (4.0 - 1.0) / 3)
+    assert clock.seconds(9, 1.0, 1.0) == pytest.approx(clock.seconds(4, 1.0, 1.0))
 
 
 def test_no_step_at_all_is_refused():

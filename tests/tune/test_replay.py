@@ -38,9 +38,16 @@ def make(llm: LLM, drawn) -> Sample:
 
 
 def real(llm: LLM, sample: Sample, triple: LookaheadConfig, drafter=None) -> Steps:
-    done = llm.generate([sample.prompt], sample.sampling, triple, drafter=drafter)[0]
+    """A run's steps; what each of them fed adds up to what the executor counted."""
+    before, fed, sizes = 0, 0, []
+    for chunk in llm.stream([sample.prompt], sample.sampling, triple, drafter=drafter):
+        fed, before = llm.stats().fed, fed
+        sizes.append(fed - before)
+        done = chunk.completion
     stats = done.stats
-    return Steps(len(done.output_ids) - 1, stats.steps, stats.fed - len(sample.prompt))
+    sizes = tuple(sizes[1:])  # the prompt pass left out
+    assert sum(sizes) == stats.fed - len(sample.prompt)
+    return Steps(len(done.output_ids) - 1, stats.steps, sum(sizes), sizes)
 
 
 @settings(max_examples=30)

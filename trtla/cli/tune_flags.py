@@ -160,8 +160,8 @@ tune_flags = stack(
         "--rounds",
         section="Search",
         type=COUNT,
-        default=5,
-        help="Turns of every verified triple, at most.",
+        default=15,
+        help="Turns of every verified triple, at most; three in any case, more within the budget.",
     ),
     setting(
         "--output-dir",

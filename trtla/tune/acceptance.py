@@ -99,18 +99,18 @@ class Acceptance:
         for chunk in chunks:
             if chunk.completion is not None:
                 job = left[chunk.index]
-                self._keep(job, chunk.completion, recorders[chunk.index].said)
+                self._keep(job, chunk.completion, recorders[chunk.index])
                 if on_done is not None:
                     on_done(job)
             if time.monotonic() > deadline:
                 return False
         return True
 
-    def _keep(self, job: Job, done: Completion, said: list[list[int]]) -> None:
-        stats = done.stats
-        fed = (stats.fed or 0) - len(done.input_ids)
-        steps = Steps(len(done.output_ids) - 1, stats.steps, fed)
-        value: dict[str, Any] = {**asdict(steps), "output": done.output_ids, "said": said}
+    def _keep(self, job: Job, done: Completion, seen: Recorder) -> None:
+        steps = Steps(
+            len(done.output_ids) - 1, done.stats.steps, sum(seen.sizes), tuple(seen.sizes)
+        )
+        value: dict[str, Any] = {**asdict(steps), "output": done.output_ids, "said": seen.said}
         self._kept.put(f"run {job[0]} {job[1].name}", value)
         self._take(job, value)
 
@@ -121,7 +121,7 @@ class Acceptance:
         if known is None:
             known = Known(output, greedy=sample.sampling.greedy)
             self.known[sample.name] = known
-        steps = Steps(value["tokens"], value["steps"], value["fed"])
+        steps = Steps(value["tokens"], value["steps"], value["fed"], tuple(value["sizes"]))
         self._found[triple, sample.name] = (steps, "measured")
         if output != known.output:
             self.strays += 1

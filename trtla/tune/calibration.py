@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _LOOKED_AT = ((1, 2, 1), (2, 2, 2), (1, 4, 1), (3, 4, 2), (5, 5, 5), (7, 7, 7))
 """Triples that are timed beside plain decoding: steps of 2 to 84 tokens."""
 _LEAST_STEPS = 4
+_LAST = 5
+"""Turns that count: the later ones look longer, and at what will be verified."""
 _PLAIN = str(AUTOREGRESSIVE)
 
 
@@ -53,7 +56,7 @@ def calibrate(
     kept: Measurements,
     turns: Turns,
 ) -> list[Timed]:
-    """Time steps of the triples with some samples, in turns; medians of all turns so far.
+    """Time steps of the triples with some samples, in turns; medians of the last turns.
 
     Turn k begins with sample k, so that short and long prompts are seen.
 
@@ -73,7 +76,7 @@ def calibrate(
         batch = [samples[(turn + row) % len(samples)] for row in range(sequences)]
         looks = {str(one): _look(llm, batch, one, turns.limit_s) for one in triples}
         kept.put(place, {key: asdict(look) for key, look in looks.items() if look})
-    return _middles([kept.get(place) for place in kept.names(prefix)])
+    return _middles([kept.get(place) for place in kept.names(prefix)[-_LAST:]])
 
 
 def timed_name(name: str, sequences: int) -> str:
@@ -121,6 +124,7 @@ def _middle(pairs: Sequence[tuple[Timed, Timed]], plain: Sequence[Timed]) -> Tim
         scaled(lambda one: one.step_s),
         scaled(lambda one: one.prefill_s / one.prompt_tokens) * first.prompt_tokens,
         first.prompt_tokens,
+        tuple(size for look, _ in pairs for size in look.sizes),
     )
 
 
@@ -165,4 +169,11 @@ def _timed(
         (end - begin) / steps,
         begin - started,
         sum(len(sample.prompt) for sample in batch),
+        tuple(_sizes(marks)),
     )
+
+
+def _sizes(marks: Sequence[tuple[float, int, float, int]]) -> Iterator[float]:
+    """What each step fed, from one mark to the next."""
+    for (_, first, _, fed), (_, last, _, fed_after) in pairwise(marks):
+        yield from [(fed_after - fed) / (last - first)] * (last - first)

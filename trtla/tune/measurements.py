@@ -16,7 +16,7 @@ from typing import Any
 from trtla.errors import UsageError
 
 FILE = "measurements.jsonl"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

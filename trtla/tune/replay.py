@@ -37,6 +37,8 @@ class Steps:
     steps: int
     fed: int
     """Over all steps, input tokens included."""
+    sizes: tuple[int, ...] = ()
+    """Fed in each step; empty: only their sum is known."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -48,6 +50,10 @@ class Steps:
         """Tokens fed in a step; 1.0 where there is none."""
         return self.fed / self.steps if self.steps else 1.0
 
+    def fed_in(self, step: int) -> float:
+        """Tokens fed in a step; the mean where no more is known."""
+        return self.sizes[step] if self.sizes else self.fed_per_step
+
 
 def replay(drafter: Drafter, output: Ids, read: Reader) -> Steps | None:
     """Let a new drafter go through an output; None where `read` had no answer.
@@ -55,10 +61,10 @@ def replay(drafter: Drafter, output: Ids, read: Reader) -> Steps | None:
     The last step's answers are not asked for: nothing follows that they could change.
     """
     drafter.observe((), output[:1])
-    place, last, steps, fed = 0, len(output) - 1, 0, 0
+    place, last, sizes = 0, len(output) - 1, list[int]()
     while place < last:
         draft = drafter.propose()
-        steps, fed = steps + 1, fed + draft.size
+        sizes.append(draft.size)
         count = min(1 + accepted(draft, output[place + 1 :]), last - place)
         if place + count < last:
             said = read(place, draft) if draft.read else ()
@@ -66,7 +72,7 @@ def replay(drafter: Drafter, output: Ids, read: Reader) -> Steps | None:
                 return None
             drafter.observe(said, output[place + 1 : place + 1 + count])
         place += count
-    return Steps(last, steps, fed)
+    return Steps(last, len(sizes), sum(sizes), tuple(sizes))
 
 
 def accepted(draft: Draft, ahead: Sequence[int]) -> int:
@@ -124,16 +130,20 @@ class Known:
 
 
 class Recorder:
-    """A drafter that passes everything on, and keeps the answers and the steps' lengths."""
+    """A drafter that passes everything on, and keeps the answers and what each step fed."""
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner
         self.said: list[list[int]] = []
         """Of each step; it stays empty where nothing was asked."""
+        self.sizes: list[int] = []
+        """Tokens fed in each step."""
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """The inner drafter's."""
-        return self._inner.propose(limit)
+        draft = self._inner.propose(limit)
+        self.sizes.append(draft.size)
+        return draft
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what the model said, then pass it on."""

@@ -84,7 +84,7 @@ class Roofline:
         fp8 = gpu.fp8_teraflops if config.fp8 else None
         self._layer_flops = (fp8 or gpu.teraflops) * 1e12
 
-    def seconds(self, sequences: float, fed_each: float) -> float:
+    def seconds(self, sequences: float, fed_each: float, usual_each: float = 0.0) -> float:
         """The bound of a step; no host work."""
         fed, context = sequences * fed_each, self._context
         read = self._weight_bytes + sequences * context * self._kv_bytes

@@ -24,8 +24,13 @@ KNEE = 1.25
 class StepClock(Protocol):
     """Says what steps take."""
 
-    def seconds(self, sequences: float, fed_each: float) -> float:
-        """A step of this many sequences that feed so many tokens each, host work included."""
+    def seconds(self, sequences: float, fed_each: float, usual_each: float) -> float:
+        """A step of this many sequences that feed so many tokens each, host work included.
+
+        Args:
+            usual_each: what they feed in the mean of their steps. A drafter works in every step,
+                also where it finds nothing to feed.
+        """
 
     def prefill_s(self, prompt_tokens: int, sequences: int, fed_each: float) -> float:
         """From the start until all sequences have their first token, drafters being made.
@@ -50,6 +55,13 @@ class Timed:
     """From the start until all have their first token."""
     prompt_tokens: float
     """Of all sequences."""
+    sizes: tuple[float, ...] = ()
+    """Fed in each of these steps; empty: the mean in all of them."""
+
+    def table_s(self, table: CostTable) -> float:
+        """What the table has for a forward of these steps."""
+        sizes = self.sizes or (self.fed,)
+        return sum(table.seconds(size, self.sequences) for size in sizes) / len(sizes)
 
 
 class StepTime:
@@ -70,15 +82,31 @@ class StepTime:
         self._rows: dict[int, list[Timed]] = {}
         for one in sorted(timed, key=lambda one: (one.sequences, one.fed)):
             self._rows.setdefault(one.sequences, []).append(one)
+        self._factors = {
+            size: [one.forward_s / one.table_s(table) for one in row]
+            for size, row in self._rows.items()
+        }
+        self._seconds: dict[tuple[float, float, float], float] = {}
+        """Those that were asked for."""
 
-    def seconds(self, sequences: float, fed_each: float) -> float:
-        """A step of this many sequences that feed so many tokens each, host work included.
+    def seconds(self, sequences: float, fed_each: float, usual_each: float) -> float:
+        """A step of this many sequences: the table's time for what it feeds, corrected as steps
+        are that feed as usual, and those steps' host time.
 
         Between two batch sizes it is linear in the sequences.
         """
+        asked = (sequences, fed_each, usual_each)
+        known = self._seconds.get(asked)
+        if known is None:
+            known = self._seconds[asked] = self._new_seconds(*asked)
+        return known
+
+    def _new_seconds(self, sequences: float, fed_each: float, usual_each: float) -> float:
         low, high, share = self._around(sequences)
-        below = self._row_seconds(low, fed_each)
-        return below if low == high else below + share * (self._row_seconds(high, fed_each) - below)
+        below = self._row_seconds(low, fed_each, usual_each)
+        if low == high:
+            return below
+        return below + share * (self._row_seconds(high, fed_each, usual_each) - below)
 
     def _around(self, sequences: float) -> tuple[int, int, float]:
         """The batch sizes beside this number, and how far it lies from the first to the second."""
@@ -90,14 +118,13 @@ class StepTime:
         low, high = sizes[place - 1], sizes[place]
         return low, high, (sequences - low) / (high - low)
 
-    def _row_seconds(self, sequences: int, fed_each: float) -> float:
-        fed = sequences * fed_each
+    def _row_seconds(self, sequences: int, fed_each: float, usual_each: float) -> float:
+        fed, usual = sequences * fed_each, sequences * usual_each
         timed = self._rows[sequences]
-        factors = [one.forward_s / self._table.seconds(one.fed, sequences) for one in timed]
         hosts = [one.step_s - one.forward_s for one in timed]
         places = [one.fed for one in timed]
-        forward = self._table.seconds(fed, sequences) * _between(places, factors, fed)
-        return forward + _between(places, hosts, fed)
+        factor = _between(places, self._factors[sequences], usual)
+        return self._table.seconds(fed, sequences) * factor + _between(places, hosts, usual)
 
     def prefill_s(self, prompt_tokens: int, sequences: int, fed_each: float) -> float:
         """The prompts' time, in proportion to their tokens; the nearest batch size's."""

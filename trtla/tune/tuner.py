@@ -40,6 +40,9 @@ _TEXTS, _COSTS, _LOOKS, _SEARCH = 0.3, 0.04, 0.15, 0.55
 at real steps; up to there acceptance is searched. The rest verifies."""
 _TURNS = 5
 """Looks at real steps before the search, and once more as many after it."""
+_LOOKS_AGAIN = 0.3
+"""Share of what the search has left of the budget for the second ones: longer, to see late steps
+of slow triples as well."""
 
 
 def tune(settings: TuneSettings, on_note: Note) -> Tuned:
@@ -78,6 +81,9 @@ class _Tuning:
         self._texts(samples)
         self._triples = grid(settings.limit)
         self._sizes, self._turns = list(settings.batch_sizes), _TURNS
+        self._look_s = _LOOKS * settings.budget_s
+        self._contenders: dict[int, Sequence[LookaheadConfig]] = {}
+        """By batch size, once they are known: their steps are looked at too."""
         self._steps = Interpolation(self._acceptance)
         self._cost, self._clocks = self._costs()
         self._predictor = Predictor(self._acceptance.samples, self._clocks, self._steps.steps)
@@ -211,16 +217,18 @@ class _Tuning:
         triples = worth_timing(timed, table, size)
         if size == self._sizes[0]:  # where the default is verified
             triples += [triple for triple in timed[-1:] if triple not in triples]
+        triples += [one for one in self._contenders.get(size, ()) if one not in triples]
         looks = _TURNS * len(triples) * len(self._sizes) * len(self._by_category())
-        limit_s = _LOOKS * self._settings.budget_s / looks
-        count = self._turns if size == self._sizes[0] else _TURNS
-        turns = Turns(count, limit_s, time.monotonic() + limit_s * len(triples) * count)
+        limit_s = self._look_s / looks
+        turns = Turns(self._turns, limit_s, time.monotonic() + limit_s * len(triples) * self._turns)
         return calibrate(self._llm, name, samples, triples, size, self._kept, turns)
 
     def _look_again(self) -> None:
         """Time steps once more before predictions are held against requests: machines change."""
         if self._cost.source == "measured":
             self._turns *= 2
+            left = self._until(1.0) - time.monotonic()
+            self._look_s = max(self._look_s, _LOOKS_AGAIN * left)
             self._clocks.update(self._measured_clocks(self._cost.table))
 
     def go(self) -> Tuned:
@@ -261,8 +269,12 @@ class _Tuning:
         """Real requests of the best triples, batch size by batch size while there is time."""
         contests = {size: self._contest(rows, size) for size in self._sizes}
         left = max(0.0, self._until(1.0) - time.monotonic()) / len(contests)
-        for contest in contests.values():
+        for size, contest in contests.items():
             contest.prepare(self._clocks, left)
+            self._contenders[size] = contest.triples
+        for size, chosen in self._contenders.items():
+            if self._kept.get(self._chosen_name(size)) is None:
+                self._kept.put(self._chosen_name(size), [str(triple) for triple in chosen])
         self._look_again()
         verified: list[Verified] = []
         for place, (size, contest) in enumerate(contests.items(), 1):
@@ -284,11 +296,20 @@ class _Tuning:
 
     def _contest(self, rows: Sequence[Row], size: int) -> Contest:
         groups = self._by_category()
+        kept = self._kept.get(self._chosen_name(size))
         default = size == self._sizes[0] and DEFAULT_LOOKAHEAD.fits(self._settings.limit)
-        triples = contenders(rows, list(groups), size, default=default)
+        triples = (
+            [LookaheadConfig.parse(one) for one in kept]
+            if kept is not None
+            else contenders(rows, list(groups), size, default=default)
+        )
         return Contest(
             triples, size, groups, self._steps.steps, self._acceptance.output, self._know
         )
+
+    def _chosen_name(self, size: int) -> str:
+        """Contenders stay the same for as long as no more is known of triples."""
+        return f"contenders {size} {len(self._kept.names('run '))}"
 
     def _know(self, triples: Sequence[LookaheadConfig], samples: Sequence[Sample]) -> None:
         """Run what is verified and still guessed: a prediction is held against its own triple."""
