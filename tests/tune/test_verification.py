@@ -28,10 +28,26 @@ class Scripted(Rounds):
         return next(self._script) if arm.name != "ar" else 1.0
 
 
+def nothing(category, number):
+    """Nothing is timed beside the rounds."""
+
+
+def test_steps_are_timed_beside_each_turn_that_is_taken(tmp_path):
+    seen = []
+
+    def beside(category, number):
+        seen.append((category, number))
+
+    Scripted(tmp_path, [0.5] * 40).run([PLAIN, TRIPLE], 2, deadline=0.0, beside=beside)
+    assert seen == [("code", 0), ("chat", 0), ("code", 1), ("chat", 1)]
+    Scripted(tmp_path, []).run([PLAIN, TRIPLE], 2, deadline=0.0, beside=beside)
+    assert len(seen) == 4  # kept rounds are not taken again
+
+
 def test_medians_of_rounds_stand_beside_predictions(tmp_path):
     code, chat = (0.5, 0.25, 0.5), (2.0, 2.0, 4.0)
     rounds = Scripted(tmp_path, [s for pair in zip(code, chat, strict=True) for s in pair])
-    done = rounds.run([PLAIN, TRIPLE], 3, deadline=0.0)
+    done = rounds.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing)
     found = {one.category: one for one in rounds.verified([TRIPLE], done, {("2,3,2", "code"): 2.2})}
     assert found["code"].measured_speedup == 2.0
     assert found["code"].error_percent == pytest.approx(10.0)
@@ -43,22 +59,22 @@ def test_medians_of_rounds_stand_beside_predictions(tmp_path):
 
 def test_three_rounds_are_taken_however_late_it_is(tmp_path):
     rounds = Scripted(tmp_path, [1.0] * 20)
-    assert rounds.run([PLAIN, TRIPLE], 9, deadline=0.0) == LEAST_ROUNDS == 3
-    assert rounds.run([PLAIN, TRIPLE], 2, deadline=0.0) == 2
+    assert rounds.run([PLAIN, TRIPLE], 9, deadline=0.0, beside=nothing) == LEAST_ROUNDS == 3
+    assert rounds.run([PLAIN, TRIPLE], 2, deadline=0.0, beside=nothing) == 2
 
 
 def test_whole_turns_are_kept_and_broken_ones_taken_anew(tmp_path):
     first = Scripted(tmp_path, [0.5, 0.5, 0.5])  # the script ends within the second round
     with pytest.raises(StopIteration):
-        first.run([PLAIN, TRIPLE], 3, deadline=0.0)
+        first.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing)
     again = Scripted(tmp_path, [0.5] * 3)
-    assert again.run([PLAIN, TRIPLE], 3, deadline=0.0) == 3
+    assert again.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing) == 3
     assert again.decoded == 6  # three of six turns, both contenders each
 
 
 def test_another_number_of_samples_is_another_turn(tmp_path):
-    Scripted(tmp_path, [0.5] * 2).run([PLAIN, TRIPLE], 1, deadline=0.0)
+    Scripted(tmp_path, [0.5] * 2).run([PLAIN, TRIPLE], 1, deadline=0.0, beside=nothing)
     wide = {name: own * 2 for name, own in SAMPLES.items()}
     other = Scripted(tmp_path, [0.5] * 2, wide)
-    other.run([PLAIN, TRIPLE], 1, deadline=0.0)
+    other.run([PLAIN, TRIPLE], 1, deadline=0.0, beside=nothing)
     assert other.decoded == 4

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 _LOOKED_AT = ((1, 2, 1), (2, 2, 2), (1, 4, 1), (3, 4, 2), (5, 5, 5), (7, 7, 7))
 """Triples that are timed beside plain decoding: steps of 2 to 84 tokens."""
 _LEAST_STEPS = 4
-_LAST = 5
-"""Turns that count: the later ones look longer, and at what will be verified."""
+_ENOUGH = 3
+"""Turns beside verified rounds that stand for themselves."""
 _PLAIN = str(AUTOREGRESSIVE)
+BESIDE = "beside"
 
 
 def looked_at(limit: LookaheadConfig) -> list[LookaheadConfig]:
@@ -56,9 +57,10 @@ def calibrate(
     kept: Measurements,
     turns: Turns,
 ) -> list[Timed]:
-    """Time steps of the triples with some samples, in turns; medians of the last turns.
+    """Time steps of the triples with some samples, in turns, and tell the medians.
 
-    Turn k begins with sample k, so that short and long prompts are seen.
+    Turn k begins with sample k, so that short and long prompts are seen. Where there are enough
+    turns that were taken beside verified rounds, these alone count: machines change.
 
     Args:
         name: what the samples are, to keep what is timed.
@@ -69,14 +71,16 @@ def calibrate(
     """
     prefix = timed_name(name, sequences)
     for turn in range(turns.count):
-        place = f"{prefix}turn {turn}"
+        place = f"{prefix}{turns.kind} {turn}"
         late = turn and time.monotonic() > turns.deadline
         if late or kept.get(place) is not None:
             continue
         batch = [samples[(turn + row) % len(samples)] for row in range(sequences)]
         looks = {str(one): _look(llm, batch, one, turns.limit_s) for one in triples}
         kept.put(place, {key: asdict(look) for key, look in looks.items() if look})
-    return _middles([kept.get(place) for place in kept.names(prefix)[-_LAST:]])
+    beside = kept.names(f"{prefix}{BESIDE}")
+    places = beside if len(beside) >= _ENOUGH else kept.names(prefix)
+    return _middles([kept.get(place) for place in places])
 
 
 def timed_name(name: str, sequences: int) -> str:
@@ -94,6 +98,8 @@ class Turns:
     """Of a look at one triple; the slow ones are looked at for fewer steps."""
     deadline: float
     """On time.monotonic's clock; one turn is taken in any case."""
+    kind: str = "turn"
+    """`turn`, or `BESIDE` verified rounds."""
 
 
 def _middles(turns: Sequence[dict[str, dict[str, Any]]]) -> list[Timed]:

@@ -108,16 +108,22 @@ class Contest:
         self,
         llm: LLM,
         kept: Measurements,
-        clocks: dict[str, StepClock],
         rounds: int,
         deadline: float,
+        beside: Callable[[str, int], None],
+        clocks: Callable[[], Mapping[str, StepClock]],
     ) -> list[Verified]:
-        """Take turns, and hold the medians against the predictions."""
+        """Take turns, and hold the medians against the predictions.
+
+        Args:
+            beside: times steps of a category in a round, for the predictions.
+            clocks: what they come to in the end.
+        """
         wanted = [PLAIN, *map(Contender.of, self.triples), *OTHERS]
         turns = Rounds(llm, self._groups, self._size, kept)
-        done = turns.run(wanted, rounds, deadline)
+        done = turns.run(wanted, rounds, deadline, beside)
         self.scatter = turns.scatter(wanted, done)
-        return turns.verified(wanted, done, self._predicted(clocks))
+        return turns.verified(wanted, done, self._predicted(dict(clocks())))
 
     def _predicted(self, clocks: dict[str, StepClock]) -> dict[tuple[str, str], float]:
         """Speed-ups by contender and category."""

@@ -17,7 +17,7 @@ from trtla.runtime.cost_table import CostPlan, CostTable
 from trtla.runtime.llm import LLM
 from trtla.runtime.open_model import DEFAULT_LOOKAHEAD
 from trtla.tune.acceptance import Acceptance, Job, plain_jobs
-from trtla.tune.calibration import Turns, calibrate, looked_at, timed_name, worth_timing
+from trtla.tune.calibration import BESIDE, Turns, calibrate, looked_at, timed_name, worth_timing
 from trtla.tune.contest import Contest, contenders
 from trtla.tune.engine_facts import engine_facts
 from trtla.tune.grid import grid
@@ -39,10 +39,10 @@ _TEXTS, _COSTS, _LOOKS, _SEARCH = 0.3, 0.04, 0.15, 0.55
 """Shares of the budget: up to there texts are written; for a row of the cost curve; for all looks
 at real steps; up to there acceptance is searched. The rest verifies."""
 _TURNS = 5
-"""Looks at real steps before the search, and once more as many after it."""
+"""Looks at real steps before the search; more are taken beside what is verified."""
 _LOOKS_AGAIN = 0.3
-"""Share of what the search has left of the budget for the second ones: longer, to see late steps
-of slow triples as well."""
+"""Share of what the search has left of the budget for those beside: longer, to see late steps of
+slow triples as well."""
 
 
 def tune(settings: TuneSettings, on_note: Note) -> Tuned:
@@ -80,7 +80,7 @@ class _Tuning:
         self._acceptance = Acceptance(samples, self._kept)
         self._texts(samples)
         self._triples = grid(settings.limit)
-        self._sizes, self._turns = list(settings.batch_sizes), _TURNS
+        self._sizes = list(settings.batch_sizes)
         self._look_s = _LOOKS * settings.budget_s
         self._contenders: dict[int, Sequence[LookaheadConfig]] = {}
         """By batch size, once they are known: their steps are looked at too."""
@@ -152,7 +152,8 @@ class _Tuning:
             table = bound.table([1, *self._sizes])
             return Cost("roofline", bound.note, table, knee(table)), dict(clocks)
         table = self._table()
-        found = self._measured_clocks(table)
+        self._note("steps of real requests are timed")
+        found = self._measured_clocks(table, _TURNS)
         what = f"forwards on {self._llm.description}, {torch.get_num_threads()} threads"
         if self._settings.planned:
             what += "; TensorRT-LLM's own kernels are faster, and have not been timed"
@@ -181,28 +182,27 @@ class _Tuning:
             self._kept.put("costs", rows)
         return CostTable(tuple((count, tuple((n, s) for n, s in points)) for count, points in rows))
 
-    def _measured_clocks(self, table: CostTable) -> dict[str, StepClock]:
-        """A clock for each category."""
-        self._note("steps of real requests are timed")
+    def _measured_clocks(self, table: CostTable, turns: int) -> dict[str, StepClock]:
+        """A clock for each category, from so many looks, and more where there are."""
         groups, first = self._by_category(), self._sizes[0]
-        timed = {name: self._look(name, own, table, first) for name, own in groups.items()}
+        timed = {name: self._look(name, own, table, first, turns) for name, own in groups.items()}
         for size in sorted({1, *self._sizes} - {first}):
             if self._late(0.45, ALL, *groups, size=size) and size in self._sizes:
                 self._note(f"batch size {size} is left out: the budget is small")
                 self._sizes.remove(size)
                 continue
             for name, own in groups.items():
-                timed[name] += self._look_at(size, name, own, table)
+                timed[name] += self._look_at(size, name, own, table, turns)
         return {name: StepTime(table, found or [_bare(table)]) for name, found in timed.items()}
 
     def _look_at(
-        self, size: int, name: str, own: Sequence[Sample], table: CostTable
+        self, size: int, name: str, own: Sequence[Sample], table: CostTable, turns: int
     ) -> list[Timed]:
         """A category's steps in a further batch size; those of all together when it is late."""
         if not self._late(0.3, name, size=size):
-            return self._look(name, own, table, size)
+            return self._look(name, own, table, size, turns)
         mixed = [one for row in zip(*self._by_category().values(), strict=False) for one in row]
-        return self._look(ALL, mixed, table, size)
+        return self._look(ALL, mixed, table, size, turns)
 
     def _late(self, share: float, *names: str, size: int) -> bool:
         """Whether this share of the budget is over, and none of these was timed before."""
@@ -210,7 +210,13 @@ class _Tuning:
         return not timed and time.monotonic() > self._until(share)
 
     def _look(
-        self, name: str, samples: Sequence[Sample], table: CostTable, size: int
+        self,
+        name: str,
+        samples: Sequence[Sample],
+        table: CostTable,
+        size: int,
+        count: int,
+        kind: str = "turn",
     ) -> list[Timed]:
         """Real steps of a batch size."""
         timed = looked_at(self._settings.limit)
@@ -220,16 +226,25 @@ class _Tuning:
         triples += [one for one in self._contenders.get(size, ()) if one not in triples]
         looks = _TURNS * len(triples) * len(self._sizes) * len(self._by_category())
         limit_s = self._look_s / looks
-        turns = Turns(self._turns, limit_s, time.monotonic() + limit_s * len(triples) * self._turns)
+        deadline = time.monotonic() + limit_s * len(triples) * count
+        turns = Turns(count, limit_s, deadline, kind)
         return calibrate(self._llm, name, samples, triples, size, self._kept, turns)
 
-    def _look_again(self) -> None:
-        """Time steps once more before predictions are held against requests: machines change."""
-        if self._cost.source == "measured":
-            self._turns *= 2
-            left = self._until(1.0) - time.monotonic()
-            self._look_s = max(self._look_s, _LOOKS_AGAIN * left)
-            self._clocks.update(self._measured_clocks(self._cost.table))
+    def _beside(self, size: int) -> Callable[[str, int], None]:
+        """Looks at a category's steps beside each round that it is verified in."""
+        groups, table = self._by_category(), self._cost.table
+        left = self._until(1.0) - time.monotonic()
+        self._look_s = max(self._look_s, _LOOKS_AGAIN * left)
+
+        def look(category: str, number: int) -> None:
+            self._look(category, groups[category], table, size, number + 1, BESIDE)
+
+        return look
+
+    def _clocks_now(self) -> dict[str, StepClock]:
+        """The clocks with all looks so far."""
+        self._clocks.update(self._measured_clocks(self._cost.table, 0))
+        return self._clocks
 
     def go(self) -> Tuned:
         """Search, verify, recommend."""
@@ -275,7 +290,6 @@ class _Tuning:
         for size, chosen in self._contenders.items():
             if self._kept.get(self._chosen_name(size)) is None:
                 self._kept.put(self._chosen_name(size), [str(triple) for triple in chosen])
-        self._look_again()
         verified: list[Verified] = []
         for place, (size, contest) in enumerate(contests.items(), 1):
             if place > 1 and time.monotonic() > self._until(1.0):
@@ -285,7 +299,12 @@ class _Tuning:
             )
             share = _SEARCH + (1.0 - _SEARCH) * place / len(contests)
             verified += contest.run(
-                self._llm, self._kept, self._clocks, self._settings.rounds, self._until(share)
+                self._llm,
+                self._kept,
+                self._settings.rounds,
+                self._until(share),
+                self._beside(size),
+                self._clocks_now,
             )
             if contest.disturbed:
                 self._note(

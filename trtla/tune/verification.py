@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -80,8 +80,16 @@ class Rounds:
         self._llm, self._samples, self._size, self._kept = llm, samples, batch_size, kept
         self._warm: set[str] = set()
 
-    def run(self, contenders: Sequence[Contender], rounds: int, deadline: float) -> int:
+    def run(
+        self,
+        contenders: Sequence[Contender],
+        rounds: int,
+        deadline: float,
+        beside: Callable[[str, int], None],
+    ) -> int:
         """Let them take turns; how many whole rounds there are.
+
+        `beside` is called with category and round before a turn is taken.
 
         Three in any case, if so many are wanted: a median of fewer is none.
         """
@@ -89,15 +97,22 @@ class Rounds:
             if number >= LEAST_ROUNDS and time.monotonic() > deadline:
                 return number
             for category in self._samples:
-                self._turn(number, category, contenders)
+                self._turn(number, category, contenders, beside)
         return rounds
 
-    def _turn(self, number: int, category: str, contenders: Sequence[Contender]) -> None:
+    def _turn(
+        self,
+        number: int,
+        category: str,
+        contenders: Sequence[Contender],
+        beside: Callable[[str, int], None],
+    ) -> None:
         """Each once; a turn that was cut off is taken anew, for its times belong together."""
         name = self._name(number, category)
         found = self._kept.get(name) or {}
         if all(contender.name in found for contender in contenders):
             return
+        beside(category, number)
         seconds = {}
         for contender in contenders:
             arm = EngineArm(self._llm, contender.lookahead, contender.drafter)
