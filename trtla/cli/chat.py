@@ -23,6 +23,7 @@ from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import loading, open_llm
 from trtla.cli.options import (
     TrtllmFlags,
+    color_flag,
     draft_flags,
     model_flags,
     sampling_flags,
@@ -100,13 +101,7 @@ class ChatFlags(ModelFlags, TrtllmFlags):
     help="Whether messages are put into the model's chat template; without one, or with --no-chat, "
     "they are continued as plain text.",
 )
-@setting(
-    "--color",
-    section="Conversation",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colour the tokens that were accepted in parallel.",
-)
+@color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
     """Talk with a model; the K/V cache is kept between turns.

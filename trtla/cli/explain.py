@@ -19,6 +19,7 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    color_flag,
     draft_flags,
     json_flag,
     model_flags,
@@ -132,13 +133,7 @@ class ExplainFlags(ModelFlags):
 )
 @switch("--force", section="Output", help="Replace pictures that are there already.")
 @json_flag("Print every step as one JSON document.", "Output")
-@setting(
-    "--color",
-    section="Output",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colour what was accepted and the parts of the mask.",
-)
+@color_flag("Colour what was accepted and the parts of the mask.")
 @click.pass_obj
 def explain(console: Console, /, **flags: Any) -> None:
     """Decode one prompt and show what a step did: what W, N and G are, and what they bring.

@@ -68,6 +68,16 @@ def stack(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def tokenizer_flag(section: str) -> Decorator:
+    """--tokenizer-dir."""
+    return setting(
+        "--tokenizer-dir",
+        section=section,
+        type=PATH,
+        help="Folder with the tokenizer files, when they are not in the engine.",
+    )
+
+
 def engine_flags(section: str) -> Decorator:
     """--engine-dir and --tokenizer-dir."""
     return stack(
@@ -79,17 +89,11 @@ def engine_flags(section: str) -> Decorator:
             help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
             "converted in memory.",
         ),
-        setting(
-            "--tokenizer-dir",
-            section=section,
-            type=PATH,
-            help="Folder with the tokenizer files, when they are not in the engine.",
-        ),
+        tokenizer_flag(section),
     )
 
 
-model_flags = stack(
-    engine_flags("Model"),
+place_flags = stack(
     setting(
         "--device",
         section="Model",
@@ -105,6 +109,12 @@ model_flags = stack(
         default="auto",
         help="Type to compute in; auto is the engine's.",
     ),
+)
+"""Where a model runs, and in which type."""
+
+model_flags = stack(
+    engine_flags("Model"),
+    place_flags,
     setting(
         "--lookahead",
         section="Model",
@@ -116,6 +126,18 @@ model_flags = stack(
     ),
 )
 """What opens a model."""
+
+
+def color_flag(help_text: str, section: str = "Output") -> Decorator:
+    """--color."""
+    return setting(
+        "--color",
+        section=section,
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help=help_text,
+    )
+
 
 trtllm_flags = stack(
     setting(

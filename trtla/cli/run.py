@@ -30,6 +30,7 @@ from trtla.cli.engine_check import check_triples
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     TrtllmFlags,
+    color_flag,
     draft_flags,
     json_flag,
     model_flags,
@@ -137,13 +138,7 @@ class RunFlags(ModelFlags, TrtllmFlags):
     help="Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
 )
 @json_flag("Print one JSON document; with --stream a line a chunk, then the document.", "Output")
-@setting(
-    "--color",
-    section="Output",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colour the tokens that were accepted in parallel.",
-)
+@color_flag("Colour the tokens that were accepted in parallel.")
 @click.pass_obj
 def run(console: Console, /, **flags: Any) -> None:
     """Decode prompts, all in one in-flight batch.

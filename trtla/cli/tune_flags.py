@@ -8,8 +8,17 @@ from typing import Any
 
 import click
 
-from trtla.cli.options import DTYPES, PATH, filter_flags, json_flag, setting, stack, switch
-from trtla.cli.values import COUNT, COUNTS, DEVICE, NAMES, TEXT, _Type
+from trtla.cli.options import (
+    PATH,
+    filter_flags,
+    json_flag,
+    place_flags,
+    setting,
+    stack,
+    switch,
+    tokenizer_flag,
+)
+from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, _Type
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
 _FACTOR = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -67,27 +76,8 @@ tune_flags = stack(
         help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
         "Face Llama folder, which takes any.",
     ),
-    setting(
-        "--tokenizer-dir",
-        section="Model",
-        type=PATH,
-        help="Folder with the tokenizer files, when they are not in the engine.",
-    ),
-    setting(
-        "--device",
-        section="Model",
-        type=DEVICE,
-        metavar="auto|cpu|cuda",
-        default="auto",
-        help="Where to run; auto takes CUDA where it is.",
-    ),
-    setting(
-        "--dtype",
-        section="Model",
-        type=DTYPES,
-        default="auto",
-        help="Type to compute in; auto is the engine's.",
-    ),
+    tokenizer_flag("Model"),
+    place_flags,
     setting(
         "--threads",
         section="Model",
