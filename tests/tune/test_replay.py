@@ -16,7 +16,7 @@ from trtla.drafting import DrafterSettings
 from trtla.runtime.draft import Draft
 from trtla.tune.acceptance import Acceptance
 from trtla.tune.measurements import Measurements
-from trtla.tune.replay import Known, Steps, accepted, path
+from trtla.tune.replay import Known, Steps, accepted
 from trtla.tune.samples import Sample
 from trtla.tune.text_only import prompt_lookup_steps
 
@@ -125,7 +125,7 @@ def test_kept_runs_teach_the_same_again(llm, tmp_path):
 def test_the_best_path_counts(ahead, count):
     draft = Draft((1, 2, 1, 3, 4), (0, 1, 0, 3, 4))
     assert accepted(draft, ahead) == count
-    assert path(draft, 5) == (1, 3, 4)
+    assert draft.tokens_to(5) == (1, 3, 4)
 
 
 def test_the_window_is_never_accepted_but_answered():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtla.bench.prompt_sets import prompt_room
 from trtla.errors import UsageError
 from trtla.runtime.device import resolve_dtype
 
@@ -33,7 +34,7 @@ class OpenedModel:
         self.llm, self.device = llm, device
         self.checkpoint = llm.engine.config.pretrained_config
         self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, device)
-        self.tokenizer = _take_tokenizer(llm)
+        self.tokenizer = take_tokenizer(llm)
         if ignore_eos:
             llm.end_ids = frozenset()
 
@@ -48,18 +49,15 @@ class OpenedModel:
         Raises:
             UsageError: there are none.
         """
-        limits = self.llm.limits
-        room = min(limits.max_input_len, limits.max_text_len - max_output_len)
-        if room < 1:
-            raise UsageError(
-                f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
-                f"together may have {limits.max_text_len} tokens",
-                "lower --max-output-len, or rebuild with a larger --max-seq-len",
-            )
-        return room
+        return prompt_room(self.llm.limits, max_output_len)
 
 
-def _take_tokenizer(llm: LLM) -> Tokenizer:
+def take_tokenizer(llm: LLM) -> Tokenizer:
+    """The model's tokenizer, taken away from it: no arm pays for text.
+
+    Raises:
+        UsageError: it has none.
+    """
     tokenizer, llm.tokenizer = llm.tokenizer, None
     if tokenizer is None:
         raise UsageError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,9 +18,11 @@ from trtla.errors import UsageError, did_you_mean
 from trtla.prompts import parse_jsonl, read_text
 
 if TYPE_CHECKING:
+    from trtla.runtime.limits import ExecutorLimits
     from trtla.runtime.text import Tokenizer
 
 Ids = tuple[int, ...]
+T = TypeVar("T")
 
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
@@ -133,7 +135,23 @@ def _extend(prompts: Sequence[Ids], at: int, length: int) -> Ids:
     return ids[-length:]
 
 
-def batches(prompts: Sequence[Ids], batch_size: int) -> list[list[Ids]]:
+def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
+    """Tokens that a prompt may have.
+
+    Raises:
+        UsageError: there is none.
+    """
+    room = min(limits.max_input_len, limits.max_text_len - max_output_len)
+    if room < 1:
+        raise UsageError(
+            f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
+            f"together may have {limits.max_text_len} tokens",
+            "lower --max-output-len, or rebuild with a larger --max-seq-len",
+        )
+    return room
+
+
+def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:
     """Full batches that hold every prompt; the last is filled up with prompts from the front."""
     count = -(-len(prompts) // batch_size) * batch_size
     wide = [prompts[i % len(prompts)] for i in range(count)]

@@ -9,6 +9,7 @@ from trtla.chat.decode import Decoded
 from trtla.chat.settings import ChatSettings, changed
 from trtla.drafting import LOOKAHEAD
 from trtla.errors import UsageError
+from trtla.run import first_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,7 @@ class Comparison:
         speed = _ratio(right.figures.tokens_per_s, left.figures.tokens_per_s)
         if left.ids == right.ids:
             return f"the texts are equal; B is {speed} as fast as A"
-        same = next(
-            (i for i, (a, b) in enumerate(zip(left.ids, right.ids, strict=False)) if a != b),
-            min(len(left.ids), len(right.ids)),
-        )
+        same = first_difference(left.ids, right.ids)
         return f"the texts differ from token {same} on; B is {speed} as fast as A"
 
     def rows(self) -> list[tuple[str, str, str]]:

@@ -115,20 +115,10 @@ class _Drafts:
 def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:
     """The longest rest of a drafted branch that begins with the accepted tokens."""
     allowed = set(draft.candidates)
-    branches = [_branch(draft, node) for node in draft.candidates if draft.parents]
+    branches = [(draft.path(node), draft.tokens_to(node)) for node in draft.candidates]
     fitting = [
         tokens[len(accepted) :]
         for nodes, tokens in branches
         if allowed.issuperset(nodes) and tokens[: len(accepted)] == tuple(accepted)
     ]
     return max(fitting, key=len, default=())
-
-
-def _branch(draft: Draft, node: int) -> tuple[list[int], tuple[int, ...]]:
-    """Nodes and tokens from below the input down to a node."""
-    nodes: list[int] = []
-    while node:
-        nodes.append(node)
-        node = draft.parents[node - 1]
-    nodes.reverse()
-    return nodes, tuple(draft.tokens[node - 1] for node in nodes)

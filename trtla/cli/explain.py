@@ -145,14 +145,14 @@ def explain(console: Console, /, **flags: Any) -> None:
     given = ExplainFlags(**with_processor(flags))
     console.color = given.color
     drafter = drafter_settings(given.drafter, given)
-    triple = _check(given)
-    models = check_drafters(given.engine_dir, [("--drafter", drafter)], triple, given)
+    _check(given)
+    models = check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead, given)
     request = _request(given, drafter)
     with open_llm(given, drafter, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 
-def _check(given: ExplainFlags) -> LookaheadConfig | None:
+def _check(given: ExplainFlags) -> None:
     """What can be refused before torch is imported."""
     from trtla.runtime.limits import refuse_watch
 
@@ -173,7 +173,6 @@ def _check(given: ExplainFlags) -> LookaheadConfig | None:
     for flag, name in (("--output", given.output), ("--strip", given.strip)):
         if name is not None:
             _check_picture(Path(name), flag, force=given.force)
-    return given.lookahead
 
 
 def _check_picture(path: Path, flag: str, *, force: bool) -> None:

@@ -81,15 +81,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     """The candidates: each branch's nodes below the input, down to a node without further ones."""
     inner = set(draft.parents[draft.first_candidate - 1 :])
     leaves = [node for node in range(draft.first_candidate, draft.size) if node not in inner]
-    return sorted(_path(draft.parents, leaf) for leaf in leaves)
-
-
-def _path(parents: Sequence[int], node: int) -> tuple[int, ...]:
-    path: list[int] = []
-    while node:
-        path.append(node)
-        node = parents[node - 1]
-    return tuple(reversed(path))
+    return sorted(draft.path(leaf) for leaf in leaves)
 
 
 def roles(step: RecordedStep) -> list[Role]:

@@ -86,18 +86,14 @@ def _natural_reason(step: RecordedStep, drafted: tuple[int, ...]) -> Reason:
 
 def _follow(draft: Draft, committed: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
     """The nodes that carry the whole accepted path's last token, and one path to them."""
-    frontier, path = [0], list[int]()
+    frontier = [0]
     for token in committed:
         nodes = [node for node in draft.candidates if draft.parents[node - 1] in frontier]
         matching = [node for node in nodes if draft.tokens[node - 1] == token]
         if not matching:
             break
         frontier = matching
-    node = frontier[0]
-    while node:
-        path.insert(0, node)
-        node = draft.parents[node - 1]
-    return frontier, tuple(path)
+    return frontier, draft.path(frontier[0])
 
 
 def _children(draft: Draft, frontier: Sequence[int]) -> tuple[int, ...]:

@@ -55,6 +55,18 @@ class Draft:
         own = range(self.first_candidate, self.size)
         return (*self.window_candidates, *own) if self.window_candidates else own
 
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from below the input token down to this one."""
+        found: list[int] = []
+        while node:
+            found.append(node)
+            node = self.parents[node - 1]
+        return tuple(reversed(found))
+
+    def tokens_to(self, node: int) -> tuple[int, ...]:
+        """The tokens of that path."""
+        return tuple(self.tokens[one - 1] for one in self.path(node))
+
     @property
     def rows(self) -> tuple[int, ...]:
         """Nodes whose logits are wanted, each once: the input, the candidates, others to read."""

@@ -38,14 +38,6 @@ def accept(draft: Draft, draws: Mapping[int, int]) -> Accepted:
     while True:
         matching = [child for node in frontier for child in children.get((node, tokens[-1]), ())]
         if not matching:
-            return Accepted(tuple(tokens), _path(draft, frontier[0]))
+            return Accepted(tuple(tokens), draft.path(frontier[0]))
         frontier = matching
         tokens.append(draws[frontier[0]])
-
-
-def _path(draft: Draft, node: int) -> tuple[int, ...]:
-    path: list[int] = []
-    while node:
-        path.append(node)
-        node = draft.parents[node - 1]
-    return tuple(reversed(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trtla.bench.prompt_sets import batches
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.acceptance import Source
 from trtla.tune.replay import Steps
@@ -70,11 +71,8 @@ def category_seconds(
 
     The last batch is filled up with samples from the front, as `trtla bench` does.
     """
-    count = -(-len(samples) // size) * size
-    wide = [samples[place % len(samples)] for place in range(count)]
     total = 0.0
-    for start in range(0, count, size):
-        batch = wide[start : start + size]
+    for batch in batches(samples, size):
         prompt_tokens = sum(len(sample.prompt) for sample in batch)
         total += batch_seconds(clock, [of(triple, one)[0] for one in batch], prompt_tokens)
     return total

@@ -85,15 +85,6 @@ def accepted(draft: Draft, ahead: Sequence[int]) -> int:
     return max(depths.values())
 
 
-def path(draft: Draft, node: int) -> Ids:
-    """The tokens from below the input token down to a node."""
-    tokens: list[int] = []
-    while node:
-        tokens.append(draft.tokens[node - 1])
-        node = draft.parents[node - 1]
-    return tuple(reversed(tokens))
-
-
 class Known:
     """What the model is known to say off one text: answers of recorded runs, and the text itself.
 
@@ -109,13 +100,13 @@ class Known:
     def learn(self, place: int, draft: Draft, said: Sequence[int]) -> None:
         """Keep what a run's draft was answered."""
         for node, token in zip(draft.read, said, strict=True):
-            self._said[place, path(draft, node)] = token
+            self._said[place, draft.tokens_to(node)] = token
 
     def read(self, place: int, draft: Draft) -> list[int] | None:
         """The `Reader` of what is known."""
         said = []
         for node in draft.read:
-            token = self._after(place, path(draft, node))
+            token = self._after(place, draft.tokens_to(node))
             if token is None:
                 return None
             said.append(token)

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.bench.prompt_sets import SHIPPED, Ids, PromptSet, SetLine, encode, fit, load_sets
+from trtla.bench.prompt_sets import (
+    SHIPPED,
+    Ids,
+    PromptSet,
+    SetLine,
+    encode,
+    fit,
+    load_sets,
+    prompt_room,
+)
 from trtla.errors import UsageError
 from trtla.prompts import parse_jsonl, read_text
 from trtla.runtime.executor import SamplingParams
@@ -107,22 +116,6 @@ def make_samples(
             for number, ids in enumerate(fit(encoded, None, room))
         ]
     return found, cut
-
-
-def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
-    """Tokens that a prompt may have.
-
-    Raises:
-        UsageError: there is none.
-    """
-    room = min(limits.max_input_len, limits.max_text_len - max_output_len)
-    if room < 1:
-        raise UsageError(
-            f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
-            f"together may have {limits.max_text_len} tokens",
-            "lower --max-output-len, or rebuild with a larger --max-seq-len",
-        )
-    return room
 
 
 def categories(samples: Sequence[Sample]) -> list[str]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from trtla import __version__
-from trtla.errors import TrtlaError, UsageError
+from trtla.bench.opened import take_tokenizer
+from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.cost_table import CostPlan, CostTable
 from trtla.runtime.llm import LLM
@@ -89,17 +90,10 @@ class _Tuning:
         self._predictor = Predictor(self._acceptance.samples, self._clocks, self._steps.steps)
 
     def _samples(self) -> list[Sample]:
-        llm, tokenizer = self._llm, self._llm.tokenizer
-        if tokenizer is None:
-            raise UsageError(
-                f"{llm.engine.name} has no tokenizer files", "give them with --tokenizer-dir"
-            )
-        samples, cut = make_samples(
-            self._settings.sets, tokenizer, llm.limits, self._settings.sampling
-        )
+        tokenizer, limits = take_tokenizer(self._llm), self._llm.limits
+        samples, cut = make_samples(self._settings.sets, tokenizer, limits, self._settings.sampling)
         if cut:
             self._note(f"{cut} prompts are cut to the model's limits")
-        llm.tokenizer = None  # no arm pays for text, as in trtla bench
         return samples
 
     def _facts(self, samples: Sequence[Sample]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import EngineArm
+from trtla.bench.prompt_sets import batches
 from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.tune.measurements import Measurements
@@ -126,15 +127,12 @@ class Rounds:
         return f"turn {number} {self._size} {category} {len(self._samples[category])}"
 
     def _batches(self, category: str) -> list[list[Sample]]:
-        own, size = self._samples[category], self._size
-        count = -(-len(own) // size) * size
-        wide = [own[place % len(own)] for place in range(count)]
-        return [wide[start : start + size] for start in range(0, count, size)]
+        return batches(self._samples[category], self._size)
 
-    def _decode(self, arm: EngineArm, batches: Sequence[Sequence[Sample]]) -> float:
+    def _decode(self, arm: EngineArm, many: Sequence[Sequence[Sample]]) -> float:
         return sum(
             arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).wall_s
-            for batch in batches
+            for batch in many
         )
 
     def verified(
