@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.build.folder_kind import folder_kind
+from trtla.build.t5_config import is_encoder_decoder
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_batch_size, engine_limits, is_trtllm
 from trtla.cli.loading import loading
@@ -70,6 +71,11 @@ def _check(given: TuneFlags) -> TuneSettings:
 
     planned = _is_planned(given)
     model, limit, server = _planned_model(given) if planned else _own_model(given)
+    if is_encoder_decoder(Path(model)):  # replays know nothing of a text that an encoder reads
+        raise UsageError(
+            f"{model} is an encoder-decoder, whose acceptance tune cannot replay",
+            "try triples with trtla run --request-lookahead, or measure them with trtla bench",
+        )
     sampling = SamplingParams(
         given.max_output_len, given.temperature, given.top_k, given.top_p, given.seed
     )
