@@ -151,7 +151,7 @@ def _print_table(runs: dict[str, list[Any]]) -> None:
     print(" | ".join(f"over {base}" for base in bases), "|\n" + "|---" * 9 + "|")
     for name, rounds in runs.items():
         run, rates = rounds[0], speeds[name]
-        same = agreement(run.outputs, runs[AR][0].outputs)
+        same = agreement(run, runs[AR][0])
         cells = [name, f"{median(rates):.0f}", f"{min(rates):.0f}-{max(rates):.0f}"]
         cells += [f"{tokens_per_step(run):.2f}", f"{fed_per_step(run):.1f}"]
         cells += [f"{same['equal_texts']} of {same['texts']}"]

@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,8 @@ def compare(report: Report, given: argparse.Namespace, file: Path) -> bool:
 
 
 def _row(report: Report, name: str, ours: dict[str, Any], plain: Any) -> bool:
-    found = divergence(ours["output_ids"], plain)
+    answer = {name: ours[name] for name in ("text", "finish_reason")}
+    found = divergence(replace(plain, output_ids=tuple(ours["output_ids"]), **answer), plain)
     place = "-" if found is None else str(found.position)
     margin = None if found is None else found.margin
     cells = [

@@ -124,8 +124,16 @@ def test_peers_sampled_texts_are_not_compared() -> None:
 
 
 def test_agreement_names_the_earliest_difference() -> None:
-    found = agreement([(1, 2, 3), (1, 2), (5,)], [(1, 2, 4), (1, 2, 9), (5,)])
-    assert found == {"texts": 3, "equal_texts": 1, "first_divergence": 2}
+    ours = replace(PLAIN, outputs=((1, 2, 3), (1, 2), (5,)))
+    theirs = replace(PLAIN, outputs=((1, 2, 4), (1, 2, 9), (5,)))
+    assert agreement(ours, theirs) == {"texts": 3, "equal_texts": 1, "first_divergence": 2}
+
+
+def test_another_finish_reason_is_a_difference() -> None:
+    ours = replace(PLAIN, reasons=("length", "end_id"))
+    theirs = replace(PLAIN, reasons=("length", "length"))
+    assert agreement(ours, theirs) == {"texts": 2, "equal_texts": 1, "first_divergence": 5}
+    assert agreement(ours, PLAIN)["equal_texts"] == 2  # the other does not report it
 
 
 def test_the_shipped_sets() -> None:

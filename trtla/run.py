@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.drafting import NO_DRAFTER
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
@@ -49,13 +49,26 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a text first differs from plain decoding's; None where a text has ended already."""
+    """Where an answer first differs from plain decoding's."""
 
     position: int
-    id: int | None
-    plain_id: int | None
-    margin: float | None
+    """Index of the first output token that differs; the number of tokens where none does."""
+    id: int | None = None
+    """None where this answer has ended already, or where the tokens are the same."""
+    plain_id: int | None = None
+    margin: float | None = None
     """The target's top-2 logit margin there: near zero is rounding, a large one is a bug."""
+    of: Literal["ids", "text", "finish_reason"] = "ids"
+    """What differs. With the same ids, another text or reason is a bug."""
+
+    def describe(self) -> str:
+        """The difference in a few words."""
+        if self.of != "ids":
+            what = self.of.replace("_", " ")
+            return f"the {self.position} output tokens are the same, the {what} is another"
+        margin = "unknown" if self.margin is None else f"{self.margin:.3g}"
+        ids = f"{self.id} here, {self.plain_id} there"
+        return f"differs at output token {self.position}: {ids}; top-2 margin {margin}"
 
 
 def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
@@ -148,11 +161,15 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((i for i in range(shorter) if ours[i] != theirs[i]), end)
 
 
-def divergence(output_ids: Sequence[int], plain: Completion) -> Divergence | None:
-    """Where an output first differs from plain decoding's of the prompt; None when equal."""
-    ours, theirs = tuple(output_ids), plain.output_ids
+def divergence(completion: Completion, plain: Completion) -> Divergence | None:
+    """Where an answer first differs from plain decoding's; None: ids, text and reason are equal."""
+    ours, theirs = completion.output_ids, plain.output_ids
     position = first_difference(ours, theirs)
     if position is None:
+        if completion.text != plain.text:
+            return Divergence(len(ours), of="text")
+        if completion.finish_reason != plain.finish_reason:
+            return Divergence(len(ours), of="finish_reason")
         return None
     return Divergence(
         position,
@@ -195,7 +212,7 @@ def document(decoded: Decoded, plain: Decoded | None, executor: str) -> dict[str
         for entry, ours, theirs in zip(
             results, decoded.completions, plain.completions, strict=True
         ):
-            found = divergence(ours.output_ids, theirs)
+            found = divergence(ours, theirs)
             entry["lossless"] = found is None
             entry["divergence"] = asdict(found) if found else None
         body["plain_stats"] = asdict(plain.totals)

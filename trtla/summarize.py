@@ -24,9 +24,11 @@ from trtla.run import SCHEMA_VERSION, distinct_4grams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trtla.runtime.executor import SamplingParams
+    from trtla.runtime.executor import FinishReason, SamplingParams
     from trtla.runtime.llm import LLM
 
+ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
+"""The sides of our engine: as it drafts, and decoding plainly."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _HINT = 'give --dataset PATH.jsonl with {"article", "highlights"} lines'
 
@@ -48,6 +50,9 @@ class Answer:
     output_ids: tuple[int, ...]
     steps: int
     accepted: int
+    text: str | None = None
+    """As the side wrote it; None for Hugging Face, which gives ids."""
+    finish_reason: FinishReason | None = None
 
 
 Generate = Callable[[Sequence[list[int]]], list[Answer]]
@@ -158,7 +163,13 @@ def engine_side(
 
     def generate(batch: Sequence[list[int]]) -> list[Answer]:
         return [
-            Answer(done.output_ids, done.stats.steps, done.stats.accepted)
+            Answer(
+                done.output_ids,
+                done.stats.steps,
+                done.stats.accepted,
+                done.text,
+                done.finish_reason,
+            )
             for done in llm.generate(list(batch), sampling, drafter=drafter)
         ]
 
@@ -230,11 +241,27 @@ def score(side: Side, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Art
 
 def document(sides: Sequence[Side], settings: dict[str, Any]) -> dict[str, Any]:
     """The JSON document of a summarize run."""
+    equal = equal_to_plain(sides)
+    if equal is not None:
+        settings = {**settings, "equal_to_plain": equal}
     return {
         "schema_version": SCHEMA_VERSION,
         **settings,
         "sides": [side.figures() for side in sides],
     }
+
+
+def equal_to_plain(sides: Sequence[Side]) -> int | None:
+    """How many summaries have plain decoding's ids, text and reason; None: it did not run."""
+    answers = {side.name: side.answers for side in sides}
+    if ENGINE not in answers or PLAIN not in answers:
+        return None
+    pairs = zip(answers[ENGINE], answers[PLAIN], strict=True)
+    return sum(_said(ours) == _said(theirs) for ours, theirs in pairs)
+
+
+def _said(answer: Answer) -> tuple[object, ...]:
+    return (answer.output_ids, answer.text, answer.finish_reason)
 
 
 def items(sides: Sequence[Side], prompts: Sequence[list[int]]) -> Iterable[dict[str, Any]]:

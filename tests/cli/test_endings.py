@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,15 +75,22 @@ def test_a_closed_pipe_is_silent(engine: Path) -> None:
 
 def completion(ids: tuple[int, ...], margins: tuple[float, ...] = ()) -> Completion:
     triple = LookaheadConfig(2, 2, 2)
-    return Completion(0, None, (1,), ids, None, "length", triple, RequestStats(), margins)
+    return Completion(0, None, (1,), ids, "text", "length", triple, RequestStats(), margins)
 
 
 def test_divergence() -> None:
     plain = completion((5, 6, 7), (0.5, 0.25, 0.125))
-    assert divergence((5, 6, 7), plain) is None
-    assert divergence((5, 9, 7), plain) == Divergence(1, 9, 6, 0.25)
-    assert divergence((5, 6), plain) == Divergence(2, None, 7, 0.125)
-    assert divergence((5, 6, 7, 8), plain) == Divergence(3, 8, None, None)
+    assert divergence(completion((5, 6, 7)), plain) is None
+    assert divergence(completion((5, 9, 7)), plain) == Divergence(1, 9, 6, 0.25)
+    assert divergence(completion((5, 6)), plain) == Divergence(2, None, 7, 0.125)
+    assert divergence(completion((5, 6, 7, 8)), plain) == Divergence(3, 8, None, None)
+
+
+def test_another_text_or_reason_of_the_same_ids_is_a_divergence() -> None:
+    plain = completion((5, 6, 7))
+    text, reason = replace(plain, text="texts"), replace(plain, finish_reason="stop_words")
+    assert divergence(text, plain) == Divergence(3, of="text")
+    assert divergence(reason, plain) == Divergence(3, of="finish_reason")
 
 
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +99,7 @@ def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.Mo
     ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
     refused(ran, 3, "1 of 1 texts differ")
     assert ran.json["results"][0]["lossless"] is False
-    expected = {"position": 1, "id": 9, "plain_id": 6, "margin": 0.25}
+    expected = {"position": 1, "id": 9, "plain_id": 6, "margin": 0.25, "of": "ids"}
     assert ran.json["results"][0]["divergence"] == expected
 
 

@@ -112,7 +112,8 @@ def figures(found: Decoded, plain: Decoded) -> dict[str, object]:
         "peak_mem_mib": round(found.peak_bytes / 2**20, 1),
         "finish_reason": found.finish_reason,
         "output_sha256": _sha256(found.output_ids),
-        "same_as_ar": found.output_ids == plain.output_ids,
+        "same_as_ar": (found.output_ids, found.finish_reason)
+        == (plain.output_ids, plain.finish_reason),
         "rouge_l": found.rouge_l,
         "perplexity": found.perplexity,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from trtla.bench.prompt_sets import Ids
 from trtla.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.runtime.executor import ExecutorStats, SamplingParams
+from trtla.runtime.executor import ExecutorStats, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.runtime.llm import LLM, Completion
@@ -48,6 +48,8 @@ class Run:
     The compiled forward holds float16 weights as they are also where it computes in float32."""
     accepted_lengths: tuple[Sequence[int], ...] | None = None
     """Accepted drafts of each step, per request; None where the arm does not tell."""
+    reasons: tuple[FinishReason | None, ...] = ()
+    """Why each output ended; empty where the arm does not report it."""
 
     @property
     def output_tokens(self) -> int:
@@ -149,6 +151,7 @@ def _run(
         forward_s=after.forward_s - before.forward_s or None,
         weight_bytes=after.weight_bytes,
         accepted_lengths=known if len(known) == len(done) else None,
+        reasons=tuple(c.finish_reason for c in done),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ from trtla.bench.arms import AR, Run
 from trtla.bench.prompt_sets import Ids
 from trtla.bench.rounds import Measured
 from trtla.run import distinct_4grams, first_difference
+from trtla.runtime.executor import FinishReason
 from trtla.runtime.positions import accepted_per_pos
 
 
@@ -74,15 +76,30 @@ def read_gb_per_s(run: Run, hardware: Hardware) -> float | None:
     return (run.weight_bytes or hardware.weight_bytes) * run.forwards / run.forward_s / 1e9
 
 
-def agreement(outputs: Sequence[Ids], reference: Sequence[Ids]) -> dict[str, Any]:
-    """How many texts equal the reference's, and the earliest index where one does not."""
-    at = [first_difference(a, b) for a, b in zip(outputs, reference, strict=True)]
+def agreement(run: Run, reference: Run) -> dict[str, Any]:
+    """How many outputs equal the reference's, and the earliest index where one does not.
+
+    No arm writes text while it is measured: ids and finish reasons are compared, on which alone the
+    text depends.
+    """
+    pairs = zip_longest(run.outputs, reference.outputs, run.reasons, reference.reasons)
+    at = [_difference(*pair) for pair in pairs]
     different = [index for index in at if index is not None]
     return {
         "texts": len(at),
         "equal_texts": len(at) - len(different),
         "first_divergence": min(different, default=None),
     }
+
+
+def _difference(
+    ours: Ids, theirs: Ids, reason: FinishReason | None, other: FinishReason | None
+) -> int | None:
+    """The first index that differs; the output's length where only the finish reason does."""
+    at = first_difference(ours, theirs)
+    if at is None and None not in (reason, other) and reason != other:
+        return len(ours)
+    return at
 
 
 def rows(measured: Measured, hardware: Hardware) -> list[dict[str, Any]]:
@@ -123,7 +140,7 @@ def _row(measured: Measured, name: str, hardware: Hardware) -> dict[str, Any]:
 
 def _agreement(run: Run, plain: Run, comparable: bool) -> dict[str, Any]:
     """Peers draw other random numbers, so their sampled texts say nothing."""
-    found = agreement(run.outputs, plain.outputs)
+    found = agreement(run, plain)
     return found if comparable else {**found, "equal_texts": None, "first_divergence": None}
 
 

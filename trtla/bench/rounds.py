@@ -118,4 +118,5 @@ def add(runs: Sequence[Run]) -> Run:
         max(run.peak_bytes for run in runs),
         runs[0].weight_bytes,
         tuple(chain.from_iterable(accepted)) if len(accepted) == len(runs) else None,
+        tuple(reason for run in runs for reason in run.reasons),
     )

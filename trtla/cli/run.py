@@ -232,7 +232,7 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
     from trtla.run import divergence
 
     pairs = zip(decoded.completions, plain.completions, strict=True)
-    different = [str(ours.index) for ours, theirs in pairs if divergence(ours.output_ids, theirs)]
+    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
     if different:
         raise CheckFailed(
             f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "

@@ -215,12 +215,12 @@ def _measure(
 def _engine_sides(
     llm: LLM, sampling: SamplingParams, prompts: list[list[int]], given: SummarizeFlags
 ) -> Iterator[Side]:
-    from trtla.summarize import engine_side, measure
+    from trtla.summarize import ENGINE, PLAIN, engine_side, measure
 
-    yield measure("trtla", engine_side(llm, sampling), prompts, given.batch_size)
+    yield measure(ENGINE, engine_side(llm, sampling), prompts, given.batch_size)
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
         plain = engine_side(llm, sampling, NO_DRAFTER)
-        yield measure("trtla_without_lookahead", plain, prompts, given.batch_size)
+        yield measure(PLAIN, plain, prompts, given.batch_size)
 
 
 def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:
@@ -263,7 +263,7 @@ def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]
 def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
     from trtla.bench.report import environment
-    from trtla.summarize import ROUGE, document
+    from trtla.summarize import ROUGE, document, equal_to_plain
 
     if console.json:
         found = {"environment": environment(command_line()), **settings}
@@ -280,6 +280,9 @@ def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) ->
             console.out(f"  {key}: {row[key]}")
     console.table(list(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
     _print_speed_up(console, rows)
+    equal = equal_to_plain(sides)
+    if equal is not None:
+        console.out(f"summaries equal to plain decoding's: {equal} of {settings['items']}")
 
 
 def _print_speed_up(console: Console, rows: list[dict[str, Any]]) -> None:

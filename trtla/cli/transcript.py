@@ -96,15 +96,9 @@ class Transcript:
 
     def _compare(self, decoded: Decoded, plain: Decoded) -> None:
         for ours, theirs in zip(decoded.completions, plain.completions, strict=True):
-            found = divergence(ours.output_ids, theirs)
-            if found is None:
-                self.console.out(f"Lossless [Text {ours.index}]: equal to plain decoding")
-            else:
-                margin = "unknown" if found.margin is None else f"{found.margin:.3g}"
-                self.console.out(
-                    f"Lossless [Text {ours.index}]: differs at output token {found.position}: "
-                    f"{found.id} here, {found.plain_id} there; top-2 margin {margin}"
-                )
+            found = divergence(ours, theirs)
+            outcome = "equal to plain decoding" if found is None else found.describe()
+            self.console.out(f"Lossless [Text {ours.index}]: {outcome}")
 
     def _table(self, decoded: Decoded, plain: Decoded | None) -> None:
         rows = [_row(completion) for completion in decoded.completions]

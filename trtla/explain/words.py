@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from trtla.explain.cells import ELLIPSIS
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.step_story import Reason, Story
-from trtla.runtime.text import Decode
+from trtla.runtime.text_stream import Decode
 
 SPACE = "\N{MIDDLE DOT}"
 _MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.executor import FinishReason, Output, Request, RequestStats
-from trtla.runtime.text import TextStream
+from trtla.runtime.text_stream import TextStream
 
 Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""

@@ -1,6 +1,6 @@
 """Hypotheses of a beam search in words, as `LLM.beam_search` gives them.
 
-How they are found it does not know.
+Formatting only; the search is in beam.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtla.runtime.beam import BeamSettings, Hypothesis
-from trtla.runtime.text import Decode, TextStream
+from trtla.runtime.text import Tokenizer
+from trtla.runtime.text_stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,12 @@ class BeamText:
 
 
 def beam_text(
-    beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], decode: Decode | None
+    beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], tokenizer: Tokenizer | None
 ) -> BeamText:
     """A hypothesis that continues a prompt, as text where there is a tokenizer."""
     told = beam.tokens[:-1] if beam.finished else beam.tokens
-    text = None if decode is None else TextStream(decode, prompt, ()).push(told, last=True)
+    text = None
+    if tokenizer is not None:
+        stream = TextStream(tokenizer.decode, prompt, (), tokenizer.byte_tokens)
+        text = stream.push(told, last=True)
     return BeamText(beam.tokens, text, beam.log_prob, settings.score(beam), beam.finished)

@@ -34,7 +34,7 @@ from trtla.runtime.open_model import (
     open_tokenizer,
 )
 from trtla.runtime.scoring import scorer
-from trtla.runtime.text import StopStrings, TextStream
+from trtla.runtime.text_stream import StopStrings, TextStream
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
@@ -203,7 +203,8 @@ class LLM:
                 f"{name} has a stop string, but the model has no tokenizer",
                 "leave stop away, or give --tokenizer-dir",
             )
-        check = StopStrings(decode, start, stop) if decode and stop else None
+        runs = self.tokenizer.byte_tokens if self.tokenizer else frozenset()
+        check = StopStrings(decode, start, stop, runs) if decode and stop else None
         settings = drafter or self._drafter
         request = Request(
             next(self._ids),
@@ -222,7 +223,7 @@ class LLM:
         if decode is None:
             return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
-        return Answer(index, request, text, TextStream(decode, start, stop))
+        return Answer(index, request, text, TextStream(decode, start, stop, runs))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.
@@ -253,9 +254,8 @@ class LLM:
             )
         sampling = SamplingParams(max_output_len=max_output_len)
         request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
-        decode = self.tokenizer.decode if self.tokenizer else None
         found = self._executor.beam_search(request, chosen)
-        return [beam_text(beam, chosen, request.input_ids, decode) for beam in found]
+        return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
         """Natural logarithm of the target's probability of each output token; torch engines only.

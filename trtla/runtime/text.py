@@ -1,20 +1,14 @@
-"""Token ids to text, piece by piece: the tokenizer, incremental decoding and stop strings."""
+"""The tokenizer: text to token ids and back, and chat templates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError, first_line
 from trtla.runtime.tokenizer_json import open_tokenizer_json
-
-Decode = Callable[[Sequence[int]], str]
-"""Ids to text without special tokens and without any tidying of spaces."""
-
-_CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its leading space
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what decoders show for an unfinished UTF-8 sequence
 
 
 class Tokenizer:
@@ -58,6 +52,13 @@ class Tokenizer:
         return str(text)
 
     @cached_property
+    def byte_tokens(self) -> frozenset[int]:
+        """Ids of the byte-fallback tokens `<0x00>` to `<0xFF>`; empty where there are none."""
+        names = (f"<0x{byte:02X}>" for byte in range(256))
+        find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
+        return frozenset(token for token in map(find, names) if token is not None)
+
+    @cached_property
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template; transformers is loaded if one is likely."""
         return _may_have_template(self._folder) and bool(self.inner.chat_template)
@@ -87,66 +88,3 @@ def _may_have_template(folder: Path) -> bool:
         return '"chat_template"' in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
-
-
-class TextStream:
-    """The text of one output, growing as tokens come.
-
-    Pieces are final: an unfinished UTF-8 sequence and anything that may still become a stop string
-    are held back, and the text ends before the stop string.
-    """
-
-    def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._decode, self._stop = decode, tuple(stop)
-        self._ids = list(prompt[-_CONTEXT:])
-        self._start = 0  # decoding starts here, some tokens before the first new one
-        self._read = len(self._ids)
-        self._text = ""
-        self._sent = 0
-
-    def push(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """Add tokens; returns the text that is now certain. With `last` all of it."""
-        self._ids += ids
-        self._extend(last)
-        end = len(self._text) - (0 if last else self._held_back())
-        if last:
-            end = min([end, *(at for s in self._stop if (at := self._text.find(s)) >= 0)])
-        piece = self._text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return piece
-
-    def _extend(self, last: bool) -> None:
-        before = self._decode(self._ids[self._start : self._read])
-        after = self._decode(self._ids[self._start :])
-        if len(after) <= len(before) or (after.endswith(_BROKEN) and not last):
-            return
-        self._text += after[len(before) :]
-        self._start, self._read = self._read, len(self._ids)
-
-    def _held_back(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for length in range(min(len(stop), len(self._text)), longest, -1):
-                if self._text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
-
-
-class StopStrings:
-    """Says whether the text of an output holds a stop string, looking at its end only."""
-
-    def __init__(self, decode: Decode, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._decode, self._stop = decode, tuple(stop)
-        self._prompt = list(prompt[-_CONTEXT:])
-        # A token has at least one byte, so this many tokens hold every stop string that ends in the
-        # last.
-        self._tail = max(len(s.encode()) for s in stop) + _CONTEXT
-
-    def __call__(self, ids: list[int]) -> bool:
-        if len(ids) > self._tail:
-            text = self._decode(ids[-self._tail :])
-        else:
-            text = TextStream(self._decode, self._prompt, ()).push(ids, last=True)
-        return any(stop in text for stop in self._stop)

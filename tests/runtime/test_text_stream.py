@@ -1,0 +1,197 @@
+"""Incremental detokenization: the text depends on the ids, never on how many came in a step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tests.tokenizers
+from trtla.runtime.text import Tokenizer
+from trtla.runtime.text_stream import StopStrings, TextStream
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+STOPS = ["\n", "\n\n", "b", " a", "🦙", "é", "日本", "本", ":\n", "\n  ", "ab.", "end", BROKEN]
+MAKERS = {
+    "byte_level": tests.tokenizers.byte_level,
+    "byte_fallback": tests.tokenizers.byte_fallback,
+}
+
+
+class Codec:
+    """A tokenizer with what text streams need of it, and ids to draw outputs from."""
+
+    def __init__(self, tokenizer, byte_tokens=frozenset()):
+        self.encode = lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+        self.decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+        self.size = tokenizer.get_vocab_size() + 2  # models have more ids than their tokenizer
+        self.byte_tokens = byte_tokens
+
+
+def codec(name, folder):
+    if name == "shipped":
+        return Codec(Tokenizer(folder)._plain)
+    tokenizer = MAKERS[name]()
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    found = {tokenizer.token_to_id(one) for one in names} - {None}
+    return Codec(tokenizer, frozenset(found))
+
+
+@pytest.fixture(scope="module", params=["shipped", *MAKERS])
+def kind(request, tiny_llama):
+    return codec(request.param, tiny_llama)
+
+
+def output_text(kind, prompt, ids, stop=()):
+    """The definition: prompt and output decoded at once, after the prompt's own text."""
+    before, whole = kind.decode(prompt), kind.decode([*prompt, *ids])
+    alike = [a == b for a, b in zip(before, whole, strict=False)]
+    text = whole[[*alike, False].index(False) :]
+    found = [at for one in stop if (at := text.find(one)) >= 0]
+    return text[: min(found)] if found else text
+
+
+def steps_of(ids, cuts):
+    """Cut ids into non-empty steps at the given places."""
+    places = sorted({cut % (len(ids) + 1) for cut in cuts} | {0, len(ids)})
+    return [ids[a:b] for a, b in pairwise(places)]
+
+
+TEXTS = st.text("ab .\n:é日本🦙\N{REPLACEMENT CHARACTER} end", max_size=24)
+CUTS = st.lists(st.integers(0, 400), max_size=12)
+
+
+@st.composite
+def token_ids(draw, kind, most=40):
+    """Whole texts, and single ids of all kinds between them: bytes, special and unknown ones."""
+    ids = []
+    for part in draw(st.lists(TEXTS | st.integers(0, kind.size - 1), max_size=8)):
+        ids += kind.encode(part) if isinstance(part, str) else [part]
+    if kind.byte_tokens and draw(st.booleans()):
+        run = draw(st.sampled_from(["🦙🦙", "é\n日", "\n\n🦙"])).encode()
+        base = min(kind.byte_tokens)
+        ids += [base + byte for byte in run[: draw(st.integers(1, len(run)))]]
+    return ids[:most]
+
+
+@given(st.data())
+def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
+    prompt = data.draw(token_ids(kind, 30), "prompt")
+    ids = data.draw(token_ids(kind, 60), "ids")
+    stop = data.draw(st.lists(st.sampled_from(STOPS), max_size=3), "stop")
+    check = StopStrings(kind.decode, prompt, stop, kind.byte_tokens)
+    counts = range(1, len(ids) + 1)
+    end = next((n for n in counts if stop and check(ids[:n])), len(ids))
+    holding = (n for n in counts if any(s in output_text(kind, prompt, ids[:n]) for s in stop))
+    assert end == next(holding, len(ids))
+    wanted = output_text(kind, prompt, ids[:end], stop)
+    stream, sent = TextStream(kind.decode, prompt, stop, kind.byte_tokens), ""
+    for step in steps_of(ids[:end], data.draw(CUTS, "cuts")):
+        sent += stream.push(step)
+        assert wanted.startswith(sent)
+    assert sent + stream.push([], last=True) == wanted
+
+
+@given(st.data())
+def test_a_stop_check_may_begin_again_with_other_ids(kind, data):
+    check = StopStrings(kind.decode, [], ["b", "\n"], kind.byte_tokens)
+    for ids in data.draw(st.lists(token_ids(kind, 20), max_size=4)):
+        text = output_text(kind, [], ids)
+        assert check(ids) == ("b" in text or "\n" in text)
+
+
+@given(st.data())
+def test_whole_characters_come_at_once(kind, data):
+    """Text of words and whole characters is not held back to the end."""
+    text = data.draw(st.text("ab. é日本", min_size=1, max_size=20))
+    ids = kind.encode(text)
+    sent = TextStream(kind.decode, [], (), kind.byte_tokens).push(ids)
+    assert sent == kind.decode(ids) or ids[-1] in kind.byte_tokens
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+def test_a_run_of_bytes_that_is_cut_reads_the_same_in_all_steps(tiny_llama, step):
+    kind = codec("byte_fallback", tiny_llama)
+    ids = kind.encode("🦙🦙")[1:-2]
+    prompt = kind.encode("a")
+    stream = TextStream(kind.decode, prompt, (), kind.byte_tokens)
+    pieces = [stream.push(ids[at : at + step]) for at in range(0, len(ids), step)]
+    assert "".join([*pieces, stream.push([], last=True)]) == BROKEN * 6
+
+
+def test_a_stop_in_a_run_of_bytes_is_seen_at_its_token(tiny_llama):
+    kind = codec("byte_fallback", tiny_llama)
+    ids = kind.encode("🦙🦙\nab end")[1:]
+    check = StopStrings(kind.decode, kind.encode("a"), ["\n"], kind.byte_tokens)
+    assert [n for n in range(1, 12) if check(ids[:n])][:1] == [9]
+
+
+def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_output(tiny_llama):
+    for name in ("byte_level", "byte_fallback", "shipped"):
+        kind = codec(name, tiny_llama)
+        whole, rest = kind.encode("the 🦙"), kind.encode("日本ab.")
+        for cut in range(1, 3):
+            stream = TextStream(kind.decode, whole[:-cut], (), kind.byte_tokens)
+            text = stream.push([*whole[-cut:], *rest]) + stream.push([], last=True)
+            assert text.replace(" ", "") == "🦙日本ab.", name
+
+
+def test_a_stop_inside_an_accepted_token_is_cut_before_the_text_is_sent(tiny_llama):
+    kind = codec("byte_level", tiny_llama)
+    colon = kind.encode("a:\n")
+    stream = TextStream(kind.decode, [], ["\n"], kind.byte_tokens)
+    assert stream.push(colon) == "a:"
+    assert stream.push([], last=True) == ""
+
+
+def test_unfinished_characters_come_out_at_the_end(tiny_llama):
+    kind = codec("byte_level", tiny_llama)
+    stream = TextStream(kind.decode, [], ())
+    assert stream.push(kind.encode("日")[:1]) == ""
+    assert stream.push([], last=True) == BROKEN
+
+
+def test_the_first_piece_keeps_its_space(tiny_llama):
+    kind = codec("byte_fallback", tiny_llama)
+    ids = kind.encode("a ab end")
+    for cut in range(1, len(ids)):
+        stream = TextStream(kind.decode, ids[:cut], (), kind.byte_tokens)
+        assert kind.decode(ids[:cut]) + stream.push(ids[cut:], last=True) == "a ab end"
+
+
+def test_the_stop_check_looks_at_the_output_only(tiny_llama):
+    """A stop string that began in the prompt does not end the text."""
+    kind = codec("byte_fallback", tiny_llama)
+    check = StopStrings(kind.decode, kind.encode("a\n"), ["\n\n"], kind.byte_tokens)
+    newline = kind.encode("\n")[-1]
+    assert not check([newline])
+    assert check([newline, newline])
+
+
+def test_long_outputs_are_decoded_in_short_windows(tiny_llama):
+    """The work for a token does not grow with the text before it."""
+    kind = codec("shipped", tiny_llama)
+    ids = kind.encode("def name(self):\n    return 'é日本'\n" * 30)
+    lengths = []
+
+    def decode(window):
+        lengths.append(len(window))
+        return kind.decode(window)
+
+    stream = TextStream(decode, [], ())
+    assert stream.push(ids, last=True) == kind.decode(ids)
+    assert max(lengths) <= 40
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_byte_tokens_are_the_same_with_and_without_transformers(tmp_path, name):
+    made = MAKERS[name]()
+    tests.tokenizers.save(made, tmp_path)
+    plain = Tokenizer(tmp_path)
+    assert plain._plain is not None
+    through = Tokenizer(tmp_path)
+    through._plain = None
+    assert len(plain.byte_tokens) == (256 if name == "byte_fallback" else 0)
+    assert through.byte_tokens == plain.byte_tokens
