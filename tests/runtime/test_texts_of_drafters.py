@@ -66,8 +66,8 @@ def test_cut_runs_of_bytes_read_the_same(byte_model, heat):
     rng = random.Random(1)
     broken = 0
     with LLM(byte_model, lookahead=LookaheadConfig(5, 4, 5), dtype="float32") as llm:
-        for seed in range(25):
+        for seed in range(40):
             prompt = [259, *[rng.randrange(3, 260) for _ in range(3)] * 4]
-            given = SamplingParams(40, temperature=heat, seed=seed, top_k=4, stop=("\n", "ab"))
+            given = SamplingParams(40, temperature=heat, seed=seed, top_k=4)
             broken += "\N{REPLACEMENT CHARACTER}" in (same_texts(llm, prompt, given).text or "")
     assert broken  # else nothing was cut inside a character
