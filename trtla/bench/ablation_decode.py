@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from trtla.bench.ablation_arms import NEEDS_DRAFT_MODEL, AblationArm, arms
 from trtla.bench.ablation_rows import Decoded
 from trtla.bench.hardware import peak_bytes, reset_peak
@@ -23,7 +21,7 @@ from trtla.bench.prompt_sets import Ids
 from trtla.drafting import DrafterSettings
 from trtla.errors import TrtlaError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.device import resolve_device
+from trtla.runtime.device import resolve_device, set_threads
 from trtla.runtime.drafters.gamma_policy import DraftTotals
 from trtla.runtime.executor import SamplingParams
 from trtla.runtime.llm import LLM, Chunk
@@ -42,8 +40,7 @@ def open_decoder(ablation: Ablation, device: str, dtype: str) -> Iterator[Decode
     Raises:
         UsageError: a folder, a device or a type is not usable, or the models do not go together.
     """
-    if ablation.threads is not None:
-        torch.set_num_threads(ablation.threads)
+    set_threads(ablation.threads)
     drafts = set(NEEDS_DRAFT_MODEL).intersection(ablation.grid.methods)
     draft_model = ablation.grid.draft_model if drafts else None
     with LLM(

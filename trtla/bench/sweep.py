@@ -24,7 +24,7 @@ from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, LookaheadConfig, check_request
 from trtla.processors import Filters
-from trtla.runtime.device import resolve_device
+from trtla.runtime.device import resolve_device, set_threads
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import SamplingParams
 from trtla.runtime.llm import LLM
@@ -99,7 +99,7 @@ def run_sweep(
 
 
 def _bandwidth(device: torch.device, threads: int) -> float:
-    torch.set_num_threads(threads)
+    set_threads(threads)
     return read_bandwidth(device)
 
 
@@ -188,7 +188,7 @@ class _Bench:
         results.executors.append(self._llm.description)
         size = weight_bytes(self._checkpoint, self._dtype)  # peers know no FP8
         for cell, prompts in self._cells(sets, tuple(bandwidth)):
-            torch.set_num_threads(cell.threads)
+            set_threads(cell.threads)
             measured = self._measure(cell, prompts, on_round)
             hardware = Hardware(size, bandwidth[cell.threads])
             results.rows += rows(measured, hardware)

@@ -61,6 +61,7 @@ class ModelFlags(DrafterFlags):
     tokenizer_dir: str | None
     device: str
     dtype: str
+    threads: int | None
     lookahead: Lookahead | None
 
 

@@ -41,8 +41,10 @@ def open_llm(
         more: arguments of `LLM` beside or instead of what the flags say.
     """
     with loading():
+        from trtla.runtime.device import set_threads
         from trtla.runtime.llm import LLM
 
+        set_threads(given.threads)
         settings: dict[str, Any] = {
             "lookahead": given.lookahead,
             "tokenizer_dir": given.tokenizer_dir,

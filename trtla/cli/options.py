@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Setting, Several
-from trtla.cli.values import DEVICE, LOOKAHEAD
+from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD
 from trtla.console import Console
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ place_flags = stack(
         type=DTYPES,
         default="auto",
         help="Type to compute in; auto is the engine's.",
+    ),
+    setting(
+        "--threads",
+        section="Model",
+        type=COUNT,
+        show_default="PyTorch's: one a core",
+        help="Threads that compute on a CPU.",
     ),
 )
 """Where a model runs, and in which type."""

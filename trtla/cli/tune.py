@@ -224,11 +224,9 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
 
 def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tuned:
     with loading():
-        import torch
-
+        from trtla.runtime.device import set_threads
         from trtla.tune.tuner import tune as run_tune
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     return run_tune(settings, lambda text: console.note(f"note: {text}"))
 
 

@@ -79,13 +79,6 @@ tune_flags = stack(
     tokenizer_flag("Model"),
     place_flags,
     setting(
-        "--threads",
-        section="Model",
-        type=COUNT,
-        show_default="PyTorch's",
-        help="Threads of PyTorch.",
-    ),
-    setting(
         "--backend",
         section="TensorRT-LLM engines",
         type=click.Choice(["auto", "torch", "tensorrt-llm"]),

@@ -12,6 +12,7 @@ from trtla.machine import available_memory
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MOST_THREADS = 1024
 _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
 
 
@@ -64,6 +65,19 @@ def _cpu_computes(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
     return bool("AVX512" in capabilities and torch.cpu._is_amx_fp16_supported())
+
+
+def set_threads(count: int | None) -> None:
+    """Compute with so many threads on a CPU from now on; None changes nothing.
+
+    Raises:
+        UsageError: they are more than any machine has use for.
+    """
+    if count is None:
+        return
+    if not 1 <= count <= _MOST_THREADS:
+        raise UsageError(f"threads is {count}", f"use 1 to {_MOST_THREADS}; one a core is best")
+    torch.set_num_threads(count)
 
 
 def synchronize(device: torch.device) -> None:

@@ -20,7 +20,7 @@ from trtla.user_cache import user_cache
 SOURCES = Path(__file__).parent / "native"
 _FLAGS = (
     *("-O3", "-march=native", "-std=gnu++17", "-ffp-contract=fast"),
-    *("-fopenmp", "-fvisibility=hidden", "-fPIC", "-shared"),
+    *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
 )
 _TIMEOUT_S = 300
 _log = logging.getLogger(__name__)
