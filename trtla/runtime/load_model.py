@@ -47,8 +47,6 @@ def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
     """Why a model on the CPU runs through PyTorch's operations; None: it does not."""
     if os.environ.get("TRTLA_COMPILED") == "0":
         return "TRTLA_COMPILED=0 says so"
-    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        return "oneDNN multiplies bfloat16 in the processor's AMX tiles"
     try:
         return native_problem(config, dtype)
     except NotCompiled as error:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "tiles.h"
 
 constexpr int WIDTH = 2 * LANES;
 constexpr size_t PANELS_BYTES = 512 * 1024;  // panels that stay in the second-level cache
@@ -24,14 +25,18 @@ struct Matrix {
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
-// Neighbouring inputs that are multiplied at once.
+// Neighbouring inputs that are multiplied at once, and whether that is done in tiles.
 template <class X>
 constexpr int PAIR = 1;
 template <>
 constexpr int PAIR<BFloat16> = 2;
+template <class X>
+constexpr bool TILED = HAS_TILES && PAIR<X> == 2;
+template <class X>
+constexpr int MOST_ROWS = TILED<X> ? 2 * TILE_ROWS : MAX_ROWS;
 
-// Inputs of all tokens, in blocks of about the same number of rows, at most MAX_ROWS; each block is
-// [inputs / PAIR][rows][PAIR].
+// Inputs of all tokens, in blocks of about the same number of rows, at most MOST_ROWS; each block is
+// [inputs / PAIR][rows][PAIR], or [rows][inputs] for tiles.
 template <class X>
 struct Inputs {
     std::vector<X> data;
@@ -39,7 +44,7 @@ struct Inputs {
 
     void reset(int new_tokens, int new_size) {
         tokens = new_tokens, size = new_size;
-        blocks = (tokens + MAX_ROWS - 1) / MAX_ROWS;
+        blocks = (tokens + MOST_ROWS<X> - 1) / MOST_ROWS<X>;
         if (data.size() < (size_t)tokens * size) data.resize((size_t)tokens * size);
     }
     int first(int block) const { return (int64_t)tokens * block / blocks; }
@@ -48,6 +53,7 @@ struct Inputs {
 
     // Puts LANES inputs of a token, `place` on, into their places.
     void put(int token, int place, Floats values) {
+        if constexpr (TILED<X>) return store(data.data() + (size_t)token * size + place, values);
         const int block = ((int64_t)(token + 1) * blocks - 1) / tokens;
         const int row = token - first(block), count = rows(block);
         X* to = data.data() + (size_t)first(block) * size;
@@ -97,11 +103,12 @@ template <int ROWS>
 inline void multiply(const BFloat16*, const BFloat16*, int, Floats (&)[ROWS][2]) {}
 #endif
 
-using Products = float[MAX_ROWS][WIDTH];
+template <class X>
+using Products = float[MOST_ROWS<X>][WIDTH];
 
 // One panel times one block of ROWS tokens.
 template <class X, class W, int ROWS>
-void multiply_block(const X* x, const W* panel, const float* bias, int inputs, Products& out) {
+void multiply_block(const X* x, const W* panel, const float* bias, int inputs, Products<X>& out) {
     Floats sums[ROWS][2];
     for (auto& sum : sums) {
         sum[0] = bias ? load(bias) : Floats{};
@@ -114,7 +121,7 @@ void multiply_block(const X* x, const W* panel, const float* bias, int inputs, P
 
 template <class X, class W, int ROWS = MAX_ROWS>
 void multiply_rows(int rows, const X* x, const W* panel, const float* bias, int inputs,
-                   Products& out) {
+                   Products<X>& out) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS) return multiply_block<X, W, ROWS>(x, panel, bias, inputs, out);
         multiply_rows<X, W, ROWS - 1>(rows, x, panel, bias, inputs, out);
@@ -125,14 +132,18 @@ template <class X, class W, class Sink>
 void multiply_panels(const Inputs<X>& x, const Matrix& matrix, int from, int to, Sink sink) {
     const size_t panel_size = (size_t)matrix.inputs * WIDTH;
     const int together = std::max<size_t>(1, PANELS_BYTES / (panel_size * sizeof(W)));
-    Products out;
+    Products<X> out;
     for (int first = from; first < to; first += together) {
         for (int block = 0; block < x.blocks; ++block) {
             const int token = x.first(block), rows = x.rows(block);
+            [[maybe_unused]] const Tiles<TILED<X>> configured(rows);
             for (int panel = first; panel < std::min(to, first + together); ++panel) {
                 const float* bias = matrix.bias ? matrix.bias + panel * WIDTH : nullptr;
                 const W* weights = (const W*)matrix.panels + panel * panel_size;
-                multiply_rows<X, W>(rows, x.block(block), weights, bias, matrix.inputs, out);
+                if constexpr (TILED<X>)
+                    multiply_tiles(rows, x.block(block), weights, bias, matrix.inputs, out);
+                else
+                    multiply_rows<X, W>(rows, x.block(block), weights, bias, matrix.inputs, out);
                 for (int row = 0; row < rows; ++row) sink(token + row, panel, out[row]);
             }
         }

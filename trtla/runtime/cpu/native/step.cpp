@@ -7,7 +7,7 @@
 
 EXPORTED int64_t trtla_lanes() { return LANES; }
 EXPORTED int64_t trtla_has_float16() { return HAS_FLOAT16; }
-EXPORTED int64_t trtla_has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS; }
+EXPORTED int64_t trtla_has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS && tiles_are_given(); }
 
 namespace {
 
