@@ -33,6 +33,7 @@ class ToyModel:
     folds = 1
     dtype = torch.float64
     weight_bytes = None
+    arithmetic = "float64, a toy"
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores

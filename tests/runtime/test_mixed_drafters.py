@@ -86,7 +86,9 @@ def requests(draw: st.DrawFn, index: int):
 batches = st.integers(1, 6).flatmap(lambda count: st.tuples(*map(requests, range(count))))
 
 
-def mixed_executor(server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT, scores=None):
+def mixed_executor(
+    server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT, scores=None, max_reused_len=0
+):
     """An executor over a toy that makes every kind of drafter; the draft model is a toy too.
 
     With `scores` both are that toy.
@@ -98,7 +100,7 @@ def mixed_executor(server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT,
     factory = Drafters(limits, LookaheadDrafters(options), {"toy": group})
     executor, target = toy_executor(
         scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
-        max_num_tokens=budget, draft_models=("toy",),
+        max_num_tokens=budget, draft_models=("toy",), max_reused_len=max_reused_len,
     )  # fmt: skip
     return executor, target, group
 

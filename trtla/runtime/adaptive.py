@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from trtla.runtime.auto import AutoPolicy
 from trtla.runtime.cost_table import CostTable
-from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.pilot import NOTHING, Guesser
 from trtla.runtime.sequence import Sequence as Sequence_
 
@@ -50,16 +50,23 @@ class AdaptiveSteps:
         elif self._policy is not None and len(sequence.output_ids) == len(tokens):
             self._policy.wake()
 
-    def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int) -> list[Draft]:
-        """The drafts of the next step, in order; `prompt_tokens` are fed beside them."""
+    def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int, room: int) -> list[Draft]:
+        """The drafts of the next step, in order.
+
+        Args:
+            prompt_tokens: are fed beside them.
+            room: most tokens that all drafts may feed.
+        """
         self._adaptive, self._drafted = 0, []
+        limit = None if room > 0 else NOTHING
         if self._policy is None:
-            return [s.drafter.propose() for s in generation]
-        drafts = [NO_DRAFT if s.pilot else s.drafter.propose() for s in generation]
+            return fit([s.propose(limit) for s in generation], room)
+        drafts = [NO_DRAFT if s.pilot else s.propose(limit) for s in generation]
         pilots = [s.pilot for s in generation if s.pilot]
         self._adaptive = len(pilots)
         self._fed = self._base = prompt_tokens + len(drafts)
         if len(pilots) < len(drafts):
+            drafts = fit(drafts, room)
             self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
         if not pilots or self._policy.sleeps_on:
             self._policy.skip()
@@ -67,7 +74,8 @@ class AdaptiveSteps:
             self._drafted = [(s, len(s.output_ids)) for s in generation if s.pilot]
             for index, sequence in enumerate(generation):
                 if sequence.pilot and sequence.pilot.limit is not NOTHING:
-                    drafts[index] = sequence.drafter.propose(sequence.pilot.limit)
+                    drafts[index] = sequence.propose(sequence.pilot.limit)
+            drafts = fit(drafts, room)
             self._fed = prompt_tokens + sum(draft.size for draft in drafts)
         return drafts
 

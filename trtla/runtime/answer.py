@@ -65,11 +65,15 @@ class Answer:
         self._ids: list[int] = []
         self._pieces: list[Piece] = []
         self._margins: list[float] = []
-        self._accepted = 0
+
+    @property
+    def length(self) -> int:
+        """Output tokens so far."""
+        return len(self._ids)
 
     def add(self, output: Output) -> Chunk:
         """Take an output of the executor."""
-        accepted, self._accepted = output.stats.accepted - self._accepted, output.stats.accepted
+        accepted = output.accepted
         self._ids += output.new_tokens
         self._margins += output.margins
         pieces = None if self._stream is None else self._read(self._stream, output, accepted)

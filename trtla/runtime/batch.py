@@ -30,10 +30,10 @@ class Feed:
 
     @classmethod
     def prompt(cls, sequence: Sequence, length: int, is_last: bool) -> Feed:
-        """The next `length` prompt tokens; logits of the very last one only."""
+        """The next `length` tokens of its prefill; with `is_last` the last one's logits."""
         start = sequence.num_cached
         rows = (length - 1,) if is_last else ()
-        return cls(sequence, sequence.prompt[start : start + length], rows)
+        return cls(sequence, sequence.prefill[start : start + length], rows)
 
     @classmethod
     def step(cls, sequence: Sequence, draft: Draft) -> Feed:
@@ -66,9 +66,8 @@ class Feed:
 
     def lengths(self, positions: Seq[int]) -> list[int]:
         """Text length when each token was first seen: the prompt's, then one more per token."""
-        if self.draft is None:
-            return [len(self.sequence.prompt)] * len(self.tokens)
-        return [position + 1 for position in positions]
+        prompt = len(self.sequence.prompt) if self.draft is None else 0
+        return [max(prompt, position + 1) for position in positions]
 
 
 _depths = lru_cache(maxsize=1024)(depths)

@@ -8,7 +8,7 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -75,6 +75,37 @@ class Draft:
             read = (node for node in self.read if 0 < node < first)
             return (0, *range(first, self.size), *read)
         return tuple(dict.fromkeys((0, *self.candidates, *self.read)))
+
+    def cut(self, room: int) -> Draft:
+        """What of it feeds at most `room` tokens: its first nodes, the window whole or not at all.
+
+        Where the window goes, the candidates stay that do not continue it.
+        """
+        if room >= len(self.tokens):
+            return self
+        if room >= self.first_candidate - 1:
+            return self._kept(tuple(range(1, room + 1)), self.first_candidate)
+        places = {0: 0}
+        for node in range(self.first_candidate, self.size):
+            if self.parents[node - 1] in places and len(places) <= room:
+                places[node] = len(places)
+        return self._kept(tuple(places)[1:], 1)
+
+    def _kept(self, nodes: tuple[int, ...], first_candidate: int) -> Draft:
+        """These nodes alone; the parents of each are among them. All is read, or nothing."""
+        places = {0: 0} | {node: place for place, node in enumerate(nodes, 1)}
+        read = self.read if places.keys() >= set(self.read) else ()
+        return replace(
+            self,
+            tokens=tuple(self.tokens[node - 1] for node in nodes),
+            parents=tuple(places[self.parents[node - 1]] for node in nodes),
+            first_candidate=first_candidate,
+            read=tuple(places[node] for node in read),
+            window_candidates=tuple(
+                places[node] for node in self.window_candidates if node in places
+            ),
+            laws=None if self.laws is None else self.laws[: len(nodes)],
+        )
 
 
 NO_DRAFT = Draft()
@@ -148,6 +179,14 @@ class ClosingDrafter(Protocol):
         """Let go of it: the request has ended, however it did."""
 
 
+@runtime_checkable
+class SharingDrafters(Protocol):
+    """What makes drafters that share something, such as a cache or n-grams."""
+
+    def reset(self) -> None:
+        """Begin anew with what is shared; the drafters that were made are not used again."""
+
+
 def close_drafter(drafter: object) -> None:
     """Tell a drafter that its request has ended, if it wants to know."""
     if isinstance(drafter, ClosingDrafter):
@@ -160,3 +199,16 @@ def depths(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         result.append(result[parent] + 1)
     return result
+
+
+def fit(drafts: list[Draft], room: int) -> list[Draft]:
+    """The drafts of a step, cut to `room` tokens in all: each has an equal share, and what short
+    ones leave of theirs is for the others."""
+    if sum(len(draft.tokens) for draft in drafts) <= room:
+        return drafts
+    fitting, left = list(drafts), room
+    order = sorted(range(len(drafts)), key=lambda index: len(drafts[index].tokens))
+    for place, index in enumerate(order):
+        fitting[index] = drafts[index].cut(left // (len(order) - place))
+        left -= len(fitting[index].tokens)
+    return fitting

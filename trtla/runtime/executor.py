@@ -167,6 +167,11 @@ class Output:
     margins: tuple[float, ...] = ()
     error: TrtlaError | None = None
     """Why it failed, for finish_reason `failed`; other requests go on."""
+    start: int = 0
+    """Output tokens before these. An output that starts before what is known comes again: see
+    `Executor.resend`."""
+    accepted: int = 0
+    """How many of `new_tokens`, counted from the first, were accepted drafts."""
 
 
 @dataclass(slots=True)
@@ -192,12 +197,12 @@ class ExecutorStats:
 
 
 class Executor(Protocol):
-    """Continuous batching behind seven verbs. No threads: work happens inside `poll`.
+    """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
 
     `submit` checks the request and raises `UsageError` without changing anything. `poll` works
     until there is something to report; an empty list means that nothing is in flight. `cancel` ends
     a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
-    everything.
+    everything. One thread at a time may be inside.
     """
 
     @property
@@ -217,6 +222,13 @@ class Executor(Protocol):
 
     def poll(self, timeout: float | None = None) -> list[Output]:
         """Advance, and return the new outputs."""
+
+    def resend(self) -> None:
+        """Say that outputs of the last `poll` may be lost.
+
+        The next `poll` reports all outputs of what was in flight then once more, from each
+        request's first token, as it does by itself after a `poll` that raised.
+        """
 
     def cancel(self, request_id: int) -> None:
         """End a request; unknown ids are ignored."""

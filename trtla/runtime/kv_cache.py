@@ -28,7 +28,11 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = set(range(num_blocks))
+        self.reset()
+
+    def reset(self) -> None:
+        """Take all blocks back from whoever had them, and keep none."""
+        self._free = set(range(self.num_blocks))
         self._kept = KeptBlocks(TOKENS_PER_BLOCK)
 
     @property

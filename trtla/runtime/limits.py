@@ -100,6 +100,17 @@ class ExecutorLimits:
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
         self._check_drafter(request)
+        self._check_step(request)
+
+    def _check_step(self, request: Request) -> None:
+        """Drafts are cut where a step has no room for all, but a window has to fit in whole."""
+        triple = self.triple_of(request)
+        if not request.adaptive and triple.max_decoding_tokens > self.max_num_tokens:
+            raise UsageError(
+                f"{request.label} feeds up to {triple.max_decoding_tokens} tokens a step with "
+                f"lookahead {triple}, above max_num_tokens {self.max_num_tokens}",
+                "use a smaller triple, or rebuild with a larger --max-num-tokens",
+            )
 
     def _check_encoder(self, request: Request) -> None:
         length, most = len(request.encoder_ids or ()), self.max_encoder_len

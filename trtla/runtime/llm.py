@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -17,9 +16,7 @@ from trtla.runtime.cost_table import CostPlan, CostTable, cost_measurer
 from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.executor import (
     DrafterWatch,
-    Executor,
     ExecutorStats,
-    Output,
     Request,
     SamplingParams,
     open_executor,
@@ -34,6 +31,7 @@ from trtla.runtime.open_model import (
     open_tokenizer,
 )
 from trtla.runtime.scoring import scorer
+from trtla.runtime.shared_executor import Caller, SharedExecutor
 from trtla.runtime.text_stream import StopStrings, TextStream
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
@@ -41,7 +39,14 @@ __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
 class LLM:
-    """An engine directory or a Hugging Face folder, ready to generate. A context manager."""
+    """An engine directory or a Hugging Face folder, ready to generate. A context manager.
+
+    Every method may be called from any number of threads at the same time: all requests share the
+    running batch. There is no thread inside: who waits for outputs computes for all, so what fails
+    in a step is raised in one thread, and the streams of the others go on. One stream is read by
+    one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so does all
+    use in a forked process, where the model has to be opened anew.
+    """
 
     def __init__(
         self,
@@ -98,10 +103,10 @@ class LLM:
             block_reuse=block_reuse,
         )
         drafting = draft_engines(self.engine, self._drafter, draft_models)
-        self._executor: Executor = open_executor(self.engine, options, drafting)
+        self._executor = open_executor(self.engine, options, drafting)
+        self._shared = SharedExecutor(self._executor)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
-        self._inboxes: dict[int, deque[Output]] = {}
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -120,7 +125,7 @@ class LLM:
 
     def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""
-        return self._executor.stats()
+        return self._shared.call(lambda executor: executor.stats())
 
     def generate(
         self,
@@ -231,7 +236,8 @@ class LLM:
         Raises:
             UsageError: the engine is TensorRT-LLM's.
         """
-        return cost_measurer(self._executor, self.engine.name).measure_costs(plan)
+        measurer = cost_measurer(self._executor, self.engine.name)
+        return self._shared.call(lambda _: measurer.measure_costs(plan))
 
     def beam_search(
         self,
@@ -247,14 +253,15 @@ class LLM:
             UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
             TrtlaError: the K/V cache has no room for the beams.
         """
-        if not isinstance(self._executor, BeamSearcher):
+        searcher = self._executor
+        if not isinstance(searcher, BeamSearcher):
             raise UsageError(
                 f"{self.engine.name} is a TensorRT-LLM engine, and trtla builds none with beams",
                 "search with a torch engine",
             )
         sampling = SamplingParams(max_output_len=max_output_len)
         request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
-        found = self._executor.beam_search(request, chosen)
+        found = self._shared.call(lambda _: searcher.beam_search(request, chosen))
         return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
@@ -270,7 +277,8 @@ class LLM:
         if not output_ids:
             return []
         sampling = SamplingParams(max_output_len=len(output_ids))
-        return executor.log_probs(self.request(prompt, sampling, "the prompt"), output_ids)
+        request = self.request(prompt, sampling, "the prompt")
+        return self._shared.call(lambda _: executor.log_probs(request, output_ids))
 
     def request(self, prompt: Prompt, sampling: SamplingParams, name: str) -> Request:
         """A prompt as a request that nothing drafts for; `limits.check` says whether it fits."""
@@ -284,6 +292,7 @@ class LLM:
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""
+        self._shared.check()
         if not isinstance(prompt, str):
             return tuple(prompt)
         if not prompt:
@@ -296,35 +305,34 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
-        inbox: deque[Output] = deque()
+        caller = Caller()
         try:
-            for request_id, answer in answers.items():
-                self._executor.submit(answer.request)
-                self._inboxes[request_id] = inbox
-            while answers:
-                while not inbox:
-                    self._advance()
-                output = inbox.popleft()
-                answer = answers[output.request_id]
-                if output.finish_reason is not None:
-                    del answers[output.request_id], self._inboxes[output.request_id]
-                if output.error is not None:
-                    raise output.error
-                yield answer.add(output)
-        finally:  # the consumer may stop early
-            for request_id in answers:
-                self._executor.cancel(request_id)
-                self._inboxes.pop(request_id, None)
+            try:
+                yield from self._chunks(answers, caller)
+            finally:  # the consumer may stop early
+                self._shared.abandon(caller, answers)
+        finally:
+            self._shared.abandon(caller, answers)  # an interrupt may have come before the first one
 
-    def _advance(self) -> None:
-        """Step the executor; streams that are consumed in turns each get their own outputs."""
-        for output in self._executor.poll():
-            if output.request_id in self._inboxes:
-                self._inboxes[output.request_id].append(output)
+    def _chunks(self, answers: dict[int, Answer], caller: Caller) -> Iterator[Chunk]:
+        """Decode; the answers that have ended are taken out."""
+        self._shared.submit([answer.request for answer in answers.values()], caller)
+        while answers:
+            output = self._shared.receive(caller)
+            answer = answers.get(output.request_id)
+            if answer is None or output.start < answer.length:
+                continue  # it comes once more: a step was interrupted
+            if output.finish_reason is not None:
+                self._shared.forget(output.request_id)
+                del answers[output.request_id]
+            if output.error is not None:
+                raise output.error
+            yield answer.add(output)
 
     def close(self) -> None:
-        """Free the model."""
-        self._executor.close()
+        """Free the model, after the step that another thread may be in."""
+        if not self._shared.is_foreign:
+            self._shared.call(lambda executor: executor.close())
 
     def __enter__(self) -> LLM:
         return self

@@ -8,7 +8,7 @@ Its full blocks may be kept, and a prompt that begins with their tokens starts b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
@@ -20,7 +20,7 @@ MAX_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Prompt tokens [start, start + length) of a sequence."""
+    """Tokens [start, start + length) of a sequence's prefill."""
 
     sequence: Sequence
     start: int
@@ -28,8 +28,12 @@ class PromptChunk:
 
     @property
     def is_last(self) -> bool:
-        """True when the prompt ends with this chunk, so that its last row gives the first token."""
-        return self.start + self.length == len(self.sequence.prompt)
+        """True when the prompt ends with this chunk, so that its last row gives the first token.
+
+        A text that was interrupted has its first token: it goes on with a step.
+        """
+        sequence = self.sequence
+        return self.start + self.length == len(sequence.prompt) and not sequence.output_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,16 @@ class Plan:
 
     chunks: list[PromptChunk]
     generation: list[Sequence]
+    room: int = 0
+    """Tokens that the drafts of all of these may feed together."""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.generation)
 
-    def tear(self) -> None:
-        """The forward or what follows it was interrupted: trust no cache of these sequences."""
-        for sequence in (*self.generation, *(chunk.sequence for chunk in self.chunks)):
-            sequence.torn = True
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that take part."""
+        return [*(chunk.sequence for chunk in self.chunks), *self.generation]
 
 
 class Scheduler:
@@ -78,15 +84,29 @@ class Scheduler:
         """Queue a sequence."""
         self._waiting.append(sequence)
 
+    @property
+    def stuck(self) -> Sequence | None:
+        """The first in the queue where nothing runs: too few blocks are left for it, for ever."""
+        return self._waiting[0] if self._waiting and not self._running else None
+
     def next(self) -> Plan:
-        """Admit what fits and plan the next forward; empty when nothing is left."""
+        """Admit what fits and plan the next forward; empty when nothing can run.
+
+        Every generating sequence feeds a token. What is left is for prompts, less what the drafts
+        may need; where drafts would need all, a prompt has the same share as any other sequence.
+        """
         self._admit()
         generation = [s for s in self._running if s.in_generation]
-        budget = self._max_num_tokens - sum(1 + s.max_draft_len for s in generation)
-        return Plan(list(self._chunks(budget)), generation)
+        prompts = [s for s in self._running if not s.in_generation]
+        left = self._max_num_tokens - len(generation)
+        share = -(-left * len(prompts) // max(1, len(self._running)))
+        drafts = sum(s.max_draft_len for s in generation)
+        chunks = list(_chunks(prompts, max(left - drafts, share)))
+        return Plan(chunks, generation, left - sum(chunk.length for chunk in chunks))
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_batch_size:
+        most = min(self._max_batch_size, self._max_num_tokens)  # each feeds a token at least
+        while self._waiting and len(self._running) < most:
             sequence = self._waiting[0]
             shared = self._shared(sequence)
             blocks = self._blocks.allocate(sequence.max_cached, shared)
@@ -102,32 +122,25 @@ class Scheduler:
         return self._blocks.find(sequence.prompt[:-1]) if self._reuses(sequence) else ()
 
     def _reuses(self, sequence: Sequence) -> bool:
-        return not sequence.torn and len(sequence.prompt) <= self._max_reused_len
-
-    def _chunks(self, budget: int) -> Iterator[PromptChunk]:
-        for sequence in self._running:
-            if sequence.in_generation or budget <= 0:
-                continue
-            start = sequence.num_cached
-            length = min(len(sequence.prompt) - start, budget, MAX_CHUNK)
-            budget -= length
-            yield PromptChunk(sequence, start, length)
+        return len(sequence.prompt) <= self._max_reused_len
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a running sequence out and free its blocks, some of which may be kept."""
+        """Take a sequence out and free its blocks, some of which may be kept."""
+        if sequence not in self._running:
+            self._waiting.remove(sequence)
+            return
         self._running.remove(sequence)
         kept = sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
         self._blocks.release(sequence.blocks, kept)
         sequence.blocks = ()
 
-    def remove(self, request_id: int) -> Sequence | None:
-        """Take a sequence out wherever it is, or None when it is unknown."""
-        for sequence in self._running:
-            if sequence.request.request_id == request_id:
-                self.finish(sequence)
-                return sequence
-        for sequence in self._waiting:
-            if sequence.request.request_id == request_id:
-                self._waiting.remove(sequence)
-                return sequence
-        return None
+
+def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[PromptChunk]:
+    """Stretches of what has to be cached, in order, as far as the budget goes."""
+    for sequence in prompts:
+        start = sequence.num_cached
+        length = min(len(sequence.prefill) - start, budget, MAX_CHUNK)
+        if length <= 0:
+            return
+        budget -= length
+        yield PromptChunk(sequence, start, length)

@@ -1,13 +1,14 @@
-"""One request on its way through the executor: tokens, blocks, drafter, counters."""
+"""One request on its way through the executor: what is certain of it, tokens, blocks, drafter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import Drafter
-from trtla.runtime.executor import FinishReason, Request, RequestStats
+from trtla.runtime.draft import Draft, Drafter, StepLimit
+from trtla.runtime.executor import FinishReason, Output, Request, RequestStats
 from trtla.runtime.pilot import Pilot
 
 
@@ -26,13 +27,15 @@ class Sequence:
     """Tokens whose keys and values are in the cache."""
     blocks: tuple[int, ...] = ()
     stats: RequestStats = field(default_factory=RequestStats)
-    finish_reason: FinishReason | None = None
     pilot: Pilot | None = None
     """What chooses how much of its drafts is fed; None: all of them."""
     drafting: DrafterSettings = LOOKAHEAD
     """What the drafter was made from."""
-    torn: bool = False
-    """A step that it took part in was interrupted: what is cached for it is not certain."""
+    outputs: list[Output] = field(default_factory=list)
+    """The record of what was committed, step by step. A step is committed by the one `append` to
+    it: all else here but the request can be made anew from the record."""
+    deadline: float | None = None
+    """When it ends as it is, on the monotonic clock in seconds; None: never."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -40,9 +43,21 @@ class Sequence:
         return self.request.input_ids
 
     @property
+    def prefill(self) -> tuple[int, ...]:
+        """What has to be cached before it generates: the prompt; of a text that was interrupted all
+        tokens but the last, which its next step feeds."""
+        return (*self.prompt, *self.output_ids[:-1]) if self.output_ids else self.prompt
+
+    @property
     def in_generation(self) -> bool:
-        """True once the prompt is cached and the first token is out."""
-        return bool(self.output_ids)
+        """True once the first token is out and all before it is cached."""
+        written = len(self.output_ids)
+        return written > 0 and self.num_cached + 1 >= len(self.prompt) + written
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it has ended; None: it goes on."""
+        return self.outputs[-1].finish_reason if self.outputs else None
 
     @property
     def cached_text(self) -> tuple[int, ...]:
@@ -59,3 +74,46 @@ class Sequence:
     def max_draft_len(self) -> int:
         """Most tokens that its drafter proposes in a step."""
         return self.drafting.max_draft_len(self.lookahead)
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """What its drafter proposes for the next step."""
+        with Blamed(self):
+            return self.drafter.propose() if limit is None else self.drafter.propose(limit)
+
+    def rewind(self) -> None:
+        """Go back to the record: nothing is cached, and what was counted is counted anew."""
+        committed = [output for output in self.outputs if output.new_tokens]
+        self.output_ids = [token for output in committed for token in output.new_tokens]
+        self.num_cached, self.blocks, self.pilot = 0, (), None
+        stats = self.stats
+        stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
+        stats.steps = max(0, len(committed) - 1)
+        stats.accepted = sum(output.accepted for output in committed)
+
+
+class RequestFailed(Exception):
+    """One request's own drafter or stop check has raised; `__cause__` is what."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(sequence.request.label)
+        self.sequence = sequence
+
+
+class Blamed:
+    """A context in which one request is at fault for every `Exception`."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            raise RequestFailed(self._sequence) from error

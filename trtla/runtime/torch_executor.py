@@ -1,38 +1,41 @@
-"""The torch executor: plan, draft, forward, verify, commit, for all requests in flight at once."""
+"""The torch executor: plan, draft, forward, verify, commit, for all requests in flight at once.
+
+What an exception leaves behind, be it an interrupt between any two instructions, is not repaired
+but made anew: `InFlight` holds what is certain, and `_recover` rebuilds all else from it.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache as remembered
+from typing import TypeVar
 
-import torch
-
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
-from trtla.runtime.batch import Feed
 from trtla.runtime.beam import BeamSettings, Hypothesis, beam_search
 from trtla.runtime.beam_cache import CachedBeams
-from trtla.runtime.commit import committed_prefix
 from trtla.runtime.cost_probe import measure_costs
 from trtla.runtime.cost_table import CostPlan, CostTable
-from trtla.runtime.device import synchronize
-from trtla.runtime.draft import Drafter, RankingDrafter, close_drafter
+from trtla.runtime.draft import Drafter, SharingDrafters, close_drafter
 from trtla.runtime.drafters.lookahead import NoDrafter, lookahead_drafter
 from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, RequestStats
+from trtla.runtime.in_flight import InFlight
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
-from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.log_probs import text_log_probs
 from trtla.runtime.model import TargetModel
-from trtla.runtime.prediction import Prediction, predict
-from trtla.runtime.ranking import most_probable
-from trtla.runtime.rejection import accept_by_rejection
-from trtla.runtime.scheduler import Plan, Scheduler
-from trtla.runtime.sequence import Sequence
-from trtla.runtime.step_forward import FeedModel, StepForward, step_forward
-from trtla.runtime.verify import Accepted, accept
+from trtla.runtime.scheduler import Scheduler
+from trtla.runtime.sequence import RequestFailed, Sequence
+from trtla.runtime.step_forward import FeedModel, StepForward
+from trtla.runtime.step_loop import StepLoop
+
+T = TypeVar("T")
 
 DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
 """(the triple that holds for it, request) -> its drafter."""
@@ -41,11 +44,7 @@ CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable]
 """Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
 
 
-_Move = tuple[Sequence, int, tuple[int, ...]]
-"""A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
-
-
-class TorchExecutor(OpenExecutor):
+class TorchExecutor(StepLoop):
     """An `Executor` on PyTorch, CPU or CUDA.
 
     Args:
@@ -75,23 +74,31 @@ class TorchExecutor(OpenExecutor):
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        super().__init__(limits)
-        self._model, self._cache = model, cache
-        self._forward = step_forward(model, cache, limits)
-        self._by_row = model if isinstance(model, FeedModel) else None
+        super().__init__(model, cache, limits)
         self._make_drafter = drafter
-        self._adaptive = AdaptiveSteps(lambda: costs(self._forward, self._cache, limits))
-        sizes = (limits.max_batch_size, limits.max_num_tokens)
-        self._scheduler = Scheduler(*sizes, cache.pool, max_reused_len)
-        self._active: set[int] = set()
+        self._costs = remembered(lambda: costs(self._forward, self._cache, limits))
+        self._max_reused_len = max_reused_len
+        self._description = f"torch on {cache.device}, {model.arithmetic}"
+        self._cancelled: deque[int] = deque()
+        self._in_flight = InFlight()
+        self._torn = False
+        """A change has begun and not ended: nothing but `_in_flight` is certain."""
+        self._reset()
+
+    def _reset(self) -> None:
+        """All that can be made anew, without any request."""
+        sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
+        self._scheduler = Scheduler(*sizes, self._cache.pool, self._max_reused_len)
+        self._adaptive = AdaptiveSteps(self._costs)
         self._deadlines: dict[int, float] = {}
-        self._ended: list[Output] = []
-        self._stats = ExecutorStats(weight_bytes=model.weight_bytes)
+        self._new = []
+        self._taken: list[int] = []
+        """Ended requests whose last output the last `poll` has reported."""
 
     @property
     def description(self) -> str:
         """`torch`, the device and the arithmetic."""
-        return f"torch on {self._cache.device}, {self._model.arithmetic}"
+        return self._description
 
     @property
     def is_leader(self) -> bool:
@@ -99,12 +106,14 @@ class TorchExecutor(OpenExecutor):
         return True
 
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened."""
-        return self._stats
+        """Counters since the executor was opened, as they are now."""
+        return replace(self._stats, **self._in_flight.counts()._asdict())
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
-        self._check_new(request, self._active)
+        if request.request_id in self._taken and not self._torn:
+            self._forget_taken()
+        self._check_new(request, self._in_flight.sequences)
         lookahead, drafting = self._limits.triple_of(request), self._limits.drafter_of(request)
         sequence = Sequence(
             request,
@@ -114,15 +123,25 @@ class TorchExecutor(OpenExecutor):
             drafting=drafting,
         )
         self._check_room(sequence)
-        drafter = self._make_drafter(lookahead, request)
+        if request.sampling.allotted_time_ms is not None:
+            sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
+        before, self._torn = self._torn, True
+        self._join(sequence)
+        self._in_flight.sequences[request.request_id] = sequence
+        self._torn = before
+
+    def _join(self, sequence: Sequence) -> None:
+        """Queue a sequence with a drafter that knows its text so far."""
+        request, output_ids = sequence.request, sequence.output_ids
+        drafter = self._make_drafter(sequence.lookahead, request)
         sequence.drafter = request.watch(drafter, request) if request.watch else drafter
         if request.adaptive:
             self._adaptive.join(sequence)
+        if output_ids:
+            self._adaptive.observe(sequence, (), output_ids)
+        if sequence.deadline is not None:
+            self._deadlines[request.request_id] = sequence.deadline
         self._scheduler.add(sequence)
-        self._active.add(request.request_id)
-        if request.sampling.allotted_time_ms is not None:
-            end = time.monotonic() + request.sampling.allotted_time_ms / 1000
-            self._deadlines[request.request_id] = end
 
     def _check_room(self, sequence: Sequence) -> None:
         """The cache holds the largest text with the executor's own drafts; others may be larger."""
@@ -141,17 +160,22 @@ class TorchExecutor(OpenExecutor):
             UsageError: the request does not fit.
             TrtlaError: the cache has no room for the beams.
         """
-        self._check_new(request, self._active)
+        self._check_new(request, ())
         length = request.sampling.max_output_len
         sizes = (settings.num_beams, length, self._limits.max_num_tokens)
         ids = (request.input_ids, *sizes, request.encoder_ids)
-        with CachedBeams(self._forward, self._cache, *ids) as target:
-            return beam_search(target, settings, length, request.end_ids)
+
+        def search() -> list[Hypothesis]:
+            with CachedBeams(self._forward, self._cache, *ids) as target:
+                return beam_search(target, settings, length, request.end_ids)
+
+        return self._beside(search)
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences in free blocks, anew."""
         self._check_open()
-        return measure_costs(self._forward, self._cache, self._limits, plan)
+        place = (self._forward, self._cache, self._limits)
+        return self._beside(lambda: measure_costs(*place, plan))
 
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         """How probable the target finds an output, beside the requests in flight.
@@ -160,156 +184,167 @@ class TorchExecutor(OpenExecutor):
             UsageError: prompt and output do not fit.
             TrtlaError: the cache has no room for them.
         """
-        self._check_new(request, self._active)
+        self._check_new(request, ())
         self._limits.check_ids(output_ids, request.label)
         ids = (request.input_ids, output_ids)
         sizes = (self._limits.max_num_tokens, request.encoder_ids)
-        return text_log_probs(self._forward, self._cache, *ids, *sizes)
+        place = (self._forward, self._cache)
+        return self._beside(lambda: text_log_probs(*place, *ids, *sizes))
+
+    def _beside(self, work: Callable[[], T]) -> T:
+        """Do something with blocks of its own, between two steps."""
+        self._begin()
+        try:
+            found = work()
+        except TrtlaError:  # it has given back what it took
+            self._torn = False
+            raise
+        self._torn = False
+        return found
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
-        self._end(request_id, "cancelled")
+        self._cancelled.append(request_id)
 
-    def _end(self, request_id: int, reason: FinishReason) -> None:
-        sequence = self._scheduler.remove(request_id)
-        if sequence is not None:
-            self._forget(request_id)
-            close_drafter(sequence.drafter)
-            self._ended.append(Output(request_id, (), reason, sequence.stats))
+    def resend(self) -> None:
+        """Outputs of the last `poll` may be lost: the next one reports all of them again."""
+        self._torn = True
+
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Step until there is something to report; `timeout` is for executors that wait.
+
+        An exception that is one request's own fault ends it as `failed`; any other is raised. The
+        next `poll` then goes on with all requests from what was committed.
+        """
+        self._check_open()
+        self._begin()
+        while not self._new and self._advance():
+            pass
+        outputs, self._new = self._new, []
+        self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
+        self._torn = False
+        return outputs
+
+    def _advance(self) -> bool:
+        """One step, or the end of requests that are late; False where there is nothing to do."""
+        self._end_late_ones()
+        if self._new:
+            return True
+        plan = self._scheduler.next()
+        if not plan:
+            return self._end_stuck_one()
+        running = self._scheduler.num_running
+        self._stats.max_in_flight = max(self._stats.max_in_flight, running)
+        try:
+            self._step(plan)
+        except RequestFailed as failure:
+            self._recover(failure)
+            return True
+        for sequence in plan.sequences:
+            if sequence.finish_reason is not None:
+                self._finish(sequence)
+        return True
+
+    def _begin(self) -> None:
+        """Begin a change: `_torn` is False again when it has ended as it should."""
+        if self._torn:
+            self._recover()
+        else:
+            self._forget_taken()
+            self._torn = True
+        while self._cancelled:
+            self._end(self._cancelled.popleft(), "cancelled")
+
+    def _forget_taken(self) -> None:
+        """The last outputs have arrived: who came back for more had no exception in between."""
+        if self._taken:
+            self._in_flight = self._in_flight.without(self._taken)
+            self._taken = []
+
+    def _recover(self, failure: RequestFailed | None = None) -> None:
+        """Make all anew from what was committed; every text goes on as if nothing had happened.
+
+        Prompts and outputs so far are read into the cache again, and all outputs reported again.
+        """
+        self._torn = True
+        sequences = list(self._in_flight.sequences.values())
+        for sequence in sequences:
+            with suppress(Exception):
+                close_drafter(sequence.drafter)
+        self._cache.pool.reset()
+        if isinstance(self._make_drafter, SharingDrafters):
+            self._make_drafter.reset()
+        self._reset()
+        for sequence in sequences:
+            sequence.rewind()
+        if failure is not None:
+            self._record_failure(failure.sequence, failure.__cause__)
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self._rejoin(sequence)
+            self._new += sequence.outputs
+
+    def _rejoin(self, sequence: Sequence) -> None:
+        try:
+            self._join(sequence)
+        except Exception as error:
+            self._record_failure(sequence, error)
+
+    def _record_failure(self, sequence: Sequence, cause: BaseException | None) -> None:
+        """End a request that is not in the queue for what it has raised."""
+        if sequence.finish_reason is None:
+            error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
+            sequence.outputs.append(_last(sequence, "failed", error))
+
+    def _end(self, request_id: int, reason: FinishReason, error: TrtlaError | None = None) -> None:
+        """End a request after what was committed, wherever it is; unknown ones are ignored."""
+        sequence = self._in_flight.sequences.get(request_id)
+        if sequence is not None and sequence.finish_reason is None:
+            sequence.outputs.append(_last(sequence, reason, error))
+            self._new.append(sequence.outputs[-1])
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Let go of what an ended sequence holds."""
+        self._deadlines.pop(sequence.request.request_id, None)
+        self._scheduler.finish(sequence)
+        close_drafter(sequence.drafter)
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         for request_id in [i for i, end in self._deadlines.items() if end <= now]:
             self._end(request_id, "timed_out")
 
-    def _forget(self, request_id: int) -> None:
-        self._active.discard(request_id)
-        self._deadlines.pop(request_id, None)
-
-    def poll(self, timeout: float | None = None) -> list[Output]:
-        """Step until there is something to report; `timeout` is for executors that wait."""
-        self._check_open()
-        self._end_late_ones()
-        outputs, self._ended = self._ended, []
-        while not outputs and (plan := self._scheduler.next()):
-            try:
-                outputs = self._step(plan)
-            except BaseException:  # an interrupt too: accepted drafts may not have moved yet
-                plan.tear()
-                raise
-        return outputs
-
-    def _step(self, plan: Plan) -> list[Output]:
-        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
-        started = time.perf_counter()
-        drafts = self._adaptive.drafts(plan.generation, sum(feed.length for feed in feeds))
-        feeds += map(Feed.step, plan.generation, drafts)
-        predictions = self._predict(feeds)
-        moves: list[_Move] = []
-        outputs = []
-        for feed, prediction in zip(feeds, predictions, strict=True):
-            self._count_fed(feed.sequence, feed.length)
-            if feed.rows:
-                outputs.append(self._commit(feed, prediction, moves))
-            else:
-                feed.sequence.num_cached += feed.length
-        self._move_accepted(moves)
-        self._adaptive.record(time.perf_counter() - started)
-        for feed in feeds:
-            if feed.sequence.finish_reason is not None:
-                self._scheduler.finish(feed.sequence)
-                close_drafter(feed.sequence.drafter)
-        return outputs
-
-    def _predict(self, feeds: list[Feed]) -> list[Prediction]:
-        """One forward over all feeds, and the target's choices at the rows they want."""
-        started = time.perf_counter()
-        logits = self._forward(feeds)
-        predictions = predict(feeds, logits, self._by_row)
-        synchronize(self._cache.device)
-        self._stats.forward_s += time.perf_counter() - started
-        self._stats.steps += 1
-        self._stats.max_in_flight = max(self._stats.max_in_flight, self._scheduler.num_running)
-        return predictions
-
-    def _commit(self, feed: Feed, prediction: Prediction, moves: list[_Move]) -> Output:
-        """Decide what joins the output; cache, drafter and counters see exactly that."""
-        sequence = feed.sequence
-        request = sequence.request
-        accepted = _accept(feed, prediction)
-        tokens, kept = accepted.tokens, accepted.nodes
-        count, reason = committed_prefix(request, sequence.output_ids, tokens)
-        if count < len(tokens):
-            tokens, kept = tokens[:count], kept[: count - 1]
-        self._count(feed, len(accepted.nodes[:count]), count)
-        if feed.draft is None:
-            sequence.num_cached += feed.length
-        else:
-            if kept and kept[-1] > len(kept):  # else they lie where they belong
-                moves.append((sequence, sequence.num_cached, kept))
-            sequence.num_cached += 1 + len(kept)
-        sequence.output_ids += tokens
-        sequence.finish_reason = reason
-        if feed.tree.top and isinstance(sequence.drafter, RankingDrafter):
-            nodes = (0, *accepted.nodes)[:count]
-            sequence.drafter.ranked(most_probable(feed, nodes, prediction))
-        self._adaptive.observe(sequence, _read(feed, prediction), tokens)
-        if reason is not None:
-            self._forget(request.request_id)
-        margins: tuple[float, ...] = ()
-        if prediction.margins:
-            margins = tuple(prediction.margins[node] for node in (feed.rows[0], *kept))
-        return Output(request.request_id, tokens, reason, sequence.stats, margins)
-
-    def _count_fed(self, sequence: Sequence, tokens: int) -> None:
-        for stats in (sequence.stats, self._stats):
-            stats.fed = (stats.fed or 0) + tokens
-
-    def _count(self, feed: Feed, accepted: int, committed: int) -> None:
-        own, total, drafted = feed.sequence.stats, self._stats, 0
-        own.step_lengths.append(committed)
-        total.new_tokens += committed
-        if feed.draft is None:
-            request = feed.sequence.request
-            total.prompt_tokens += len(request.given_ids)
-            # A prompt that an encoder reads counts in place of the decoder's start token.
-            self._count_fed(feed.sequence, len(request.given_ids) - len(request.input_ids))
-            accepted = 0
-        else:
-            own.steps += 1
-            drafted = len(feed.draft.candidates)
-        for stats in (own, total):
-            stats.drafted = (stats.drafted or 0) + drafted
-            stats.accepted += accepted
-
-    def _move_accepted(self, moves: list[_Move]) -> None:
-        """Bring accepted drafts' keys and values right behind the input token's."""
-        sources: list[int] = []
-        targets: list[int] = []
-        for sequence, base, nodes in moves:
-            slots = self._cache.table(sequence.blocks).order
-            sources += [slots[base + node] for node in nodes]
-            targets += slots[base + 1 : base + 1 + len(nodes)]
-        if sources:
-            source, target = torch.tensor((sources, targets)).to(self._cache.device)
-            self._cache.move(source, target)
+    def _end_stuck_one(self) -> bool:
+        """End a request that would wait for ever; False where none does."""
+        sequence = self._scheduler.stuck
+        if sequence is None:
+            return False
+        pool, request = self._cache.pool, sequence.request
+        error = TrtlaError(
+            f"{request.label} needs cache for {sequence.max_cached} tokens, and {pool.num_free} of "
+            f"{pool.num_blocks} blocks are free although nothing runs",
+            "lower its --gamma or --max-output-len, or open the model again",
+        )
+        self._end(request.request_id, "failed", error)
+        return True
 
     def _release(self) -> None:
-        self._active.clear()
+        self._in_flight = self._in_flight.without(self._in_flight.sequences)
         del self._model, self._cache, self._forward, self._by_row, self._make_drafter
+        del self._scheduler, self._adaptive, self._costs
 
 
-def _accept(feed: Feed, prediction: Prediction) -> Accepted:
-    if feed.draft is None or not feed.draft.tokens:
-        return Accepted((prediction.draws[feed.rows[0]],), ())
-    if feed.draft.laws is not None:
-        return accept_by_rejection(feed, prediction, feed.draft.laws)
-    return accept(feed.draft, prediction.draws)
+def _last(sequence: Sequence, reason: FinishReason, error: TrtlaError | None) -> Output:
+    """The output of a request that ends after what was committed."""
+    told = (sequence.request.request_id, (), reason, sequence.stats, (), error)
+    return Output(*told, start=len(sequence.output_ids))
 
 
-def _read(feed: Feed, prediction: Prediction) -> list[int]:
-    """What the drafter wants to know of the target."""
-    if feed.draft is None or not feed.draft.read:
-        return []
-    said = prediction.draws if feed.draft.drawn else prediction.greedy
-    return [said[node] for node in feed.draft.read]
+def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
+    error = TrtlaError(
+        f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
+        "the other requests go on; decode this one with --drafter none and without stop strings",
+    )
+    error.__cause__ = cause
+    return error

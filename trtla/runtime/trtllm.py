@@ -51,10 +51,13 @@ class _Answer:
             tokens.append(self.end_id)  # C++ drops the end token, outputs here have it
         count, reason = committed_prefix(self.request, self.output_ids, tokens)
         new_tokens = tuple(tokens[:count])
+        start, before = len(self.output_ids), self.stats.accepted
         self.output_ids += new_tokens
         if new_tokens:
             self._count(count, result.decoding_iter)
-        return Output(self.request.request_id, new_tokens, reason or ended, self.stats)
+        accepted = self.stats.accepted - before
+        told = (self.request.request_id, new_tokens, reason or ended, self.stats)
+        return Output(*told, start=start, accepted=accepted)
 
     def _count(self, count: int, iterations: int) -> None:
         """`decoding_iter` counts the prompt pass too, as TensorRT-LLM's average does."""
@@ -171,8 +174,8 @@ class TrtllmExecutor(OpenExecutor):
     def _fail(self, theirs: int, answer: _Answer, message: str) -> None:
         self._forget(theirs)
         error = _failure(answer.request, message)
-        request_id = answer.request.request_id
-        self._ended.append(Output(request_id, (), "failed", answer.stats, error=error))
+        request_id, start = answer.request.request_id, len(answer.output_ids)
+        self._ended.append(Output(request_id, (), "failed", answer.stats, error=error, start=start))
 
     def _add(self, theirs: int, answer: _Answer, result: Any) -> None:
         first = not answer.output_ids
@@ -194,9 +197,13 @@ class TrtllmExecutor(OpenExecutor):
         if theirs is None:
             return
         self._executor.cancel_request(theirs)
-        stats = self._answers[theirs].stats
+        answer = self._answers[theirs]
         self._forget(theirs)
-        self._ended.append(Output(request_id, (), "cancelled", stats))
+        start = len(answer.output_ids)
+        self._ended.append(Output(request_id, (), "cancelled", answer.stats, start=start))
+
+    def resend(self) -> None:
+        """Nothing: what a `poll` has returned is not kept."""
 
     def _forget(self, theirs: int) -> None:
         del self._ids[self._answers.pop(theirs).request.request_id]

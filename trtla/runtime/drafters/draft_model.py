@@ -193,6 +193,11 @@ class DraftModelDrafters:
         self.cache.pool.release(drafter.sequence.blocks)
         drafter.sequence.blocks = ()
 
+    def reset(self) -> None:
+        """Take the whole cache back: no drafter that was made before is used again."""
+        self._due = {}
+        self.cache.pool.reset()
+
     def draft(self) -> None:
         """Draft for every request whose text has grown: all of them take part in this step."""
         due, self._due = self._due, {}

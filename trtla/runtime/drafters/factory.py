@@ -58,6 +58,13 @@ class Drafters:
         windowed = names.index("lookahead") if "lookahead" in names else None
         return ChainDrafter(drafters, settings.max_draft_len(triple), windowed)
 
+    def reset(self) -> None:
+        """Begin anew with all that requests share."""
+        for model in self._models.values():
+            model.reset()
+        self._lookahead.reset()
+        self._storages = {}
+
     def _make(
         self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
     ) -> Drafter:

@@ -261,3 +261,7 @@ class LookaheadDrafters:
         if capacity and size > 1:
             kept = self._kept.setdefault(size, KeptPool(size, capacity))
         return lookahead_drafter(config, request, self._options, kept)
+
+    def reset(self) -> None:
+        """Forget what was kept."""
+        self._kept = {}

@@ -1,0 +1,60 @@
+"""The requests in flight and what ended ones have brought: the one place that nothing can tear.
+
+It changes in single steps of the interpreter only: an entry more in the dictionary, an output more
+in a sequence's record, or all of it replaced by a new object. An interrupt comes before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trtla.runtime.sequence import Sequence
+
+
+class Counts(NamedTuple):
+    """Tokens of requests, as in `ExecutorStats`."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    accepted: int = 0
+
+    def plus(self, sequence: Sequence) -> Counts:
+        """With those of one request more; a prompt counts once it is answered."""
+        written = len(sequence.output_ids)
+        read = len(sequence.request.given_ids) if written else 0
+        return Counts(
+            self.prompt_tokens + read,
+            self.new_tokens + written,
+            self.accepted + sequence.stats.accepted,
+        )
+
+
+_NONE = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Sequences by request id, in the order in which they came, and the counts of earlier ones.
+
+    A sequence that has ended stays until its last output was taken for certain.
+    """
+
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    earlier: Counts = _NONE
+
+    def counts(self) -> Counts:
+        """Of all requests so far; safe beside a thread that steps."""
+        counts = self.earlier
+        for sequence in tuple(self.sequences.values()):
+            counts = counts.plus(sequence)
+        return counts
+
+    def without(self, request_ids: Iterable[int]) -> InFlight:
+        """These are done with; unknown ones are ignored."""
+        left, counts = dict(self.sequences), self.earlier
+        for request_id in request_ids:
+            if request_id in left:
+                counts = counts.plus(left.pop(request_id))
+        return InFlight(left, counts)

@@ -1,0 +1,182 @@
+"""One executor for many threads: whose turn it is with it, and which output is for whom.
+
+No thread of its own: who waits for outputs steps the executor for all, and the others wait for
+theirs meanwhile. What outlives a call changes in single steps of the interpreter, so an interrupt
+or a finaliser may come between any two of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from trtla.errors import TrtlaError
+from trtla.runtime.executor import Executor, Output, Request
+from trtla.runtime.lifecycle import check_process
+
+T = TypeVar("T")
+
+_LOOK_AGAIN_S = 1.0  # only where an interrupt has cost the thread that should have woken this one
+
+
+class Caller:
+    """A stream or a single call; its methods are the shared executor's business."""
+
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Output | None] = SimpleQueue()
+        """None: look again whose turn it is."""
+        self.thread = threading.get_ident()
+
+
+class SharedExecutor:
+    """An executor that any thread may use at any time, in the process that opened it.
+
+    Every method raises `TrtlaError` in a forked process, and where the executor is used from within
+    its own step, by a drafter's watch for instance.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._process = os.getpid()
+        self._turn: dict[str, Caller] = {}  # one entry at most: who is inside the executor
+        self._calls: deque[Caller] = deque()  # wait to get inside; they come before streams
+        self._idle: deque[Caller] = deque()  # streams that wait for outputs
+        self._receivers: dict[int, Caller] = {}
+        self._abandoned: deque[int] = deque()
+        self._torn = False
+        """Outputs have left the executor, and may not have reached their receivers."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that opened the executor."""
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        """Refuse a forked process."""
+        check_process(self._process)
+
+    def call(self, work: Callable[[Executor], T]) -> T:
+        """Do something with the executor between two steps."""
+        self.check()
+        caller = Caller()
+        try:
+            try:
+                self._calls.append(caller)
+                while not self._take(caller):
+                    self._wait(caller)
+                self._settle()
+                return work(self._executor)
+            finally:
+                self._leave(caller)
+        finally:
+            self._leave(caller)  # an interrupt may have come before the first one was done
+
+    def submit(self, requests: Iterable[Request], caller: Caller) -> None:
+        """Queue requests whose outputs this caller receives; it must `abandon` them in the end."""
+
+        def work(executor: Executor) -> None:
+            for request in requests:
+                self._receivers[request.request_id] = caller
+                executor.submit(request)
+
+        self.call(work)
+
+    def receive(self, caller: Caller) -> Output:
+        """The next output for a caller: one that waits, else it steps, or waits for who does.
+
+        What a step raises goes to the caller that made the step.
+        """
+        caller.thread = threading.get_ident()
+        try:
+            output = None
+            while output is None:
+                self.check()
+                if not caller.inbox.empty():
+                    output = caller.inbox.get()
+                elif self._calls or not self._take(caller):
+                    output = self._wait_for_output(caller)
+                else:
+                    self._step(caller)
+            return output
+        finally:
+            self._leave(caller)
+
+    def forget(self, request_id: int) -> None:
+        """A request's last output has been received."""
+        self._receivers.pop(request_id, None)
+
+    def abandon(self, caller: Caller, request_ids: Iterable[int]) -> None:
+        """No output of these is wanted any more. May be called anywhere, by finalisers too."""
+        caller.thread = threading.get_ident()
+        for request_id in request_ids:
+            self._receivers.pop(request_id, None)
+            self._abandoned.append(request_id)
+        self._leave(caller)
+        if self._abandoned and not self.is_foreign and self._take(caller):
+            self._settle()
+            self._leave(caller)
+
+    def _take(self, caller: Caller) -> bool:
+        """Take the turn if it is free; True also where the caller has it already."""
+        return self._turn.setdefault("now", caller) is caller
+
+    def _leave(self, caller: Caller) -> None:
+        """Want nothing more for now; where nobody is inside then, wake who waits for that."""
+        for queue in (self._calls, self._idle):
+            if caller in queue:
+                queue.remove(caller)
+        if self._turn.get("now") is caller:
+            del self._turn["now"]
+        if not self._turn:
+            for queue in (self._calls, self._idle):
+                with suppress(IndexError):  # nobody waits, or not any more
+                    queue[0].inbox.put(None)
+                    return
+
+    def _wait_for_output(self, caller: Caller) -> Output | None:
+        """Wait for an output or for the turn; None: look again."""
+        self._leave(caller)
+        self._idle.append(caller)
+        # A look after that, since who leaves looks for those who wait after it has left.
+        return self._wait(caller) if self._turn or self._calls else None
+
+    def _wait(self, caller: Caller) -> Output | None:
+        inside = self._turn.get("now")
+        if inside is not None and inside.thread == caller.thread:
+            raise TrtlaError(
+                "the model is used from within one of its own steps",
+                "use it when the step has ended, or open the model a second time",
+            )
+        try:
+            return caller.inbox.get(timeout=_LOOK_AGAIN_S)
+        except Empty:
+            return None
+
+    def _settle(self) -> None:
+        """Before anything else inside: what interrupts and finalisers have left to be done."""
+        if self._torn:
+            self._executor.resend()
+        while self._abandoned:
+            self._executor.cancel(self._abandoned[0])
+            self._abandoned.popleft()
+
+    def _step(self, caller: Caller) -> None:
+        """Step, and put the outputs into their receivers' inboxes."""
+        self._settle()
+        self._torn = True
+        outputs = self._executor.poll()
+        for output in outputs:
+            receiver = self._receivers.get(output.request_id)
+            if receiver is not None:
+                receiver.inbox.put(output)
+        self._torn = False
+        if not outputs and caller.inbox.empty():
+            raise TrtlaError(
+                "the executor has nothing in flight, and a request has not ended",
+                "ask again; if that does not help, open the model again",
+            )
