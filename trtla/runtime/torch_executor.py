@@ -26,6 +26,7 @@ from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.log_probs import text_log_probs
 from trtla.runtime.model import TargetModel
+from trtla.runtime.no_answer import no_answer
 from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
 from trtla.runtime.rejection import accept_by_rejection
@@ -258,8 +259,11 @@ class TorchExecutor(OpenExecutor):
             self._forget(request.request_id)
         margins: tuple[float, ...] = ()
         if prediction.margins:
-            margins = tuple(prediction.margins[node] for node in (feed.rows[0], *kept))
-        return Output(request.request_id, tokens, reason, sequence.stats, margins)
+            margins = tuple(prediction.margins[node] for node in (feed.rows[0], *kept)[:count])
+        error = None
+        if reason == "failed":
+            error = no_answer(request.label, len(sequence.output_ids))
+        return Output(request.request_id, tokens, reason, sequence.stats, margins, error)
 
     def _count_fed(self, sequence: Sequence, tokens: int) -> None:
         for stats in (sequence.stats, self._stats):
@@ -312,4 +316,4 @@ def _read(feed: Feed, prediction: Prediction) -> list[int]:
     if feed.draft is None or not feed.draft.read:
         return []
     said = prediction.draws if feed.draft.drawn else prediction.greedy
-    return [said[node] for node in feed.draft.read]
+    return [max(0, said[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted
