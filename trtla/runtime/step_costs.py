@@ -12,8 +12,8 @@ from trtla.runtime.cost_table import CostTable
 
 _KNOTS = 14  # fed tokens of each sequence: powers of 2, up to more than a step can have
 _CLIP = math.log(2.0)  # what a single step may say, in or out of line
-_BOUND = math.log(16.0)  # of corrections
-_MEMORY = 1.0 / 64.0  # what a plain step counts at least
+_BOUND = math.log(64.0)  # of corrections
+_MEMORY = 1.0 / 16.0  # what a plain step counts at least
 _MOST_WEIGHT = 8.0  # steps that a knot's correction remembers
 _KNOWN = 0.25  # weight below which a knot is as if never fed
 _FORGOTTEN, _FORGET_EVERY = 0.94, 16  # of weights, in steps: what is not fed gets another chance
