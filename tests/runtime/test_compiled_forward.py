@@ -23,9 +23,10 @@ from trtla.runtime.cpu import compiler
 from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
 from trtla.runtime.cpu.library import library
 from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
-from trtla.runtime.draft import Draft
+from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
 from trtla.runtime.load_model import load_model, not_compiled
 from trtla.runtime.model import LlamaModel
 from trtla.runtime.sampling import draw_at
@@ -214,10 +215,42 @@ def test_threads_do_not_change_a_bit(dtype):
     assert torch.equal(found[0], found[2])
 
 
+def test_any_number_of_sequences_take_part_in_a_step():
+    model, together = model_of(torch.float32), 1100
+    cache = model.new_cache(together)
+    running = sequences(cache, [text(i, 3) for i in range(together)], room=8)
+    feeds = [Feed.prompt(sequence, 3, True) for sequence in running]
+    crowd = forward(model, cache, feeds).clone()
+    groups = [forward(model, cache, feeds[i : i + 100]).clone() for i in range(0, together, 100)]
+    assert torch.equal(crowd, torch.cat(groups))
+
+
+@pytest.mark.parametrize("length", [19, 2_000, 30_000])
+def test_a_text_beyond_the_trained_length_is_alike_for_tokens_alone_and_drafted(length):
+    """Dynamic scaling: frequencies depend on each token's own text, on nothing beside it."""
+    model = NativeLlama(
+        dynamic := config_of(**KINDS["dynamic"]), weights_of(dynamic), torch.float32
+    )
+    chain = text(3, 40)
+    cache = model.new_cache(length // TOKENS_PER_BLOCK + 3)
+    cache.data.zero_()
+    (sequence,) = sequences(cache, [(1,) * length])
+    sequence.num_cached = length
+    drafted = forward(model, cache, [Feed.step(sequence, Draft.chain(chain))]).clone()
+    plain = []
+    for token in (3, *chain):
+        sequence.output_ids = [token]
+        plain.append(forward(model, cache, [Feed.step(sequence, NO_DRAFT)]).clone())
+        sequence.num_cached += 1
+    assert torch.equal(drafted, torch.cat(plain))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_the_same_for_every_triple_and_batch(tiny_llama, dtype, temperature):
-    needs(getattr(torch, dtype))
+    reason = not_compiled(config_of(), getattr(torch, dtype))
+    if reason:
+        pytest.skip(reason)
     prompts = ["def read(path):", "import os\n", "class Node:", "for i in"]
     sampling = SamplingParams(max_output_len=48, temperature=temperature, seed=5)
     texts = set()
@@ -249,6 +282,26 @@ def test_draws_are_those_of_pytorch(found, temperature, top_k, top_p, noise):
     edges = [top_p] if top_p == 1.0 else [top_p - 1e-7, top_p, top_p + 1e-7]
     theirs = [draw_at(logits, replace(params, top_p=edge), [noise]).item() for edge in edges]
     assert drawn in theirs
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from([*levels, 3e38, -3e38]), min_size=1, max_size=200),
+    st.integers(0, 40),
+    st.sampled_from([5e-324, 1e-310, 1e-45, 1e-39, 1e60, 1e300]),
+    st.sampled_from([0, 1, 2, 5]),
+    st.sampled_from([1e-9, 0.05, 0.5, 0.9, 1.0]),
+    st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_draws_at_extreme_temperatures_are_those_of_pytorch(
+    found, hidden, temperature, top_k, top_p, noise
+):
+    """Every weight is 1 or 0 there: sums are exact, and so is where the nucleus ends."""
+    logits = torch.tensor([[*found, *[float("-inf")] * hidden]])
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn = model_of(torch.float32).draw(logits, 0, params, noise)
+    assert drawn == draw_at(logits, params, [noise]).item()
+    assert drawn < len(found)
 
 
 @given(scores)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.cost_probe import measure_costs
-from trtla.runtime.cost_table import CostPlan, CostTable, get, load, measure, save
+from trtla.runtime.cost_table import CostPlan, CostTable, get, load, save
 
+PLAN = CostPlan(batches=(1, 4), needed=2)
 TABLE = CostTable(((1, ((1, 1.0), (2, 2.0), (8, 5.0))), (4, ((4, 4.0), (8, 6.0)))))
 
 
@@ -41,22 +43,19 @@ def test_tables_out_of_order_are_refused(rows):
         CostTable(rows)
 
 
-def test_measuring_runs_every_size_within_the_limits():
-    seen = set()
-    table = measure(lambda count, each: seen.add((count, each)), CostPlan((1, 4), (1, 2, 4, 8), 16))
-    assert seen == {(1, 1), (1, 2), (1, 4), (1, 8), (4, 1), (4, 2), (4, 4)}
-    assert [[n for n, _ in points] for _, points in table.rows] == [[1, 2, 4, 8], [4, 8, 16]]
-
-
 def test_the_real_model_is_measured_and_its_blocks_come_back(tiny_llama):
     from trtla import LLM
 
-    with LLM(tiny_llama, dtype="float32", max_batch_size=4) as llm:
+    triple = LookaheadConfig(7, 7, 7)
+    with LLM(tiny_llama, lookahead=triple, dtype="float32", max_batch_size=4) as llm:
         executor = llm._executor
         free = len(executor._cache.pool._free)
-        table = measure_costs(executor._forward, executor._cache, executor.limits)
+        plan = CostPlan(row_budget_s=0.0)  # what an adaptive step can feed is timed all the same
+        table = measure_costs(executor._forward, executor._cache, executor.limits, plan)
         assert len(executor._cache.pool._free) == free
-    assert [count for count, _ in table.rows] == [1, 4]
+    points = {count: [tokens for tokens, _ in row] for count, row in table.rows}
+    assert points[1] == [1, 2, 4, 8, 16, 32, 64, triple.max_decoding_tokens]
+    assert points[4] == [4 * tokens for tokens in points[1]]
     assert table.seconds(64) > table.seconds(1) > 0
 
 
@@ -75,23 +74,64 @@ def test_the_next_folder_is_taken_when_one_cannot_be_written(tmp_path):
     assert save(TABLE, "k", [blocked]) is None
 
 
+POINTS = '[{"sequences": 1, "points": [[1, 1.0]]}]'
+NEGATIVE, SHORT = POINTS.replace("1.0", "-1.0"), POINTS.replace(", 1.0", "")
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", '"text"', "{}", '{"format_version": 1, "key": "k", "rows": 7}',
-        '{"format_version": 1, "key": "other", "rows": [{"sequences": 1, "points": [[1, 1.0]]}]}',
-        '{"format_version": 9, "key": "k", "rows": [{"sequences": 1, "points": [[1, 1.0]]}]}',
-        '{"format_version": 1, "key": "k", "rows": [{"sequences": 1, "points": [[1, -1.0]]}]}',
-        '{"format_version": 1, "key": "k", "rows": [{"sequences": 1, "points": [[1]]}]}',
+        "", "{", "[]", "null", '"text"', "{}",
+        '{"format_version": 2, "takes_left": 0, "key": "k", "rows": 7}',
+        f'{{"format_version": 2, "takes_left": 0, "key": "other", "rows": {POINTS}}}',
+        f'{{"format_version": 1, "key": "k", "rows": {POINTS}}}',
+        f'{{"format_version": 9, "takes_left": 0, "key": "k", "rows": {POINTS}}}',
+        f'{{"format_version": 2, "takes_left": null, "key": "k", "rows": {POINTS}}}',
+        f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {NEGATIVE}}}',
+        f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {SHORT}}}',
     ],
 )  # fmt: skip
 def test_broken_and_foreign_files_are_written_anew(tmp_path, text):
     path = tmp_path / "trtla-cost-k.json"
     path.write_text(text)
     assert load("k", [tmp_path]) is None
-    assert get("k", [tmp_path], lambda: TABLE) == TABLE
+    assert get("k", [tmp_path], PLAN, lambda: TABLE) == TABLE
     assert json.loads(path.read_text())["key"] == "k"
-    assert get("k", [tmp_path], lambda: pytest.fail("measured again")) == TABLE
+    assert get("k", [tmp_path], PLAN, lambda: pytest.fail("measured again")) == TABLE
+
+
+def test_a_table_of_fewer_sequences_or_smaller_steps_is_completed(tmp_path):
+    """Engines of a shape share a table, whatever their triples and batch sizes are."""
+    save(TABLE, "k", [tmp_path])
+    plan = replace(PLAN, batches=(1, 16), needed=12)
+    more = CostTable(((1, ((1, 1.5), (12, 4.5))), (16, ((16, 8.0), (192, 9.0)))))
+    found = get("k", [tmp_path], plan, lambda: more)
+    assert found.rows[0] == (1, ((1, 1.0), (2, 2.0), (8, 4.5), (12, 4.5)))
+    assert [count for count, _ in found.rows] == [1, 4, 16]
+    for again in (PLAN, plan):
+        assert get("k", [tmp_path], again, lambda: pytest.fail("measured again")) == found
+
+
+def test_a_disturbed_table_is_taken_again_until_a_calm_one_but_not_for_ever(tmp_path):
+    busy = [CostTable.of([(1, 2.0 + i), (2, 11.0 - i), (8, 11.0)]) for i in range(5)]
+    alone, takes = replace(PLAN, batches=(1,)), []
+
+    def take():
+        takes.append(len(takes))
+        return replace(busy[takes[-1]], takes_left=3)
+
+    tables = [get("k", [tmp_path], alone, take) for _ in range(9)]
+    assert len(takes) == 4
+    assert tables[-1].rows == ((1, ((1, 2.0), (2, 8.0), (8, 11.0))),)
+    save(replace(busy[0], takes_left=2), "k", [tmp_path])
+    assert get("k", [tmp_path], alone, lambda: busy[4]).takes_left == 0
+
+
+def test_nothing_is_kept_where_nothing_can_be_measured(tmp_path):
+    assert get("k", [tmp_path], PLAN, lambda: None) is None
+    assert os.listdir(tmp_path) == []
+    save(TABLE, "k", [tmp_path])
+    assert get("k", [tmp_path], replace(PLAN, needed=99), lambda: None) == TABLE
 
 
 def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):

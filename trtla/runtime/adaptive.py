@@ -14,6 +14,8 @@ from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.pilot import NOTHING, Guesser
 from trtla.runtime.sequence import Sequence as Sequence_
 
+_ASK_EVERY = 32  # steps, while costs cannot be measured
+
 
 @runtime_checkable
 class _LimitedDrafter(Guesser, Protocol):
@@ -23,9 +25,12 @@ class _LimitedDrafter(Guesser, Protocol):
 class AdaptiveSteps:
     """What of every draft is fed: all of it for fixed sequences, what pays for adaptive ones."""
 
-    def __init__(self, costs: Callable[[], CostTable]) -> None:
+    def __init__(self, costs: Callable[[], CostTable | None]) -> None:
         self._costs = costs
         self._policy: AutoPolicy | None = None
+        self._waiting: list[Sequence_] = []
+        """Adaptive sequences until costs are known: they feed no drafts."""
+        self._steps = 0
         self._adaptive = 0
         """Adaptive sequences in the step."""
         self._drafted: list[tuple[Sequence_, int]] = []
@@ -35,14 +40,35 @@ class AdaptiveSteps:
 
     def join(self, sequence: Sequence_) -> None:
         """Make a sequence adaptive; one whose drafter has nothing to choose stays as it is."""
-        drafter = sequence.drafter
-        if isinstance(drafter, _LimitedDrafter):
-            if self._policy is None:
-                self._policy = AutoPolicy(self._costs())
-            sequence.pilot = self._policy.join(sequence.lookahead, drafter, sequence.output_ids)
+        if isinstance(sequence.drafter, _LimitedDrafter):
+            self._waiting.append(sequence)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let waiting sequences draft, as soon as costs can be measured."""
+        if self._policy is None:
+            table = self._costs()
+            if table is None:
+                return
+            self._policy = AutoPolicy(table)
+        for sequence in self._waiting:
+            drafter = sequence.drafter
+            if isinstance(drafter, _LimitedDrafter):
+                text = sequence.output_ids
+                sequence.pilot = self._policy.join(sequence.lookahead, drafter, text)
+        self._waiting = []
+
+    def _ask_again(self) -> None:
+        """Blocks may be free by now; those that have ended wait no longer."""
+        self._steps += 1
+        if self._steps % _ASK_EVERY == 0:
+            self._waiting = [s for s in self._waiting if s.blocks or not s.output_ids]
+            self._begin()
 
     def observe(self, sequence: Sequence_, greedy: Sequence[int], tokens: Sequence[int]) -> None:
         """What a forward said goes to the drafter; adaptive ones without a window ask for it."""
+        if sequence in self._waiting:  # its pilot will tell the drafter all of it
+            return
         if sequence.pilot is None:
             sequence.drafter.observe(greedy, tokens)
         elif greedy:
@@ -59,6 +85,11 @@ class AdaptiveSteps:
         """
         self._adaptive, self._drafted = 0, []
         limit = None if room > 0 else NOTHING
+        if self._waiting:
+            self._ask_again()
+            plain = {id(s) for s in generation if s.pilot or s in self._waiting}
+            own = [NO_DRAFT if id(s) in plain else s.propose(limit) for s in generation]
+            return fit(own, room)
         if self._policy is None:
             return fit([s.propose(limit) for s in generation], room)
         drafts = [NO_DRAFT if s.pilot else s.propose(limit) for s in generation]

@@ -14,15 +14,17 @@ from trtla.lookahead import LookaheadConfig
 from trtla.runtime.acceptance import Acceptance
 from trtla.runtime.cost_table import CostTable
 from trtla.runtime.draft import StepLimit
-from trtla.runtime.overhead import Overhead
 from trtla.runtime.pilot import NOTHING as NOTHING
 from trtla.runtime.pilot import Guesser, Pilot
+from trtla.runtime.step_costs import StepCosts
 from trtla.runtime.window_budget import WindowBudget
 
 _MARGIN = 0.2  # what a draft must earn beyond its cost, as a share of what it should bring
 _LOOK_MARGIN = 3.0  # what a look must save, in its own cost
 _LEAST_CHANCE = 0.004  # of a token to be accepted, where feeding it costs nothing
 _SHORTEST_NAP, _LONGEST_NAP = 16, 256  # that a sequence in which nothing pays comes to, in steps
+_FIRST_LOOK_S = 40e-6  # what a look is expected to take
+_TRIAL_SHARE = 0.01  # of the time of plain steps, for drafts that only show what they cost
 _LOOK_SHARE = 0.005  # of the time of plain steps, for looks of which nothing comes
 _MEMORY = 1.0 / 64.0  # what a step counts in the averages
 
@@ -39,13 +41,15 @@ class AutoPolicy:
     """
 
     def __init__(self, table: CostTable, clock: Callable[[], float] = time.thread_time) -> None:
-        self._table, self._clock = table, clock
-        self._known: dict[tuple[int, int], float] = {}
+        self._costs, self._clock = StepCosts(table), clock
         self._shared: dict[int, Acceptance] = {}
         self._speed_up = 1.0
-        self._overhead = Overhead()
         self._window = WindowBudget()
-        self._worth = 2.0 * _LOOK_MARGIN * self._overhead.looking_s
+        self._looking_s = _FIRST_LOOK_S
+        """Of one sequence's search for guesses."""
+        self._trials_s = 0.0
+        """Time saved up for drafts that only show what they cost."""
+        self._worth = 2.0 * _LOOK_MARGIN * self._looking_s
         self._now = self._last = self._due = 0
 
     def join(self, triple: LookaheadConfig, drafter: Guesser, text: list[int]) -> Pilot:
@@ -57,7 +61,7 @@ class AutoPolicy:
         drafter.patient = True
         length = triple.ngram_size - 1
         shared = self._shared.setdefault(length, Acceptance.prior(length))
-        awake = self._worth >= _LOOK_MARGIN * self._overhead.looking_s
+        awake = self._worth >= _LOOK_MARGIN * self._looking_s
         return Pilot(triple, drafter, shared.child(), text, self._worth, awake=awake)
 
     def wake(self) -> None:
@@ -89,13 +93,17 @@ class AutoPolicy:
         windows = self._feed_windows(pilots, count + others)
         base = count + others + windows
         saved = self._choose(self._offers(awake, base, count), base, count) if awake else {}
-        cost, longest = _LOOK_MARGIN * self._overhead.looking_s, self._longest_nap(base, count)
+        tried = not others and self._try_larger(awake, base, count)
+        cost = 0.0 if tried else _LOOK_MARGIN * self._looking_s  # a trial is looked at in any case
+        longest = self._longest_nap(base, count)
         for pilot in awake:
             pilot.earned(saved.get(pilot, 0.0), cost, now, longest)
             self._worth += (pilot.worth - self._worth) * _MEMORY
-        self._last, fed = now, bool(saved or windows)
+        self._last, fed = now, bool(saved or windows or tried)
         self._due = now + 1 if fed else min([pilot.due for pilot in pilots], default=0)
-        self._overhead.looked(self._clock() - started, len(awake))
+        if awake:
+            each = min((self._clock() - started) / len(awake), 4.0 * self._looking_s)
+            self._looking_s += (each - self._looking_s) / 32.0
         return fed
 
     def _see_window(self, pilot: Pilot) -> None:
@@ -106,9 +114,7 @@ class AutoPolicy:
 
     def _longest_nap(self, base: int, sequences: int) -> int:
         """Steps between looks of which nothing comes, so that they take a small share of time."""
-        wanted = (
-            sequences * self._overhead.looking_s / (_LOOK_SHARE * self._seconds(base, sequences))
-        )
+        wanted = sequences * self._looking_s / (_LOOK_SHARE * self._costs.seconds(base, sequences))
         nap = _SHORTEST_NAP
         while nap < min(wanted, _LONGEST_NAP):
             nap *= 2
@@ -117,8 +123,8 @@ class AutoPolicy:
     def _feed_windows(self, pilots: Sequence[Pilot], base: int) -> int:
         """Switch windows on where they pay, or where one is tried; the tokens that they feed."""
         sizes = [pilot.window_tokens for pilot in pilots]
-        plain = self._seconds(base, len(pilots))
-        ahead = self._seconds(base + sum(sizes), len(pilots))
+        plain = self._costs.seconds(base, len(pilots))
+        ahead = self._costs.seconds(base + sum(sizes), len(pilots))
         cost = (ahead - plain) / len(pilots)
         if self._window.pays(cost, 1.0 / self._rate(base, len(pilots))):
             chosen = len(pilots)
@@ -148,13 +154,12 @@ class AutoPolicy:
         """Take the densest offers whose sum is worth the most; seconds that they save, by pilot."""
         if not offers:
             return {}
-        rate, start = self._rate(base, sequences), self._seconds(base, sequences)
-        start -= self._overhead.seconds
+        rate, start = self._rate(base, sequences), self._costs.seconds(base, sequences)
         best, taken, tokens, value = 0.0, 0, base, 0.0
         for count, offer in enumerate(offers, 1):
             tokens += offer[2]
             value += offer[1] * (1.0 - _MARGIN)
-            worth = value - rate * (self._seconds(tokens, sequences) - start)
+            worth = value - rate * (self._costs.seconds(tokens, sequences) - start)
             if worth > best:
                 best, taken = worth, count
         offers = offers[:taken]
@@ -165,21 +170,31 @@ class AutoPolicy:
         _set_limits(offers)
         return saved
 
+    def _try_larger(self, pilots: Sequence[Pilot], base: int, sequences: int) -> bool:
+        """Now and then feed more than pays, where nothing is known of steps of that size."""
+        steps = self._now - self._last
+        self._trials_s += _TRIAL_SHARE * steps * self._costs.seconds(base, sequences)
+        longer = {pilot: lengths for pilot in pilots if (lengths := _longer(pilot))}
+        chosen = base + sum(sum(pilot.limit.guess_lengths) for pilot in pilots)
+        tokens = base + sum(map(sum, longer.values()))
+        if tokens <= chosen or self._costs.knows(tokens, sequences):
+            return False
+        cost = self._costs.seconds(tokens, sequences) - self._costs.seconds(chosen, sequences)
+        if self._trials_s < cost:
+            return False
+        self._trials_s = 0.0
+        for pilot, lengths in longer.items():
+            pilot.limit = StepLimit(lengths, pilot.limit.with_window)
+        return True
+
     def _rate(self, base: int, sequences: int) -> float:
         """Tokens a second that this batch reaches."""
-        return sequences * self._speed_up / self._seconds(base, sequences)
+        return sequences * self._speed_up / self._costs.seconds(base, sequences)
 
     def _slope(self, base: int, sequences: int) -> float:
         """Seconds that a token costs at least, seen over a step of one more token a sequence."""
-        ahead = self._seconds(base + 8 * sequences, sequences)
-        return (ahead - self._seconds(base, sequences)) / (8 * sequences)
-
-    def _seconds(self, tokens: int, sequences: int) -> float:
-        key = (tokens, sequences)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._table.seconds(tokens, sequences)
-        return found
+        ahead = self._costs.seconds(base + 8 * sequences, sequences)
+        return (ahead - self._costs.seconds(base, sequences)) / (8 * sequences)
 
     def record(self, fed: int, base: int, sequences: int, committed: int, seconds: float) -> None:
         """Learn from a finished step.
@@ -189,16 +204,25 @@ class AutoPolicy:
             sequences: those under the policy, which committed `committed` tokens together.
             seconds: what the step took, host work included.
         """
-        plain, whole, reached = self._seconds(base, sequences), self._seconds(fed, sequences), 1.0
-        self._overhead.record(seconds - whole, plain, drafted=fed > base)
+        reached = 1.0
         if fed > base:
-            reached = committed / sequences * plain / (whole + self._overhead.seconds)
-            reached = max(1.0, min(reached, 8.0))
+            plain, whole = (self._costs.seconds(tokens, sequences) for tokens in (base, fed))
+            reached = max(1.0, min(committed / sequences * plain / whole, 8.0))
         self._speed_up += (reached - self._speed_up) * _MEMORY
+        if base == sequences:  # else prompts or others' drafts took part
+            self._costs.record(fed, sequences, seconds)
 
 
 def _density(offer: _Offer) -> float:
     return offer[0]
+
+
+def _longer(pilot: Pilot) -> tuple[int, ...]:
+    """A pilot's lengths, with twice as much of its best guess; empty where it has none."""
+    if not pilot.guesses:
+        return ()
+    first, *others = pilot.limit.guess_lengths or (0,)
+    return (min(len(pilot.guesses[0].tokens), max(1, 2 * first)), *others)
 
 
 def _set_limits(offers: list[_Offer]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtla.runtime.executor import FinishReason, Request
+from trtla.runtime.no_answer import NO_TOKEN
 
 
 def committed_prefix(
@@ -16,10 +17,13 @@ def committed_prefix(
     """How many of `new_tokens` join the output, and why the output ends there, if it does.
 
     The end token and the tokens that complete a stop string are part of the output. An end token or
-    stop string that is also the last allowed token counts as the reason, not the length.
+    stop string that is also the last allowed token counts as the reason, not the length. Where the
+    target has no answer the output has failed, unless it ended before.
     """
     room = request.sampling.max_output_len - len(output_ids)
     for count, token in enumerate(new_tokens[:room], 1):
+        if token == NO_TOKEN:
+            return count - 1, "failed"
         if token in request.end_ids:
             return count, "end_id"
         # The ids are put together for stop strings only: the copy grows with the output.

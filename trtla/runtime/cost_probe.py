@@ -14,11 +14,12 @@ import torch
 import trtla
 from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.batch import Feed
-from trtla.runtime.cost_table import CostPlan, CostTable, Forward, get, measure
+from trtla.runtime.cost_table import CostPlan, CostTable, get
+from trtla.runtime.cost_timing import Forward, device_clock, measure, thread_clock
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.sequence import Sequence
 from trtla.runtime.step_forward import StepForward
@@ -32,32 +33,52 @@ _PLAN = CostPlan()
 
 def measure_costs(
     run: StepForward, cache: KVCache, limits: ExecutorLimits, plan: CostPlan = _PLAN
-) -> CostTable:
+) -> CostTable | None:
     """Time forwards as the executor runs its steps, for up to the limits' number of sequences.
 
     Some 2 s for a small model. Takes free blocks of the cache and gives them back; what runs
-    meanwhile is not touched.
+    meanwhile is not touched. None: no blocks are free now.
     """
-    context = max(1, min(plan.context, limits.max_text_len // 2))
-    room = limits.max_text_len + limits.lookahead.max_draft_len - context
-    sizes = tuple(size for size in plan.sizes if size <= room) or (1,)
+    fitted = fitted_plan(plan, cache, limits)
     owned: list[tuple[int, ...]] = []
-    while len(owned) < min(plan.batches[-1], limits.max_batch_size):
-        blocks = cache.pool.allocate(context + sizes[-1])
+    while len(owned) < fitted.batches[-1]:
+        blocks = cache.pool.allocate(fitted.context + fitted.sizes[-1])
         if blocks is None:
             break
         owned.append(blocks)
     try:
-        if not owned:  # all in use: as if each token cost the same, which drafts nothing
-            return CostTable.of([(1, 1.0), (2, 2.0)])
-        batches = tuple(count for count in plan.batches if count <= len(owned)) or (len(owned),)
-        most = min(plan.most_tokens, limits.max_num_tokens)
-        fitting = replace(plan, batches=batches, sizes=sizes, most_tokens=most)
-        encodes = limits.max_encoder_len is not None
-        return measure(_forward(run, owned, context, encodes), fitting)
+        if not owned:
+            return None
+        fitted = replace(fitted, batches=_up_to(len(owned), fitted.batches))
+        forward = _forward(run, owned, fitted.context, limits.max_encoder_len is not None)
+        clock = thread_clock if cache.device.type == "cpu" else device_clock
+        return measure(forward, fitted, clock)
     finally:
         for blocks in owned:
             cache.pool.release(blocks)
+
+
+def fitted_plan(plan: CostPlan, cache: KVCache, limits: ExecutorLimits) -> CostPlan:
+    """What of a plan an executor can run, and all sizes that its adaptive steps can have."""
+    step, most = 1 + limits.lookahead.max_draft_len, limits.max_num_tokens
+    context = max(1, min(plan.context, limits.max_text_len // 2))
+    room = max(step, limits.max_text_len + limits.lookahead.max_draft_len - context)
+    sizes = tuple(sorted({*(size for size in plan.sizes if size <= room), step}))
+    each = -(-(context + sizes[-1]) // TOKENS_PER_BLOCK)
+    sequences = max(1, min(limits.max_batch_size, cache.pool.num_blocks // each))
+    return replace(
+        plan,
+        batches=_up_to(sequences, plan.batches),
+        sizes=sizes,
+        most_tokens=min(plan.most_tokens, most),
+        context=context,
+        needed=step,
+        max_tokens=most,
+    )
+
+
+def _up_to(most: int, batches: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(count for count in batches if count <= most) or (most,)
 
 
 def _forward(
@@ -78,7 +99,7 @@ def _forward(
 
 
 def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
-    """What the time of a forward hangs on: the model's shape, arithmetic, device, threads, library.
+    """What a forward's time depends on: the model's shape, arithmetic, device, threads, library.
 
     The weights' values do not matter, so all engines of a shape share a table.
     """
@@ -95,16 +116,16 @@ def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
 
 def cost_source(
     engine: Engine, arithmetic: str, device: torch.device
-) -> Callable[[StepForward, KVCache, ExecutorLimits], CostTable]:
+) -> Callable[[StepForward, KVCache, ExecutorLimits], CostTable | None]:
     """An engine's table, from a file in the engine's folder or the user's, or measured now.
 
-    A Hugging Face folder is never written to.
+    A Hugging Face folder is never written to. None: it cannot be measured now.
     """
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
 
-    def source(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable:
-        key = cost_key(engine, arithmetic, device)
-        return get(key, folders, lambda: measure_costs(run, cache, limits))
+    def source(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable | None:
+        key, plan = cost_key(engine, arithmetic, device), fitted_plan(_PLAN, cache, limits)
+        return get(key, folders, plan, lambda: measure_costs(run, cache, limits))
 
     return source

@@ -1,15 +1,13 @@
 """What a forward costs: seconds by fed tokens and sequences, measured once per engine and device.
 
-Plain numbers between measurement and use, kept in a small JSON file; no tensors. What is measured
-comes as a function from outside.
+Plain numbers between measurement and use, kept in a small JSON file; no tensors, no clock.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,11 +17,9 @@ from typing import Protocol, runtime_checkable
 from trtla.errors import UsageError
 from trtla.whole_file import write_whole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Point = tuple[int, float]
-Forward = Callable[[int, int], None]
-"""(sequences, fed tokens each): run one such forward to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +31,29 @@ class CostPlan:
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     """Fed tokens of each sequence, rising from 1."""
     most_tokens: int = 512
-    """Fed tokens of all sequences, at most; one token each is always timed."""
+    """Fed tokens of all sequences, at most, where more are not needed."""
     context: int = 192
     """Cached tokens of each sequence: a modest text."""
-    row_budget_s: float = 0.5
-    """A row ends early when a model is slow; its last slope goes on from there."""
-    sweeps: int = 1
-    """Times that each row is gone through: what disturbs one sweep is not there in all."""
-    repeats: int = 5
+    row_budget_s: float = 1.0
+    """For what is not needed: larger sizes, repeats, further sweeps of a number of sequences."""
+    sweeps: int = 3
+    """Times that each row is gone through, at least: what disturbs one is not there in all."""
+    repeats: int = 2
     """Times that each forward is run in a sweep, after one that warms up."""
+    needed: int = 1
+    """Fed tokens of each sequence up to which sizes are timed, however slow the model is."""
+    max_tokens: int = 8192
+    """Fed tokens of all sequences, at most, where they are needed."""
+
+    def top(self, sequences: int) -> int:
+        """The largest size that is timed in any case."""
+        return max(1, min(self.needed, self.max_tokens // sequences))
+
+    def sizes_of(self, sequences: int) -> list[int]:
+        """Sizes of a row, rising: up to the top, and larger ones that are timed if time is left."""
+        top = self.top(sequences)
+        larger = [s for s in self.sizes if s > top and s * sequences <= self.most_tokens]
+        return [*(s for s in self.sizes if s < top), top, *larger]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ class CostTable:
 
     rows: tuple[tuple[int, tuple[Point, ...]], ...]
     """(sequences, points), sequences rising."""
+    takes_left: int = 0
+    """How often it is to be measured again: other work has disturbed it."""
 
     def __post_init__(self) -> None:
         counts = [sequences for sequences, _ in self.rows]
@@ -88,6 +100,26 @@ class CostTable:
         share = (sequences - lower) / (upper - lower)
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
 
+    def covers(self, plan: CostPlan) -> bool:
+        """Whether it holds what a plan times in any case."""
+        rows = dict(self.rows)
+        return all(
+            count in rows and rows[count][-1][0] >= count * plan.top(count)
+            for count in plan.batches
+        )
+
+    def merged(self, earlier: CostTable) -> CostTable:
+        """With the points of an earlier table; of two times the smaller is the less disturbed."""
+        rows = {count: dict(points) for count, points in self.rows}
+        for count, points in earlier.rows:
+            own = rows.setdefault(count, {})
+            for tokens, seconds in points:
+                own[tokens] = min(seconds, own.get(tokens, seconds))
+        left = self.takes_left
+        if left and earlier.takes_left:
+            left = earlier.takes_left - 1
+        return CostTable(tuple((n, rising(rows[n])) for n in sorted(rows)), left)
+
 
 def _along(points: Sequence[Point], tokens: float) -> float:
     if len(points) == 1:
@@ -97,6 +129,13 @@ def _along(points: Sequence[Point], tokens: float) -> float:
     if tokens < left:
         return low
     return low + (high - low) * (tokens - left) / (right - left)
+
+
+def rising(found: Mapping[int, float]) -> tuple[Point, ...]:
+    """Points in order, where less never costs more: what disturbs a measurement only adds."""
+    tokens = sorted(found)
+    seconds = list(accumulate((found[count] for count in reversed(tokens)), min))
+    return tuple(zip(tokens, reversed(seconds), strict=True))
 
 
 @runtime_checkable
@@ -121,62 +160,31 @@ def cost_measurer(executor: object, name: str) -> CostMeasurer:
     )
 
 
-def measure(forward: Forward, plan: CostPlan) -> CostTable:
-    """Time forwards as planned; of each one the least counts."""
-    rows = []
-    for sequences in plan.batches:
-        found: dict[int, float] = {}
-        for _ in range(plan.sweeps):
-            for fed, second in _sweep(forward, sequences, plan).items():
-                found[fed] = min(second, found.get(fed, second))
-        seconds = accumulate((found[fed] for fed in sorted(found)), max)  # more never costs less
-        rows.append((sequences, tuple(zip(sorted(found), seconds, strict=True))))
-    return CostTable(tuple(rows))
-
-
-def _sweep(forward: Forward, sequences: int, plan: CostPlan) -> dict[int, float]:
-    """Seconds by fed tokens over all sequences."""
-    started, found = time.perf_counter(), dict[int, float]()
-    for each in plan.sizes:
-        late = time.perf_counter() - started > plan.row_budget_s / plan.sweeps
-        if found and ((late and len(found) > 1) or sequences * each > plan.most_tokens):
-            break
-        found[sequences * each] = _least_s(forward, sequences, each, plan.repeats)
-    return found
-
-
-def _least_s(forward: Forward, sequences: int, each: int, repeats: int) -> float:
-    times = []
-    for _ in range(1 + repeats):
-        started = time.perf_counter()
-        forward(sequences, each)
-        times.append(time.perf_counter() - started)
-    return min(times)  # whatever else the machine does only adds
-
-
 def load(key: str, folders: Sequence[Path]) -> CostTable | None:
     """The kept table of this key; None where there is none, or a file is broken or foreign."""
     for folder in folders:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             found = json.loads(_file(folder, key).read_text(encoding="utf-8"))
             if found["format_version"] == FORMAT_VERSION and found["key"] == key:
-                return _from_json(found["rows"])
+                return _from_json(found["rows"], int(found["takes_left"]))
     return None
 
 
-def _from_json(rows: list[dict[str, list[list[float]]]]) -> CostTable:
+def _from_json(rows: list[dict[str, list[list[float]]]], takes_left: int) -> CostTable:
     return CostTable(
         tuple(
             (int(str(row["sequences"])), tuple((int(n), float(s)) for n, s in row["points"]))
             for row in rows
-        )
+        ),
+        takes_left,
     )
 
 
 def save(table: CostTable, key: str, folders: Sequence[Path]) -> Path | None:
     """Keep a table in the first folder that can be written, whole or not at all; None: nowhere."""
     rows = [{"sequences": count, "points": points} for count, points in table.rows]
-    text = json.dumps({"format_version": FORMAT_VERSION, "key": key, "rows": rows}, indent=1)
+    head = {"format_version": FORMAT_VERSION, "key": key, "takes_left": table.takes_left}
+    text = json.dumps({**head, "rows": rows}, indent=1)
     for folder in folders:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,10 +196,20 @@ def _file(folder: Path, key: str) -> Path:
     return folder / f"trtla-cost-{key}.json"
 
 
-def get(key: str, folders: Sequence[Path], make: Callable[[], CostTable]) -> CostTable:
-    """The kept table, else a new one, kept from then on."""
-    table = load(key, folders)
-    if table is None:
-        table = make()
-        save(table, key, folders)
+def get(
+    key: str, folders: Sequence[Path], plan: CostPlan, make: Callable[[], CostTable | None]
+) -> CostTable | None:
+    """The kept table where it serves the plan, else a new one, kept from then on.
+
+    Args:
+        make: measures; None: that is not possible now.
+    """
+    kept = load(key, folders)
+    if kept is not None and not kept.takes_left and kept.covers(plan):
+        return kept
+    made = make()
+    if made is None:
+        return kept
+    table = made if kept is None else made.merged(kept)
+    save(table, key, folders)
     return table

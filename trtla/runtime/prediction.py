@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trtla.runtime.batch import Feed
 from trtla.runtime.executor import SamplingParams
-from trtla.runtime.sampling import draw_at, top2_margin, uniform
+from trtla.runtime.sampling import argmax, draw_at, top2_margin, uniform
 
 _Rows = tuple[SamplingParams, list[int], list[float]]
 """Filters, packed rows drawn with them, and each row's noise."""
@@ -23,7 +23,7 @@ _Rows = tuple[SamplingParams, list[int], list[float]]
 
 @dataclass(slots=True)
 class Prediction:
-    """What the target said after a feed's rows, by node."""
+    """What the target said after a feed's rows, by node; NO_TOKEN where it has no answer."""
 
     greedy: Mapping[int, int]
     """The argmax; of a sampled request only where its drafter reads it."""
@@ -39,7 +39,7 @@ class RowChoice(Protocol):
     """Chooses for one row at a time, where that costs no more than for all of them at once."""
 
     def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]."""
+        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1), as `draw_at`."""
@@ -95,7 +95,7 @@ def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowChoice) ->
 def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
     greedy = [0] * len(logits)
     if greedy and any(map(_reads_argmax, feeds)):
-        greedy = logits.argmax(dim=-1).tolist()
+        greedy = argmax(logits).tolist()
     drawn, margins = _drawn(feeds, logits, greedy), list[float]()
     if any(feed.sequence.request.margins for feed in feeds):
         margins = top2_margin(logits).tolist()

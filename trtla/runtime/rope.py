@@ -24,16 +24,18 @@ class Rotary:
         self._frequencies = frequencies(config).to(device)
         self._exponents = _exponents(config.head_size).to(device)
 
-    def __call__(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine [tokens, 1, head_size / 2].
 
         Args:
             positions: absolute position of each token, int64 [tokens].
             lengths: length of the text when the token was first seen (its prompt's, else position +
-            1);
-                only dynamic scaling depends on it.
+                1), int64 [tokens]; only dynamic scaling depends on it. None: none is longer than
+                the trained length.
         """
-        inverse = self._dynamic_frequencies(lengths) if self._dynamic else self._frequencies
+        inverse = self._frequencies
+        if self._dynamic and lengths is not None:
+            inverse = self._dynamic_frequencies(lengths)
         angles = positions[:, None].float() * inverse
         return angles.cos().to(self._dtype)[:, None], angles.sin().to(self._dtype)[:, None]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.executor import SamplingParams
+from trtla.runtime.no_answer import NO_TOKEN
 
 _MASK = (1 << 64) - 1
 # The constants of splitmix64 as signed integers: tensors have no others.
@@ -44,12 +45,11 @@ def _mix(value: int) -> int:
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
     kept = _top_k(logits.double(), params.top_k)
+    if params.top_p < 1.0:
+        return _nucleus(kept, params.temperature, params.top_p)
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
     relative = kept - kept.max(dim=-1, keepdim=True).values
-    probs = relative.div_(params.temperature).softmax(dim=-1)
-    if params.top_p < 1.0:
-        probs = _nucleus(probs, params.top_p)
-    return probs
+    return relative.div_(params.temperature).softmax(dim=-1)
 
 
 def _top_k(logits: Tensor, top_k: int) -> Tensor:
@@ -59,14 +59,28 @@ def _top_k(logits: Tensor, top_k: int) -> Tensor:
     return logits.masked_fill(logits < kth, float("-inf"))
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most probable tokens whose mass reaches top_p; renormalise."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p, 0.0)
-    kept = torch.zeros_like(probs).scatter_(-1, order, ordered)
-    # Not `sum`: the order of its additions, and so its last bit, may hang on the number of rows.
+def _nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Probabilities of the smallest set of most probable tokens whose mass reaches top_p.
+
+    They are ordered by their logits: a high temperature makes several equally probable.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    weights = (ordered - ordered[:, :1]).div_(temperature).exp_()
+    mass = weights.cumsum(dim=-1)
+    weights[:, 1:].masked_fill_(mass[:, :-1] / mass[:, -1:] >= top_p, 0.0)
+    kept = torch.zeros_like(logits).scatter_(-1, order, weights)
+    # Not `sum`: the order of its additions, and so its last bit, may depend on the number of rows.
     return kept / kept.cumsum(dim=-1)[:, -1:]
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The most probable token of each row of [rows, vocab], or NO_TOKEN; int64 [rows]."""
+    return _place_of(*logits.max(dim=-1))
+
+
+def _place_of(largest: Tensor, places: Tensor) -> Tensor:
+    """Places of finite maxima; a maximum is NaN where any number is."""
+    return torch.where(largest.abs() < float("inf"), places, NO_TOKEN)
 
 
 def draw(logits: Tensor, params: SamplingParams, positions: Sequence[int]) -> Tensor:
@@ -78,7 +92,8 @@ def draw(logits: Tensor, params: SamplingParams, positions: Sequence[int]) -> Te
         positions: absolute position of each row's drawn token.
 
     Returns:
-        Token ids, int64 [rows]; a token of probability 0 is never drawn.
+        Token ids, int64 [rows]; a token of probability 0 is never drawn. NO_TOKEN where a row's
+        logits are no answer.
     """
     return draw_at(logits, params, [uniform(params.seed, position) for position in positions])
 
@@ -86,17 +101,17 @@ def draw(logits: Tensor, params: SamplingParams, positions: Sequence[int]) -> Te
 def draw_at(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> Tensor:
     """As `draw`, with each row's noise in [0, 1) given: rows of several seeds in one call.
 
-    A row's token does not hang on the rows beside it.
+    A row's token does not depend on the rows beside it.
     """
     places = {number: place for place, number in enumerate(dict.fromkeys(noise))}
     gumbel = _gumbel(list(places), logits)
     scores = _log_weights(logits, params) + gumbel[[places[number] for number in noise]]
-    return scores.argmax(dim=-1)
+    return argmax(scores)
 
 
 def draw_weighted(weights: Tensor, noise: Sequence[float]) -> Tensor:
     """As `draw_at`, from weights [rows, vocab] of any sum above 0."""
-    return (weights.double().log() + _gumbel(noise, weights)).argmax(dim=-1)
+    return argmax(weights.double().log() + _gumbel(noise, weights))
 
 
 def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -1,6 +1,6 @@
 """One step of the torch executor: draft, forward, verify, commit, for all sequences of a plan.
 
-When requests come, wait and end it does not know, nor what becomes of a step that is interrupted.
+TorchExecutor decides when requests wait and end, and recovers from steps that are interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.model import TargetModel
+from trtla.runtime.no_answer import no_answer
 from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
 from trtla.runtime.rejection import accept_by_rejection
@@ -79,6 +80,7 @@ class StepLoop(OpenExecutor):
         sequence = feed.sequence
         accepted = _accept(feed, prediction)
         tokens, kept = accepted.tokens, accepted.nodes
+        place = len(sequence.output_ids)
         count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
         if count < len(tokens):
             tokens, kept = tokens[:count], kept[: count - 1]
@@ -87,8 +89,9 @@ class StepLoop(OpenExecutor):
             tokens,
             reason,
             sequence.stats,
-            _margins(feed, prediction, kept),
-            start=len(sequence.output_ids),
+            _margins(prediction, (feed.rows[0], *kept)[:count]),
+            no_answer(sequence.request.label, place + count) if reason == "failed" else None,
+            start=place,
             accepted=len(accepted.nodes[:count]),
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
@@ -138,10 +141,8 @@ class StepLoop(OpenExecutor):
             self._cache.move(source, target)
 
 
-def _margins(feed: Feed, prediction: Prediction, kept: tuple[int, ...]) -> tuple[float, ...]:
-    if not prediction.margins:
-        return ()
-    return tuple(prediction.margins[node] for node in (feed.rows[0], *kept))
+def _margins(prediction: Prediction, nodes: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(prediction.margins[node] for node in nodes) if prediction.margins else ()
 
 
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:
@@ -157,4 +158,4 @@ def _read(feed: Feed, prediction: Prediction) -> list[int]:
     if feed.draft is None or not feed.draft.read:
         return []
     said = prediction.draws if feed.draft.drawn else prediction.greedy
-    return [said[node] for node in feed.draft.read]
+    return [max(0, said[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted

@@ -40,8 +40,9 @@ T = TypeVar("T")
 DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
 """(the triple that holds for it, request) -> its drafter."""
 
-CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable]
-"""Measures what forwards cost, or remembers it; asked when the first adaptive request comes."""
+CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable | None]
+"""Measures what forwards cost, or remembers it; asked when the first adaptive request comes, and
+again later where it says None: not now."""
 
 
 class TorchExecutor(StepLoop):
@@ -172,10 +173,20 @@ class TorchExecutor(StepLoop):
         return self._beside(search)
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
-        """Time forwards of made-up sequences in free blocks, anew."""
+        """Time forwards of made-up sequences in free blocks, anew.
+
+        Raises:
+            TrtlaError: requests in flight own all blocks.
+        """
         self._check_open()
         place = (self._forward, self._cache, self._limits)
-        return self._beside(lambda: measure_costs(*place, plan))
+        table = self._beside(lambda: measure_costs(*place, plan))
+        if table is None:
+            raise TrtlaError(
+                "no block of the K/V cache is free to time forwards in",
+                "measure when no request is in flight",
+            )
+        return table
 
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         """How probable the target finds an output, beside the requests in flight.

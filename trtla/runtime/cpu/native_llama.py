@@ -19,7 +19,7 @@ from trtla.runtime.cpu import library as native
 from trtla.runtime.cpu.packing import TYPES, Packed, Packing
 from trtla.runtime.cpu.turns import Turns
 from trtla.runtime.executor import SamplingParams
-from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.kv_cache import KVCache, SlotTable
 from trtla.runtime.model_tensors import LayerTensors, ModelTensors
 
 
@@ -148,7 +148,8 @@ class NativeLlama:
         """
         positions = [feed.positions() for feed in feeds]
         cosine, sine, turns = self._turns.of(feeds, positions)
-        integers = step_integers(feeds, turns, cache)
+        tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
+        integers = step_integers(feeds, turns, tables)
         rows = sum(len(feed.rows) for feed in feeds)
         if rows > len(self._logits):  # kept: the system clears the pages of a new one
             self._logits = torch.empty((rows, self.config.vocab_size))
@@ -167,13 +168,16 @@ class NativeLlama:
         return self._logits[:rows]
 
     def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]."""
+        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
         token: int = self._library.most_probable(*_row(logits, row))
         return token
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise."""
-        filters = params.temperature, params.top_k, params.top_p
+        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
+
+        NO_TOKEN where its logits are not finite.
+        """
+        filters = params.temperature, min(params.top_k, logits.shape[1]), params.top_p
         token: int = self._library.draw(*_row(logits, row), *filters, noise)
         return token
 
@@ -184,18 +188,20 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
     return logits.data_ptr() + row * size * logits.itemsize, size
 
 
-def step_integers(feeds: Sequence[Feed], turns: Sequence[int], cache: KVCache) -> array[int]:
-    """The integers of `Step` in their order."""
+def step_integers(
+    feeds: Sequence[Feed], turns: Sequence[int], tables: Sequence[SlotTable]
+) -> array[int]:
+    """The integers of `Step` in their order; they hold addresses of the tables' slots."""
     ids = [token for feed in feeds for token in feed.tokens]
     rows: list[int] = []
     sequences: list[int] = []
     parents: list[int] = []
     first = 0
-    for feed in feeds:
+    for feed, table in zip(feeds, tables, strict=True):
         rows += [first + row for row in feed.rows]
-        slots = cache.table(feed.sequence.blocks).slots.data_ptr()
         tree = -1 if feed.draft is None else len(parents)
-        sequences += (first, feed.length, feed.sequence.num_cached, slots, tree)
+        cached, slots = feed.sequence.num_cached, table.slots.data_ptr()
+        sequences += (first, feed.length, cached, slots, tree)
         parents += feed.tree.parents
         first += feed.length
     return array("q", [*ids, *turns, *rows, *sequences, *parents])

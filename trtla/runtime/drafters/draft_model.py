@@ -34,6 +34,7 @@ from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.load_model import load_engine
 from trtla.runtime.model import TargetModel
+from trtla.runtime.no_answer import NO_TOKEN
 from trtla.runtime.prediction import predict
 from trtla.runtime.sampling import probabilities
 from trtla.runtime.scheduler import MAX_CHUNK
@@ -126,7 +127,10 @@ class DraftModelDrafter:
         return Feed(self.sequence, tokens, (len(tokens) - 1,), draft)
 
     def take(self, token: int, logits: Tensor) -> None:
-        """Draft a token that was drawn from logits [1, vocab]."""
+        """Draft a token that was drawn from logits [1, vocab]; NO_TOKEN ends the draft."""
+        if token == NO_TOKEN:
+            self.choice = None
+            return
         self.drafted.append(token)
         if self._rejection:
             self.laws.append(probabilities(logits, self.sequence.request.sampling)[0])
@@ -253,7 +257,8 @@ def entropies(logits: Tensor, temperatures: Sequence[float]) -> list[float]:
     wide = logits.double()
     relative = wide - wide.max(dim=-1, keepdim=True).values
     probs = (relative / heat.to(logits.device)[:, None]).softmax(dim=-1)
-    nats: list[float] = (-(probs * (probs + 1e-8).log()).sum(dim=-1)).tolist()
+    found = -(probs * (probs + 1e-8).log()).sum(dim=-1)
+    nats: list[float] = found.nan_to_num_(0.0).tolist()  # of broken logits, which draft nothing
     return nats
 
 

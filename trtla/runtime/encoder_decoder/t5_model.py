@@ -25,7 +25,7 @@ from trtla.runtime.encoder_decoder.relative_bias import RelativeBias, RelativeGr
 from trtla.runtime.executor import SamplingParams
 from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.linear import Linear, LinearPair
-from trtla.runtime.sampling import draw_at
+from trtla.runtime.sampling import argmax, draw_at
 
 Encode = Callable[[tuple[int, ...]], Tensor]
 """A prompt's ids -> the encoder's output [tokens, d_model]."""
@@ -134,8 +134,8 @@ class T5Model:
         return KVCache(*sizes, num_blocks, self.dtype, self._device)
 
     def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]."""
-        return int(logits[row].argmax())
+        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
+        return int(argmax(logits[row : row + 1])[0])
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1)."""

@@ -1,18 +1,32 @@
-// What the target says, from one row of logits: the most probable token, or a draw.
+// What the target says, from one row of logits: the most probable token, or a draw; -1 where the
+// logits are no answer: one of them is NaN or +infinity, or all are -infinity.
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "simd.h"
 
 inline int64_t most_probable(const float* logits, int64_t size) {
     Floats tops = Floats{} - INFINITY;
+    Ints sound = Ints{} - 1;  // all bits: below infinity, which NaN is not
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) tops = larger(tops, load(logits + i));
+    for (; i + LANES <= size; i += LANES) {
+        const Floats some = load(logits + i);
+        tops = larger(tops, some);
+        sound &= some < INFINITY;
+    }
     float top = largest(tops);
-    for (; i < size; ++i) top = std::max(top, logits[i]);
+    bool answers = true;
+    for (int lane = 0; lane < LANES; ++lane) answers &= sound[lane] != 0;
+    for (; i < size; ++i) {
+        top = std::max(top, logits[i]);
+        answers &= logits[i] < INFINITY;
+    }
+    if (!answers || top == -INFINITY) return -1;
     return std::find(logits, logits + size, top) - logits;
 }
 
@@ -25,7 +39,8 @@ inline float least_of_top_k(const float* logits, int64_t size, int64_t top_k) {
     return ordered[top_k - 1];
 }
 
-// The smallest set of most probable tokens, logits of at least `least`, whose share reaches top_p.
+// The smallest set of most probable tokens, logits of at least `least`, whose share reaches top_p;
+// ordered by their logits, which a high temperature makes equally probable.
 inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float least, double top,
                                     double temperature, double top_p) {
     std::vector<double> shares(size);
@@ -39,7 +54,7 @@ inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float lea
     for (int64_t token = 0; token < size; ++token)
         if (shares[token] > few) tokens.push_back(token);
     std::stable_sort(tokens.begin(), tokens.end(),
-                     [&](int64_t a, int64_t b) { return shares[a] > shares[b]; });
+                     [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
     double before = 0.0;
     size_t kept = 0;
     while (kept < tokens.size() && before / total < top_p) before += shares[tokens[kept++]];
@@ -80,7 +95,8 @@ struct Race {
 
     // Tokens [first, last), without logarithms for those that cannot win: -log u >= 1 - u.
     void enter_all(int64_t first, int64_t last, float least) {
-        const float inverse = 1.0f / temperature;
+        // Finite, so that equal logits stay equal; smaller is safe, as it rules out fewer tokens.
+        const float inverse = std::min<double>(1.0 / temperature, FLT_MAX);
         for (int64_t start = first; start < last; start += LANES) {
             const int count = std::min<int64_t>(LANES, last - start);
             float gaps[LANES]{}, weights[LANES], missing[LANES];
@@ -89,7 +105,7 @@ struct Race {
             for (int i = 0; i < LANES; ++i) missing[i] = 1.0 - number(position, start + i);
             const float bound = 1.001 * std::exp(-most);
             for (int i = 0; i < count; ++i)
-                if (missing[i] <= bound * weights[i] && logits[start + i] >= least)
+                if (!(missing[i] > bound * weights[i]) && logits[start + i] >= least)
                     enter(start + i);
         }
     }
@@ -98,6 +114,7 @@ struct Race {
 inline int64_t draw(const float* logits, int64_t size, double temperature, int64_t top_k,
                     double top_p, double noise) {
     const int64_t first = most_probable(logits, size);
+    if (first < 0) return -1;
     Race race(logits, first, temperature, noise * 0x1p53);
     const float least = least_of_top_k(logits, size, top_k);
     if (top_p < 1.0)

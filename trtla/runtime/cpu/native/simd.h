@@ -80,6 +80,7 @@ inline void store(BFloat16* to, Floats values) {
     std::memcpy(to, &out, sizeof out);
 }
 
+// `b` where either is NaN.
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // The halves of every GROUP lanes of `a` and `b` added, those of `a` first.
@@ -111,10 +112,11 @@ inline float largest(Floats values) {
 }
 
 // e^x to about one unit in the last place; below -87 and above 88 it stays at the limit's value.
+// NaN stays NaN: broken weights must not pass for an answer.
 inline Floats exponential(Floats x) {
     const Floats zero{};
-    x = larger(x, zero - 87.0f);
-    x = x < 88.0f ? x : zero + 88.0f;
+    x = larger(zero - 87.0f, x);
+    x = x > 88.0f ? zero + 88.0f : x;
     const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     Floats shifted = x * 1.44269504088896341f + round_off;
     Floats whole = shifted - round_off;

@@ -1,0 +1,85 @@
+"""Forwards and choices of a library that was built with sanitizers, in a process of its own.
+
+Run as `python -m tests.runtime.sanitized_forwards LIBRARY`; a finding ends the process with an
+error. What the forwards compute is tested elsewhere: here they must only stay inside their arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+
+from tests.runtime.test_compiled_forward import KINDS, config_of, draft_of, filled, text, weights_of
+from trtla.runtime.batch import Feed
+from trtla.runtime.cpu import library as native
+from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
+from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.executor import SamplingParams
+from trtla.runtime.no_answer import NO_TOKEN
+
+NAN, INF = float("nan"), float("inf")
+HEATS = [5e-324, 1e-39, 0.7, 1e300]
+SETTINGS = [
+    SamplingParams(temperature=heat, top_k=top_k, top_p=top_p)
+    for heat, top_k, top_p in itertools.product(HEATS, [0, 1, 7, 2**62], [1e-12, 0.9, 1.0])
+]
+
+
+def step(model: NativeLlama, prompts: list[tuple[int, ...]], chunks: int) -> torch.Tensor:
+    """Prompts in chunks, then a tree, a chain and a single token beside each other."""
+    vocab = model.config.vocab_size
+    cache, running, _ = filled(model, prompts, chunks)
+    tree = draft_of([(token % vocab, 7 * token + 1) for token in text(9, 29)])
+    drafts = [tree, Draft.chain(text(4, 5, vocab)), NO_DRAFT]
+    feeds = [Feed.step(s, draft) for s, draft in zip(running, drafts, strict=False)]
+    return model.forward_feeds(feeds, cache)
+
+
+def choose(model: NativeLlama, logits: torch.Tensor) -> None:
+    """Every way to choose from every row."""
+    for row in range(len(logits)):
+        tokens = [model.most_probable(logits, row)]
+        tokens += [model.draw(logits, row, params, 0.37) for params in SETTINGS]
+        assert all(NO_TOKEN <= token < logits.shape[1] for token in tokens)
+
+
+def rows(size: int) -> torch.Tensor:
+    """Logits of all sorts."""
+    torch.manual_seed(0)
+    found = torch.randn(8, size)
+    for row, value in enumerate([NAN, INF, -INF, 3e38, -3e38, 0.0]):
+        found[row, size // 2] = value
+        found[row, -1] = value
+    found[6], found[7] = -INF, NAN
+    return found
+
+
+def main() -> None:
+    """Go through models, arithmetics and threads."""
+    library = native.Library(sys.argv[1])
+    native.library = lambda: library  # type: ignore[assignment]
+    for number, kind in enumerate(KINDS):
+        config = config_of(**KINDS[kind])
+        prompts = [text(i, length, config.vocab_size) for i, length in enumerate((70, 33, 1))]
+        for dtype in (torch.float32, torch.bfloat16):
+            if native_problem(config, dtype):
+                continue
+            torch.set_num_threads(1 + number % 3)
+            stored = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+            model = NativeLlama(config, weights_of(config, stored), dtype)
+            logits = step(model, prompts, 1 + number % 4)
+            choose(model, logits[:2].contiguous())
+    broken = ((name, tensor * NAN) for name, tensor in weights_of(config_of()))
+    model = NativeLlama(config_of(), broken, torch.float32)
+    logits = step(model, [text(1, 40)], 1)[:2].contiguous()
+    choose(model, logits)
+    assert model.most_probable(logits, 1) == NO_TOKEN
+    for size in (1, 2, 15, 16, 17, 75, 333):
+        choose(model, rows(size))
+    print("clean")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Adaptive requests while no block is free to measure in: plain steps, and drafts once there is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
+from trtla.runtime.cost_table import CostPlan
+
+PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
+PLAIN = LookaheadConfig(1, 1, 0)
+
+
+@pytest.fixture
+def tables(monkeypatch, tmp_path):
+    """Where cost tables are kept, which is empty; so is the cache of compiled code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
+    return lambda: list(tmp_path.rglob("trtla-cost-*"))
+
+
+def test_a_running_request_drafts_as_soon_as_there_is_room(tiny_llama, tables):
+    with LLM(tiny_llama, dtype="float32", max_batch_size=2) as llm:
+        sampling = SamplingParams(max_output_len=120)
+        expected = llm.generate(PROMPT, sampling, PLAIN)[0].output_ids
+        pool = llm._executor._cache.pool
+        need = -(-(len(llm.encode(PROMPT)) + 120 + 83) // 32)
+        others = pool.allocate(32 * (pool.num_free - need))
+        stream = llm.stream(PROMPT, sampling, "auto")
+        chunks = [next(stream) for _ in range(40)]
+        assert all(len(chunk.token_ids) == 1 for chunk in chunks)
+        assert tables() == []
+        with pytest.raises(TrtlaError, match="no block of the K/V cache is free"):
+            llm.measure_costs(CostPlan())
+        pool.release(others)
+        chunks += stream
+        done = chunks[-1].completion
+        assert done.output_ids == expected
+        assert done.stats.drafted > 0
+        (table,) = tables()
+        assert json.loads(table.read_text())["rows"][0]["points"] != [[1, 1.0], [2, 2.0]]
