@@ -94,9 +94,11 @@ def test_so_it_is_refused_before_it_is_enqueued(engine: Engines) -> None:
 
 
 def test_an_error_of_one_request_names_it_and_leaves_the_others(engine: Engines) -> None:
-    with loosened(open_executor(open_engine(engine())), max_input_len=99, max_text_len=999) as fall:
+    with loosened(
+        open_executor(open_engine(engine())), max_input_len=999, max_text_len=999
+    ) as fall:
         fall.submit(request(0))
-        fall.submit(request(1, tuple(range(80)), name="line 7 of prompts.jsonl"))
+        fall.submit(request(1, tuple(range(160)), name="line 7 of prompts.jsonl"))
         last = drain(fall)
     assert last[0].finish_reason == "length"
     assert last[1].error is not None
@@ -106,9 +108,9 @@ def test_an_error_of_one_request_names_it_and_leaves_the_others(engine: Engines)
 
 def test_llm_raises_the_error_of_its_own_prompt(engine: Engines) -> None:
     with LLM(engine()) as llm:
-        loosened(llm._executor, max_input_len=99, max_text_len=999)
+        loosened(llm._executor, max_input_len=999, max_text_len=999)
         with pytest.raises(TrtlaError, match=r"prompt 1 failed in TensorRT-LLM: .*Prompt length"):
-            llm.generate([PROMPT, tuple(range(80))])
+            llm.generate([PROMPT, tuple(range(160))])
         assert len(llm.generate([PROMPT])) == 1, "the executor lives on"
 
 
