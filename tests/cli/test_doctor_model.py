@@ -147,6 +147,19 @@ def test_models_without_a_kernel(
     assert problem in " ".join(failed(trtla("doctor", trt_engine, "--json")))
 
 
+def test_pipeline_stages(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (9, 0), (9, 0))
+    engine = write_engine(tmp_path / "split", ranks=2, stages=2)
+    (problem,) = failed(trtla("doctor", engine, "--json"))
+    assert "lookahead does not go with pp_size 2" in problem
+    plain = write_engine(tmp_path / "plain", max_draft_len=0, ranks=2, stages=2)
+    assert checked(trtla("doctor", plain, "--json"))["problems"] == []
+    split = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    edit(split / "config.json", mapping={"world_size": 2, "tp_size": 1, "pp_size": 2})
+    assert "pp_size 2" in " ".join(failed(trtla("doctor", split, "--json")))
+
+
 def test_an_engine_of_another_gpu(
     patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path
 ) -> None:

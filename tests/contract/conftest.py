@@ -139,9 +139,30 @@ def tiny_checkpoint(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint_tp2_pp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in four ranks; its one K/V head is on two of them twice."""
+    """The same in four ranks; its one K/V head is on two of them twice.
+
+    Two ids that are never the best one make a vocabulary of 260, which divides by the ranks.
+    """
+    from transformers import LlamaForCausalLM
+
     from trtla.build.convert import convert
 
-    folder = tmp_path_factory.mktemp("tiny-ranks") / "checkpoint"
-    convert(tiny_model, folder, dtype="float16", tp_size=2, pp_size=2)
+    larger, folder = tmp_path_factory.mktemp("larger"), tmp_path_factory.mktemp("tiny-ranks")
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float16)
+    model.resize_token_embeddings(260, mean_resizing=False)
+    with torch.no_grad():
+        for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+            part.weight[258:] = 0.0
+    model.save_pretrained(larger)
+    convert(larger, folder / "checkpoint", dtype="float16", tp_size=2, pp_size=2)
+    return folder / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint_tp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in two ranks, each with the one K/V head."""
+    from trtla.build.convert import convert
+
+    folder = tmp_path_factory.mktemp("tiny-halves") / "checkpoint"
+    convert(tiny_model, folder, dtype="float16", tp_size=2)
     return folder

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contract import standin_engines
 from tests.contract.conftest import Standin
-from trtla import LookaheadConfig, TrtlaError, UsageError
+from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
 from trtla.build.adopt import adopt_engine
 from trtla.build.calibration import Calibration
 from trtla.build.convert import convert
@@ -38,6 +39,7 @@ RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(
     LookaheadConfig(7, 7, 7), max_batch_size=4, max_input_len=64, max_seq_len=128
 )
+PLAIN = BuildSettings(max_batch_size=4, max_input_len=64, max_seq_len=128)
 EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
 _OURS_ALONE = ("output_timing_cache",)
 
@@ -130,14 +132,28 @@ def test_an_engine_tells_all_about_itself(
 def test_several_ranks_with_several_workers(
     workers: int, tiny_checkpoint_tp2_pp2: Path, tmp_path: Path
 ) -> None:
-    engine = build(tiny_checkpoint_tp2_pp2, tmp_path / "ours", workers=workers)
-    theirs = run_printed_command(tiny_checkpoint_tp2_pp2, tmp_path / "theirs", LOOKAHEAD)
+    engine = build(tiny_checkpoint_tp2_pp2, tmp_path / "ours", PLAIN, workers=workers)
+    theirs = run_printed_command(tiny_checkpoint_tp2_pp2, tmp_path / "theirs", PLAIN)
     assert list(engines_of(engine.path)) == [f"rank{rank}.engine" for rank in range(4)]
     assert engines_of(engine.path) == engines_of(theirs)
     assert config_of(engine.path) == config_of(theirs)
-    plan = describe_build(tiny_checkpoint_tp2_pp2, LOOKAHEAD, backend="tensorrt-llm")
+    plan = describe_build(tiny_checkpoint_tp2_pp2, PLAIN, backend="tensorrt-llm")
     assert set(plan.files) == {path.name for path in engine.path.iterdir()}
-    assert any("pp_size 2" in note for note in plan.notes)
+
+
+def test_lookahead_in_pipeline_stages_is_refused(
+    tiny_checkpoint_tp2_pp2: Path, tmp_path: Path, standin: Standin
+) -> None:
+    """A pass that generates would crash there: see the stand-in's own test."""
+    with pytest.raises(UsageError, match="lookahead does not go with pp_size 2") as caught:
+        build(tiny_checkpoint_tp2_pp2, tmp_path / "engine")
+    assert caught.value.hint is not None
+    for way_out in ("--tp-size", "plain engine", "--backend torch"):
+        assert way_out in caught.value.hint
+    assert not (tmp_path / "engine").exists()
+    theirs = standin_engines.build(standin, tiny_checkpoint_tp2_pp2, tmp_path / "theirs")
+    with pytest.raises(UsageError, match="lookahead does not go with pp_size 2"):
+        LLM(theirs, lookahead=LookaheadConfig(4, 4, 4))
 
 
 def test_a_hugging_face_folder_is_converted_on_the_way(
@@ -207,7 +223,7 @@ def test_the_timing_cache_stays_nowhere(
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
 def test_deprecations_are_shown_once_and_never_fatal(
-    flags: list[str], tiny_checkpoint_tp2_pp2: Path, tmp_path: Path
+    flags: list[str], tiny_checkpoint_tp2: Path, tmp_path: Path
 ) -> None:
     strict = [
         part for name in ("Deprecation", "Future") for part in ("-W", f"error::{name}Warning")
@@ -215,7 +231,7 @@ def test_deprecations_are_shown_once_and_never_fatal(
     done = run(
         [
             *(sys.executable, *strict, "-m", "trtla", "build", "--backend", "tensorrt-llm"),
-            *("--checkpoint-dir", str(tiny_checkpoint_tp2_pp2), "--output-dir", "engine"),
+            *("--checkpoint-dir", str(tiny_checkpoint_tp2), "--output-dir", "engine"),
             *("--lookahead", "4,3,4", "--max-batch-size", "1", *flags),
         ],
         tmp_path,
@@ -230,7 +246,7 @@ def test_deprecations_are_shown_once_and_never_fatal(
     written = json.loads(done.stdout)  # the library's banner is not in it
     assert written["lookahead"] == [4, 3, 4]
     assert written["max_draft_len"] == 15
-    assert len(written["notes"]) == 3
+    assert len(written["notes"]) == 2
 
 
 def test_a_failing_rank_leaves_nothing(
@@ -246,17 +262,17 @@ def test_a_failing_rank_leaves_nothing(
 
     monkeypatch.setattr(models.LLaMAForCausalLM, "from_checkpoint", broken)
     with pytest.raises(TrtlaError, match="rank 2: RuntimeError: Required but not provided"):
-        build(tiny_checkpoint_tp2_pp2, tmp_path / "out" / "engine")
+        build(tiny_checkpoint_tp2_pp2, tmp_path / "out" / "engine", PLAIN)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_a_rank_that_fails_in_a_worker_leaves_nothing(
-    tiny_checkpoint_tp2_pp2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint_tp2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORRT_LLM_STANDIN_GPU", "10.0")  # the workers' GPU, not this process's
     with pytest.raises(TrtlaError, match=r"rank [01]: RuntimeError: TRTLLM-GEN does not support"):
-        build(tiny_checkpoint_tp2_pp2, tmp_path / "out" / "engine", workers=2)
+        build(tiny_checkpoint_tp2, tmp_path / "out" / "engine", workers=2)
     assert not (tmp_path / "out").exists()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtla import kernels
+from trtla.build.compiled import stage_problems
 from trtla.config import BuildConfig, CheckpointConfig
 from trtla.errors import UsageError
 from trtla.kernels import Capability, Verdict
@@ -27,7 +28,7 @@ def check_trtllm(
         capability: the GPU's that builds; None where there is none, e.g. on a dry run.
 
     Raises:
-        UsageError: dtype, head sizes or the GPU do not allow it.
+        UsageError: dtype, head sizes, pipeline stages or the GPU do not allow it.
     """
     notes = (
         []
@@ -35,6 +36,8 @@ def check_trtllm(
         else ["there is no GPU here: whether one can build and run this is not checked"]
     )
     _check_gpu(config, capability)
+    for problem in stage_problems(config, lookahead=limits.max_draft_len > 0):
+        raise problem
     if limits.max_draft_len:
         notes += _check_lookahead(config, capability)
     return (*notes, *_fp8_notes(config))
@@ -69,11 +72,6 @@ def _check_lookahead(config: CheckpointConfig, capability: Capability | None) ->
     _allow(gpu, f"build on an Ampere, Ada or Hopper GPU, or {_TORCH}")
     if gpu.allowed is None:
         yield f"lookahead is not verified on this GPU: {gpu.reason}"
-    if config.mapping.pp_size > 1:
-        yield (
-            f"lookahead is not verified with pp_size {config.mapping.pp_size}: NVIDIA names tensor "
-            "parallelism only"
-        )
 
 
 def _allow(verdict: Verdict, hint: str) -> None:
