@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -166,3 +166,23 @@ def tiny_checkpoint_tp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("tiny-halves") / "checkpoint"
     convert(tiny_model, folder, dtype="float16", tp_size=2)
     return folder
+
+
+@pytest.fixture
+def engine(tiny_checkpoint: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Builds an engine of a triple; `bare` is without trtla.json, as trtllm-build leaves it."""
+
+    from trtla import LookaheadConfig
+    from trtla.build.engine import BuildSettings, build_engine
+
+    def build(w: int = 4, n: int = 4, g: int = 4, *, bare: bool = False, **limits: int) -> Path:
+        folder = tmp_path / f"{w}-{n}-{g}-{bare}-{'-'.join(map(str, limits.values()))}"
+        if not folder.exists():
+            given = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128, **limits}
+            asked = BuildSettings(LookaheadConfig(w, n, g), **given)
+            build_engine(tiny_checkpoint, folder, asked, backend="tensorrt-llm")
+            if bare:
+                (folder / "trtla.json").unlink()
+        return folder
+
+    return build

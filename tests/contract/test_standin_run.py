@@ -153,28 +153,6 @@ def test_a_bad_request_ends_alone(
         assert part in response.error_msg
 
 
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ({"prompt": [65, 66]}, "prompt of 2 tokens and N is 4"),
-        ({"prompt": [65, 300, 66]}, "token id 300"),
-        ({"prompt": [65] * 100}, "max_tokens was lowered to 0"),
-    ],
-)
-def test_undefined_behaviour_is_loud_and_final(
-    standin: Standin, tiny_checkpoint: Path, tmp_path: Path, ask: Ask, given: Any, what: str
-) -> None:
-    undefined = standin.load("_standin").StandinUndefinedBehaviour
-    folder = build(standin, tiny_checkpoint, tmp_path, max_input_len=100, max_seq_len=100)
-    executor = open_executor(standin, folder)
-    executor.enqueue_request(ask(**given))
-    for _ in range(2):
-        with pytest.raises(undefined, match=what):
-            executor.await_responses(timeout=NOW)
-    with pytest.raises(undefined):
-        executor.enqueue_request(ask())
-
-
 def test_a_short_prompt_is_fine_with_a_small_ngram(
     executor: Any, ask: Ask, tiny_checkpoint: Path
 ) -> None:
@@ -190,38 +168,6 @@ def test_a_request_triple_on_a_plain_engine_is_ignored(
     (responses,) = drain(plain, ask(lookahead=(4, 4, 4))).values()
     assert tokens(responses) == text[:16]
     assert responses[-1].result.decoding_iter == 16
-
-
-def test_lookahead_over_pipeline_stages_generates_nothing(
-    standin: Standin,
-    tiny_checkpoint_tp2_pp2: Path,
-    tmp_path: Path,
-    ask: Ask,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = build(standin, tiny_checkpoint_tp2_pp2, tmp_path / "engine")
-    monkeypatch.setenv("TENSORRT_LLM_STANDIN_MPI_DIR", str(tmp_path))
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(standin.load("_standin").StandinUndefinedBehaviour, match="pipeline stage"):
-        drain(open_executor(standin, folder), ask())
-
-
-def test_an_unfinished_chunk_beside_lookahead_moves_wrong_keys(
-    executor: Any, standin: Standin, tiny_checkpoint: Path, tmp_path: Path, ask: Ask
-) -> None:
-    folder = build(standin, tiny_checkpoint, tmp_path / "small", max_num_tokens=96)
-    chunked = open_executor(standin, folder, enable_chunked_context=True)
-    assert len(tokens(drain(chunked, ask(range(97), 4))[1])) == 4, "alone it is fine"
-    with pytest.raises(standin.load("_standin").StandinUndefinedBehaviour, match="chunk"):
-        drain(chunked, ask(), ask(), ask(), ask(range(97), 4))
-
-
-def test_waiting_for_nothing_would_never_end(executor: Any, standin: Standin) -> None:
-    started = time.monotonic()
-    assert executor.await_responses(timeout=timedelta(milliseconds=30)) == []
-    assert time.monotonic() - started >= 0.03
-    with pytest.raises(standin.load("_standin").StandinUndefinedBehaviour, match="for ever"):
-        executor.await_responses()
 
 
 def test_lookahead_ignores_sampling_in_silence(
