@@ -227,7 +227,7 @@ class TorchExecutor(OpenExecutor):
         logits = self._forward(feeds)
         predictions = predict(feeds, logits, self._by_row)
         synchronize(self._cache.device)
-        self._stats.forward_s += time.perf_counter() - started
+        self._stats.forward_s = (self._stats.forward_s or 0.0) + time.perf_counter() - started
         self._stats.steps += 1
         self._stats.max_in_flight = max(self._stats.max_in_flight, self._scheduler.num_running)
         return predictions
