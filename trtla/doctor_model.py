@@ -111,6 +111,7 @@ def _verdicts(facts: _Facts, report: Report) -> Iterator[Verdict]:
     yield from _library_verdicts(facts, report)
     yield from _gpu_verdicts(facts, report)
     if facts.release is None:  # an engine's are among the problems of the folder itself
+        yield kernels.rope_scaling(facts.config.rope_type)
         for problem in stage_problems(facts.config, lookahead=facts.lookahead):
             yield Verdict(False, problem.message)
     if facts.lookahead:

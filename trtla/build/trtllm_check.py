@@ -12,13 +12,17 @@ from trtla.build.compiled import stage_problems
 from trtla.config import BuildConfig, CheckpointConfig
 from trtla.errors import UsageError
 from trtla.kernels import Capability, Verdict
+from trtla.trtllm_library import known_trouble
 
 _XQA = '"No available XQA kernels are found for speculative decoding mode"'
 _TORCH = "use --backend torch"
 
 
 def check_trtllm(
-    config: CheckpointConfig, limits: BuildConfig, capability: Capability | None
+    config: CheckpointConfig,
+    limits: BuildConfig,
+    capability: Capability | None,
+    release: str | None = None,
 ) -> tuple[str, ...]:
     """Refuse an engine that TensorRT-LLM cannot build or start; what is not verified is told.
 
@@ -26,9 +30,10 @@ def check_trtllm(
         config: the checkpoint's config with the dtype of the engine.
         limits: the engine's.
         capability: the GPU's that builds; None where there is none, e.g. on a dry run.
+        release: of TensorRT-LLM, which builds; None where none is installed.
 
     Raises:
-        UsageError: dtype, head sizes, pipeline stages or the GPU do not allow it.
+        UsageError: dtype, head sizes, rope scaling, pipeline stages or the GPU do not allow it.
     """
     notes = (
         []
@@ -36,10 +41,14 @@ def check_trtllm(
         else ["there is no GPU here: whether one can build and run this is not checked"]
     )
     _check_gpu(config, capability)
+    rope = kernels.rope_scaling(config.rope_type)
+    if rope.allowed is False:
+        raise UsageError(rope.reason, _TORCH)
     for problem in stage_problems(config, lookahead=limits.max_draft_len > 0):
         raise problem
     if limits.max_draft_len:
         notes += _check_lookahead(config, capability)
+        notes += filter(None, [known_trouble(release)])
     return (*notes, *_fp8_notes(config))
 
 
