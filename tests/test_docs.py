@@ -169,6 +169,42 @@ def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
         assert len(done.stdout) > 100
 
 
+def test_tensorrt_llm_is_installed_beside_a_torch_that_is_held() -> None:
+    """One command alone would exchange PyTorch's CUDA 13.0 build, and the import would fail."""
+    section = (ROOT / "README.md").read_text().split("## With TensorRT-LLM", 1)[1]
+    section = section.split("\n## ", 1)[0]
+    block = next(text for text in re.findall(r"```\n(.*?)```", section, re.DOTALL) if "pip" in text)
+    lines = block.splitlines()
+    torch = next(line for line in lines if "install torch==" in line)
+    extra = next(line for line in lines if "[tensorrt-llm]" in line)
+    hold = next(line for line in lines if "pip freeze" in line)
+    assert lines.index(torch) < lines.index(hold) < lines.index(extra)
+    assert "--index-url https://download.pytorch.org/whl/cu130" in torch
+    assert f"-c {hold.split('> ')[1]} " in extra
+    rows = {
+        cells[1].strip(): cells
+        for line in section.splitlines()
+        if len(cells := line.split("|")) > 5
+    }
+    assert rows["1.2.1"][3].split(",")[0].strip() == torch.split("torch==")[1].split()[0]
+    assert {rows[release][2].strip() for release in ("0.20.0", "1.0.0", "1.2.1")} == {"3.12"}
+    for needed in (
+        "Ubuntu 24.04",
+        "CUDA Toolkit 13.1",
+        "CUDA_HOME",
+        "cuda-compat-13-1",
+        "libopenmpi-dev",
+    ):
+        assert needed in section
+
+
+def test_what_says_how_to_install_it_names_that_section() -> None:
+    from trtla.trtllm_library import HOW_TO_INSTALL
+
+    name, heading = re.search(r"(\S+\.md), (.+)", HOW_TO_INSTALL).groups()
+    assert f"\n## {heading}\n" in (ROOT / name).read_text()
+
+
 def test_the_rules_of_tensorrt_llm_name_files_and_tests_that_are_there() -> None:
     text = (ROOT / "docs" / "tensorrt-llm.md").read_text().split("## Rules", 1)[1]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]

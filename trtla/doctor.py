@@ -103,6 +103,7 @@ def _library_findings(library: Library) -> Iterator[str]:
     except TrtlaError as error:
         yield f"{error.message}: {error.hint}"
     else:
+        yield from filter(None, [trtllm_library.known_trouble(library.version)])
         for part in library.missing:
             yield f"TensorRT-LLM {library.version} lacks {part}, which trtla does without"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla import kernels
+from trtla.build.compiled import stage_problems
 from trtla.build.engine_folder import read_engine
 from trtla.build.folder_kind import FolderKind, folder_kind
 from trtla.build.hf_config import read_hf_config
@@ -31,7 +32,7 @@ class _Facts:
 
     config: CheckpointConfig
     lookahead: bool
-    """False for engines built plain, which need no lookahead kernels."""
+    """False for engines without drafts, which need no lookahead kernels."""
     backend: str | None = None
     """The backend that an engine was built for, or the only one that runs the model."""
     reason: str | None = None
@@ -96,10 +97,9 @@ def _facts(folder: Path, kind: FolderKind) -> _Facts:
     if kind == "checkpoint":
         return _Facts(validate(CheckpointConfig, read_json(path), str(path)), lookahead=True)
     engine = read_engine(folder)
-    triple = engine.lookahead
     return _Facts(
         engine.config.pretrained_config,
-        lookahead=triple is None or not triple.is_autoregressive,
+        lookahead=engine.config.build_config.max_draft_len > 0,
         backend=engine.backend,
         release=engine.config.version,
         capability=engine.manifest.compute_capability if engine.manifest else None,
@@ -110,6 +110,10 @@ def _verdicts(facts: _Facts, report: Report) -> Iterator[Verdict]:
     """What TensorRT-LLM needs, installed or not."""
     yield from _library_verdicts(facts, report)
     yield from _gpu_verdicts(facts, report)
+    if facts.release is None:  # an engine's are among the problems of the folder itself
+        yield kernels.rope_scaling(facts.config.rope_type)
+        for problem in stage_problems(facts.config, lookahead=facts.lookahead):
+            yield Verdict(False, problem.message)
     if facts.lookahead:
         config = facts.config
         yield kernels.head_size(config.head_size)

@@ -90,6 +90,17 @@ def activations(dtype: str) -> Verdict:
     return Verdict(False, f"dtype is {dtype}, its kernels take {' and '.join(DTYPES)}")
 
 
+def rope_scaling(kind: str) -> Verdict:
+    """A model's rotary scaling, also for plain engines (functional.py)."""
+    if kind != "dynamic":
+        return _YES
+    return Verdict(
+        False,
+        "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another formula "
+        "there, which reads a key alpha",
+    )
+
+
 def show(capability: Capability) -> str:
     """`9.0`."""
     return f"{capability[0]}.{capability[1]}"

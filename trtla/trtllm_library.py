@@ -31,6 +31,8 @@ REMOVED = (
     f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
 )
 
+HOW_TO_INSTALL = "how to install it: README.md, With TensorRT-LLM"
+
 PROGRAM = "the program trtllm-build"
 _BACKEND = (
     "the module tensorrt_llm.builder",
@@ -159,6 +161,16 @@ def same_release(built: str, installed: str) -> bool:
     return built.split(".")[:2] == installed.split(".")[:2]
 
 
+def known_trouble(version: str | None) -> str | None:
+    """What NVIDIA's issues say against lookahead in a release; None where that is nothing."""
+    if version is None or not version.startswith("0.20."):
+        return None
+    return (
+        f"lookahead may fail on TensorRT-LLM {version}: its issue 5451 reports that a pass with "
+        'drafts ends all requests there, "invalid configuration argument"; 1.2.1 is recommended'
+    )
+
+
 def require_backend() -> Library:
     """The library, ready to build and to run.
 
@@ -169,12 +181,13 @@ def require_backend() -> Library:
     if library.version is None:
         raise TrtlaError(
             "TensorRT-LLM is not installed",
-            "pip install 'trtla[tensorrt-llm]', or use --backend torch; trtla doctor tells more",
+            f"use --backend torch; {HOW_TO_INSTALL}",
         )
     if library.failure is not None:
         raise TrtlaError(
             f"TensorRT-LLM {library.version} cannot be imported: {library.failure}",
-            "correct its installation, or use --backend torch; trtla doctor tells more",
+            "use --backend torch, or install it again (1.2 needs PyTorch's CUDA 13.0 build); "
+            f"{HOW_TO_INSTALL}",
         )
     if library.lost:
         lost = " and ".join(library.lost)

@@ -111,6 +111,32 @@ def test_plugins_the_executor_needs_are_named(name: str, value: object, tmp_path
         open_engine(folder)
 
 
+def test_lookahead_engines_in_pipeline_stages_are_refused(tmp_path: Path) -> None:
+    folder = write_engine(tmp_path / "engine", ranks=4, stages=2)
+    uses = (
+        open_engine,
+        lambda path: check_triples(str(path), SEVENS),
+        lambda path: adopt_engine(path, SEVENS),
+    )
+    for use in uses:
+        with pytest.raises(UsageError, match="lookahead does not go with pp_size 2") as caught:
+            use(folder)
+        assert "--tp-size" in str(caught.value.hint)
+    assert [text for text in inspect(folder)["problems"] if "pp_size 2" in text]
+    plain = write_engine(tmp_path / "plain", max_draft_len=0, ranks=4, stages=2)
+    assert open_engine(plain).lookahead == AUTOREGRESSIVE
+    assert inspect(plain)["problems"] == []
+
+
+def test_plain_engines_in_stages_need_a_vocabulary_that_divides(tmp_path: Path) -> None:
+    folder = write_engine(tmp_path / "engine", max_draft_len=0, ranks=2, stages=2)
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_config"]["vocab_size"] = 32001
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"vocab_size 32001 is padded to 32001 .* and to 32002"):
+        open_engine(folder)
+
+
 def test_the_triple_of_a_foreign_engine_must_be_given_and_fit(tmp_path: Path) -> None:
     folder = write_engine(tmp_path / "engine")
     check_triples(str(folder), LookaheadConfig(8, 8, 4))

@@ -139,7 +139,7 @@ def test_what_is_planned_is_what_build_makes_of_it(
     planned = plan_limits(asked, LLAMA_8B, "tensorrt-llm")
     engine = planned.build_config
     assert builders_rules(engine) == (engine.max_seq_len, engine.max_num_tokens)
-    assert engine.max_num_tokens >= engine.max_input_len  # or the executor does not start
+    assert engine.max_num_tokens >= engine.max_input_len  # or such prompts are refused
     if engine.max_num_tokens != (asked.max_num_tokens or 8192):
         final = f"to {engine.max_num_tokens}"
         assert any("max_num_tokens" in note and final in note for note in planned.notes)
@@ -158,6 +158,12 @@ def test_context_logits_do_not_go_with_drafts() -> None:
         ({"head_size": 40}, (9, 0), "head_size 40 has no kernel"),
         ({"head_size": 272}, (9, 0), "head_size 272 has no kernel"),
         ({"num_attention_heads": 80, "num_key_value_heads": 2}, (9, 0), "80 query heads on 2"),
+        ({"mapping": Mapping(world_size=2, pp_size=2)}, (9, 0), "lookahead does not go with pp_"),
+        (
+            {"rotary_scaling": {"type": "dynamic", "factor": 2.0}},
+            None,
+            "rope scaling dynamic cannot be built",
+        ),
         ({}, (10, 0), "compute capability 10.0 is Blackwell"),
         ({}, (10, 3), "compute capability 10.3 is Blackwell"),
         ({}, (7, 5), "compute capability 7.5 is below 8.0"),
@@ -166,7 +172,7 @@ def test_context_logits_do_not_go_with_drafts() -> None:
     ],
 )
 def test_what_has_no_kernel_is_refused(
-    keys: dict[str, Any], capability: tuple[int, int], named: str
+    keys: dict[str, Any], capability: tuple[int, int] | None, named: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         check_trtllm(variant(**keys), limits(), capability)
@@ -181,6 +187,7 @@ def test_what_has_no_kernel_is_refused(
         ({"head_size": 40}, (8, 0)),
         ({}, (10, 0)),
         ({"quantization": FP8_CACHE}, (8, 9)),
+        ({"mapping": Mapping(world_size=4, tp_size=2, pp_size=2)}, (9, 0)),
     ],
 )
 def test_plain_engines_need_no_lookahead_kernel(
@@ -196,11 +203,6 @@ def test_plain_engines_need_no_lookahead_kernel(
         ({}, None, "there is no GPU here"),
         ({"head_size": 96}, (8, 0), "No available XQA kernels are found for speculative decoding"),
         ({}, (12, 0), "lookahead is not verified on this GPU: compute capability 12.0"),
-        (
-            {"mapping": Mapping(world_size=2, pp_size=2)},
-            (9, 0),
-            "lookahead is not verified with pp_size 2",
-        ),
         ({"quantization": FP8}, (9, 0), "build() switches FP8 context FMHA off"),
         (
             {"quantization": Quantization(kv_cache_quant_algo="FP8")},
@@ -214,6 +216,34 @@ def test_what_is_not_verified_or_switched_off_is_told(
 ) -> None:
     (note,) = check_trtllm(variant(**keys), limits(), capability)
     assert named in note
+
+
+def test_a_vocabulary_that_is_padded_otherwise_in_stages_is_refused() -> None:
+    plain = limits(lookahead=LookaheadConfig(1, 1, 0))
+    split = Mapping(world_size=4, tp_size=2, pp_size=2)
+    with pytest.raises(UsageError, match=r"vocab_size 32002 is padded to 32002 .* and to 32004"):
+        check_trtllm(variant(mapping=split, vocab_size=32002), plain, (9, 0))
+    assert check_trtllm(variant(mapping=split, vocab_size=32000), plain, (9, 0)) == ()
+    tensor = Mapping(world_size=4, tp_size=4)
+    assert check_trtllm(variant(mapping=tensor, vocab_size=32002), plain, (9, 0)) == ()
+
+
+def test_dynamic_rope_is_refused_in_plain_engines_too() -> None:
+    scaled = variant(rotary_scaling={"rope_type": "dynamic", "factor": 2.0})
+    plain = limits(lookahead=LookaheadConfig(1, 1, 0))
+    with pytest.raises(UsageError, match="rope scaling dynamic") as caught:
+        check_trtllm(scaled, plain, (9, 0), "0.21.0")
+    assert "--backend torch" in str(caught.value.hint)
+
+
+def test_lookahead_on_the_first_release_is_told_of() -> None:
+    (note,) = check_trtllm(LLAMA_8B, limits(), (9, 0), "0.20.0")
+    assert "0.20.0" in note
+    assert "1.2.1" in note
+    plain = limits(lookahead=LookaheadConfig(1, 1, 0))
+    assert check_trtllm(LLAMA_8B, plain, (9, 0), "0.20.0") == ()
+    for release in ("0.21.0", "1.0.0", "1.2.1", None):
+        assert check_trtllm(LLAMA_8B, limits(), (9, 0), release) == ()
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])

@@ -67,6 +67,7 @@ def test_a_lookahead_engine(checkpoint: Path) -> None:
         "--max_seq_len": "2048",  # without the draft tokens, which build() adds
         "--max_beam_width": "1",
         "--max_num_tokens": "2688",
+        "--opt_num_tokens": "2688",
         "--max_draft_len": "83",
         "--speculative_decoding_mode": "lookahead_decoding",
         "--gpt_attention_plugin": "float16",

@@ -31,13 +31,19 @@ _PLUGINS: dict[str, Any] = {
 
 
 def write_engine(
-    folder: Path, release: str = "1.2.1", *, max_draft_len: int = 83, ranks: int = 1, **keys: Any
+    folder: Path,
+    release: str = "1.2.1",
+    *,
+    max_draft_len: int = 83,
+    ranks: int = 1,
+    stages: int = 1,
+    **keys: Any,
 ) -> Path:
     """An engine of a Llama; `keys` replace those of build_config, None removes one."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "version": release,
-        "pretrained_config": _pretrained(release, ranks),
+        "pretrained_config": _pretrained(release, ranks, stages),
         "build_config": _build_config(release, max_draft_len),
     }
     build = config["build_config"]
@@ -58,13 +64,13 @@ def edit_plugins(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps(config))
 
 
-def _pretrained(release: str, ranks: int) -> dict[str, Any]:
+def _pretrained(release: str, ranks: int, stages: int) -> dict[str, Any]:
     mapping = {
         "world_size": ranks,
         "gpus_per_node": 8,
         "cp_size": 1,
-        "tp_size": ranks,
-        "pp_size": 1,
+        "tp_size": ranks // stages,
+        "pp_size": stages,
         "moe_tp_size": ranks,
         "moe_ep_size": 1,
     }

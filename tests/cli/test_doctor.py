@@ -120,6 +120,15 @@ def test_an_old_release_is_told(patch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert ">=0.20" in warning
 
 
+def test_the_release_whose_lookahead_may_fail_is_told(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(patch, tmp_path, "0.20.0")
+    (warning,) = told(trtla("doctor", "--json"))["warnings"]
+    for part in ("0.20.0", "5451", "1.2.1"):
+        assert part in warning
+
+
 def test_its_banner_does_not_spoil_the_json(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(patch, tmp_path, at_import="print('[TensorRT-LLM] TensorRT-LLM version: 1.2.1')")
     assert told(trtla("doctor", "--json"))["tensorrt_llm"]["version"] == "1.2.1"

@@ -13,6 +13,8 @@ import pytest
 from tests.build.trtllm_engines import RELEASES, write_engine
 from tests.cli.conftest import Ran, refused, trtla
 from tests.cli.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
+from trtla import LookaheadConfig
+from trtla.build.adopt import adopt_engine
 
 pytestmark = without_tensorrt_llm
 
@@ -145,6 +147,37 @@ def test_models_without_a_kernel(
     plug_in(patch, (8, 0))
     edit(trt_engine / "config.json", **values)
     assert problem in " ".join(failed(trtla("doctor", trt_engine, "--json")))
+
+
+def test_dynamic_rope(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (9, 0))
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    edit(folder / "config.json", dtype="float16", rotary_scaling={"type": "dynamic", "factor": 2.0})
+    assert "rope scaling dynamic" in " ".join(failed(trtla("doctor", folder, "--json")))
+
+
+def test_a_triple_without_drafts_needs_no_kernels(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (10, 0))
+    folder = write_engine(tmp_path / "engine", max_draft_len=0)
+    adopt_engine(folder, LookaheadConfig(1, 2, 0))
+    assert checked(trtla("doctor", folder, "--json"))["model"]["lookahead"] is False
+
+
+def test_pipeline_stages(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (9, 0), (9, 0))
+    engine = write_engine(tmp_path / "split", ranks=2, stages=2)
+    (problem,) = failed(trtla("doctor", engine, "--json"))
+    assert "lookahead does not go with pp_size 2" in problem
+    plain = write_engine(tmp_path / "plain", max_draft_len=0, ranks=2, stages=2)
+    assert checked(trtla("doctor", plain, "--json"))["problems"] == []
+    split = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    edit(split / "config.json", mapping={"world_size": 2, "tp_size": 1, "pp_size": 2})
+    assert "pp_size 2" in " ".join(failed(trtla("doctor", split, "--json")))
 
 
 def test_an_engine_of_another_gpu(

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -139,9 +139,50 @@ def tiny_checkpoint(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint_tp2_pp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in four ranks; its one K/V head is on two of them twice."""
+    """The same in four ranks; its one K/V head is on two of them twice.
+
+    Two ids that are never the best one make a vocabulary of 260, which divides by the ranks.
+    """
+    from transformers import LlamaForCausalLM
+
     from trtla.build.convert import convert
 
-    folder = tmp_path_factory.mktemp("tiny-ranks") / "checkpoint"
-    convert(tiny_model, folder, dtype="float16", tp_size=2, pp_size=2)
+    larger, folder = tmp_path_factory.mktemp("larger"), tmp_path_factory.mktemp("tiny-ranks")
+    model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float16)
+    model.resize_token_embeddings(260, mean_resizing=False)
+    with torch.no_grad():
+        for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+            part.weight[258:] = 0.0
+    model.save_pretrained(larger)
+    convert(larger, folder / "checkpoint", dtype="float16", tp_size=2, pp_size=2)
+    return folder / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint_tp2(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in two ranks, each with the one K/V head."""
+    from trtla.build.convert import convert
+
+    folder = tmp_path_factory.mktemp("tiny-halves") / "checkpoint"
+    convert(tiny_model, folder, dtype="float16", tp_size=2)
     return folder
+
+
+@pytest.fixture
+def engine(tiny_checkpoint: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Builds an engine of a triple; `bare` is without trtla.json, as trtllm-build leaves it."""
+
+    from trtla import LookaheadConfig
+    from trtla.build.engine import BuildSettings, build_engine
+
+    def build(w: int = 4, n: int = 4, g: int = 4, *, bare: bool = False, **limits: int) -> Path:
+        folder = tmp_path / f"{w}-{n}-{g}-{bare}-{'-'.join(map(str, limits.values()))}"
+        if not folder.exists():
+            given = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128, **limits}
+            asked = BuildSettings(LookaheadConfig(w, n, g), **given)
+            build_engine(tiny_checkpoint, folder, asked, backend="tensorrt-llm")
+            if bare:
+                (folder / "trtla.json").unlink()
+        return folder
+
+    return build

@@ -44,6 +44,8 @@ def test_figures_that_the_library_does_not_tell_are_null(engine: Path, tiny_mode
     assert [row["equal_texts"] for row in rows] == [2, 2, 2]
     assert [row["output_tokens"] for row in rows] == [24, 24, 24]
     assert {row["fed_per_step"] for row in rows} == {None}
+    for figure in ("host_ms_per_step", "read_gb_per_s", "share_of_bandwidth"):
+        assert {row[figure] for row in rows} == {None}, figure
     assert rows[0]["tokens_per_step"] == 1.0 < rows[1]["tokens_per_step"]
 
 

@@ -148,6 +148,13 @@ def test_counters_add_up(opener):
     assert total.max_in_flight == 2
 
 
+def test_a_pass_is_counted_once_also_when_batches_come_one_by_one(opener):
+    executor = opener()
+    for number in range(3):
+        run(executor, [ask(number, PROMPTS[0], 8, lookahead=(1, 1, 0))])
+        assert executor.stats().steps == 8 * (number + 1)
+
+
 def test_the_end_token_is_part_of_the_output_and_ends_it(opener, reference):
     text = reference(PROMPTS[0], LENGTH)
     executor = opener()
@@ -227,7 +234,7 @@ def test_a_request_ends_when_its_time_is_over(opener, reference):
     ("request_", "parts"),
     [
         (ask(7, ()), ("empty prompt",)),
-        (ask(7, range(65)), ("65 tokens", "max_input_len 64")),
+        (ask(7, range(128)), ("128 tokens", "max_input_len")),
         (ask(7, range(60), 69), ("129", "max_seq_len 128")),
         (ask(7, (1, 258)), ("token id 258",)),
         (ask(7, PROMPTS[0], lookahead=(5, 4, 4)), ("5,4,4", "4,4,4")),
@@ -245,6 +252,23 @@ def test_what_does_not_fit_is_refused_before_anything_changes(opener, reference,
         outputs += step
     assert {o.request_id for o in outputs} == {0}
     assert tokens(outputs) == reference(PROMPTS[0], LENGTH)
+
+
+def test_time_in_the_queue_counts(opener, reference):
+    executor = opener(max_batch_size=1)
+    executor.submit(ask(0, PROMPTS[0], 100))
+    executor.submit(ask(1, PROMPTS[2], sampling={"allotted_time_ms": 1}))
+    outputs = executor.poll()
+    while all(output.request_id == 0 for output in outputs):
+        outputs = executor.poll()
+    late = next(output for output in outputs if output.request_id == 1)
+    assert (late.finish_reason, late.new_tokens) == ("timed_out", ())
+    rest = []
+    while step := executor.poll():
+        rest += step
+    assert {output.request_id for output in rest} == {0}, "the first one was still running"
+    (again,) = run(executor, [ask(1, PROMPTS[2])]).values()
+    assert tokens(again) == reference(PROMPTS[2], LENGTH), "its id is free again"
 
 
 def test_an_id_in_flight_cannot_be_used_twice(opener):

@@ -84,7 +84,7 @@ def test_ranks_need_their_own_part_alone(standin: Standin, tiny_checkpoint_tp2_p
     last = load(standin, tiny_checkpoint_tp2_pp2, rank=3).tensors
     assert first[QKV].shape == (3 * 64, 128), "the one K/V head is on both ranks"
     assert "lm_head.weight" not in first
-    assert last["lm_head.weight"].shape == (129, 128)
+    assert last["lm_head.weight"].shape == (130, 128)
     assert "transformer.vocab_embedding.weight" not in last
     assert not any(name.startswith("transformer.layers.1") for name in last)
 
@@ -117,9 +117,41 @@ def test_speculation_makes_room_for_drafts(standin: Standin, tiny_checkpoint: Pa
     assert config.max_num_tokens == 2048 * 24, "the default batch of 2048, 24 tokens each"
     config = build(standin, tiny_checkpoint, **LOOKAHEAD, max_batch_size=4).config.build_config
     assert config.max_seq_len == 512 + 23
-    assert config.max_num_tokens == 8192
+    assert config.max_num_tokens == 4 * 512, "no more than a full batch"
     plain = build(standin, tiny_checkpoint, max_seq_len=128).config.build_config
     assert (plain.max_seq_len, plain.max_num_tokens, plain.max_input_len) == (128, 8192, 128)
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"max_num_tokens": 9999}, (512, 4)),
+        ({"max_num_tokens": 9999, "opt_num_tokens": 96}, (512, 96)),
+        ({"max_num_tokens": 9}, (32, 4)),
+    ],
+)
+def test_token_limits_are_corrected(
+    standin: Standin, tiny_checkpoint: Path, given: Any, tokens: tuple[int, int]
+) -> None:
+    built = build(standin, tiny_checkpoint, max_batch_size=4, max_seq_len=128, **given)
+    config = built.config.build_config
+    assert (config.max_num_tokens, config.opt_num_tokens) == tokens
+
+
+@pytest.mark.parametrize(
+    ("standin", "builds"),
+    [("0.20.0", True), ("1.0.0", True), ("1.1.0", False), ("1.2.1", False)],
+    indirect=["standin"],
+)
+def test_dynamic_rope_lacks_a_key_in_late_releases(
+    standin: Standin, checkpoint: Path, builds: bool
+) -> None:
+    change_config(checkpoint, rotary_scaling={"type": "dynamic", "factor": 2.0})
+    if builds:
+        assert build(standin, checkpoint).engine
+        return
+    with pytest.raises(KeyError, match="alpha"):
+        build(standin, checkpoint)
 
 
 def test_the_given_configuration_is_not_changed(standin: Standin, tiny_checkpoint: Path) -> None:

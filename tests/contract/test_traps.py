@@ -8,60 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import refused, trtla
+from tests.contract.asked import PROMPT, Engines, drain, request
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
-from trtla.build.engine import BuildSettings, build_engine, open_engine
+from trtla.build.engine import open_engine
 from trtla.cli.drafter_options import check_drafters
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.executor import Executor, Output, Request, open_executor
-from trtla.runtime.executor_options import ExecutorOptions
-from trtla.runtime.trtllm_settings import TrtllmSettings
-from trtla.trtllm_library import REMOVED
+from trtla.runtime.executor import Executor, Request, open_executor
 
-PROMPT = tuple(b"def read(path):\n    ")
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
-
-Engines = Callable[..., Path]
-
-
-@pytest.fixture
-def engine(tiny_checkpoint: Path, tmp_path: Path) -> Engines:
-    """Builds an engine of a triple; `bare` is without trtla.json, as trtllm-build leaves it."""
-
-    def build(w: int = 4, n: int = 4, g: int = 4, *, bare: bool = False) -> Path:
-        folder = tmp_path / f"{w}-{n}-{g}{'-bare' if bare else ''}"
-        if not folder.exists():
-            asked = BuildSettings(
-                LookaheadConfig(w, n, g), max_batch_size=4, max_input_len=64, max_seq_len=128
-            )
-            build_engine(tiny_checkpoint, folder, asked, backend="tensorrt-llm")
-            if bare:
-                (folder / "trtla.json").unlink()
-        return folder
-
-    return build
-
-
-def request(number: int, prompt: tuple[int, ...] = PROMPT, **given: Any) -> Request:
-    sampling = SamplingParams(max_output_len=16, **given.pop("sampling", {}))
-    return Request(number, prompt, sampling, **given)
-
-
-def drain(executor: Executor) -> dict[int, Output]:
-    """The last output of every request."""
-    last: dict[int, Output] = {}
-    while step := executor.poll():
-        last.update({output.request_id: output for output in step})
-    return last
 
 
 def loosened(executor: Executor, **limits: Any) -> Executor:
@@ -94,9 +56,11 @@ def test_so_it_is_refused_before_it_is_enqueued(engine: Engines) -> None:
 
 
 def test_an_error_of_one_request_names_it_and_leaves_the_others(engine: Engines) -> None:
-    with loosened(open_executor(open_engine(engine())), max_input_len=99, max_text_len=999) as fall:
+    with loosened(
+        open_executor(open_engine(engine())), max_input_len=999, max_text_len=999
+    ) as fall:
         fall.submit(request(0))
-        fall.submit(request(1, tuple(range(80)), name="line 7 of prompts.jsonl"))
+        fall.submit(request(1, tuple(range(160)), name="line 7 of prompts.jsonl"))
         last = drain(fall)
     assert last[0].finish_reason == "length"
     assert last[1].error is not None
@@ -106,9 +70,9 @@ def test_an_error_of_one_request_names_it_and_leaves_the_others(engine: Engines)
 
 def test_llm_raises_the_error_of_its_own_prompt(engine: Engines) -> None:
     with LLM(engine()) as llm:
-        loosened(llm._executor, max_input_len=99, max_text_len=999)
+        loosened(llm._executor, max_input_len=999, max_text_len=999)
         with pytest.raises(TrtlaError, match=r"prompt 1 failed in TensorRT-LLM: .*Prompt length"):
-            llm.generate([PROMPT, tuple(range(80))])
+            llm.generate([PROMPT, tuple(range(160))])
         assert len(llm.generate([PROMPT])) == 1, "the executor lives on"
 
 
@@ -171,121 +135,34 @@ def test_a_plain_engine_samples_and_repeats_by_seed(engine: Engines) -> None:
     assert len({text(seed) for seed in range(4)}) > 1
 
 
-def test_an_engine_without_a_known_triple_is_not_started(engine: Engines) -> None:
-    """C++ would take (4,3,4) and fail with an assertion on sizes."""
-    with pytest.raises(UsageError, match="max_draft_len 23") as refusal:
-        open_executor(open_engine(engine(bare=True)))
-    assert refusal.value.hint is not None
-    assert "4,4,4" in refusal.value.hint
-    with open_executor(
-        open_engine(engine(bare=True)), ExecutorOptions(lookahead=LookaheadConfig(4, 4, 4))
-    ) as works:
-        works.submit(request(0))
-        assert drain(works)[0].finish_reason == "length"
-
-
-def test_the_configuration_says_what_changed_between_releases(standin: Standin) -> None:
-    bindings = standin.load("bindings.executor")
-    from trtla.runtime.trtllm_start import executor_config
-
-    config = executor_config(bindings, LookaheadConfig(7, 7, 7), 8, TrtllmSettings())
-    assert config.decoding_config.decoding_mode.isLookahead()
-    triple = config.decoding_config.lookahead_decoding_config
-    assert triple.calculate_speculative_resource()[2] == 83
-    assert config.enable_chunked_context is False
-    assert config.kv_cache_config.enable_block_reuse is False
-    assert config.kv_cache_config.free_gpu_memory_fraction == pytest.approx(0.9)
-    assert config.max_beam_width == 1
-    assert config.max_batch_size == 8
-    policy = config.scheduler_config.capacity_scheduler_policy
-    assert policy == bindings.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
-    assert config.batching_type == bindings.BatchingType.INFLIGHT
-    plain = executor_config(bindings, AUTOREGRESSIVE, 8, TrtllmSettings())
-    assert plain.decoding_config is None
-    changed = TrtllmSettings(0.5, True, True, "max_utilization")
-    config = executor_config(bindings, AUTOREGRESSIVE, 8, changed)
-    assert config.kv_cache_config.enable_block_reuse is True
-    assert config.enable_chunked_context is True
-    policy = config.scheduler_config.capacity_scheduler_policy
-    assert policy == bindings.CapacitySchedulerPolicy.MAX_UTILIZATION
-
-
-def test_what_max_utilization_could_not_restart_is_refused(engine: Engines) -> None:
-    """A streamed request that is evicted starts again with all its text as the prompt."""
-    tight = TrtllmSettings(scheduler_policy="max_utilization")
-    with open_executor(open_engine(engine()), ExecutorOptions(trtllm=tight)) as executor:
-        assert executor.limits.max_text_len == 65
-        with pytest.raises(UsageError) as refusal:
-            executor.submit(request(0, tuple(range(60))))
-        assert refusal.value.hint is not None
-        assert "guaranteed_no_evict" in refusal.value.hint
-    wide = dataclasses.replace(tight, enable_chunked_context=True)
-    with open_executor(open_engine(engine()), ExecutorOptions(trtllm=wide)) as executor:
-        assert executor.limits.max_text_len == 128
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
-def test_a_share_of_memory_is_between_0_and_1(share: float) -> None:
-    with pytest.raises(UsageError, match="kv_cache_free_gpu_memory_fraction"):
-        TrtllmSettings(share)
-
-
-def test_an_engine_of_another_release_is_refused(engine: Engines) -> None:
-    folder = engine()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "version": "0.19.0"}))
-    with pytest.raises(TrtlaError, match=r"built with TensorRT-LLM 0\.19\.0, and .* is installed"):
-        open_executor(open_engine(folder))
-
-
-def test_an_engine_of_another_gpu_is_refused(engine: Engines) -> None:
-    folder = engine()
-    manifest = json.loads((folder / "trtla.json").read_text())
-    assert manifest["compute_capability"] == "9.0"
-    (folder / "trtla.json").write_text(json.dumps({**manifest, "compute_capability": "8.6"}))
-    with pytest.raises(TrtlaError, match=r"compute capability 8\.6, and this GPU has 9\.0"):
-        open_executor(open_engine(folder))
-
-
-def test_the_wrong_number_of_processes_is_told(
+def test_a_closed_executor_leaves_its_memory_to_the_next(
     engine: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    with pytest.raises(UsageError, match="1 rank, and 2 processes run"):
-        open_executor(open_engine(engine()))
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_KV_TOKENS", "200")
+    first = LLM(engine())
+    expected = first.generate(PROMPT)[0].output_ids
+    first.close()
+    with LLM(engine()) as second:  # the first one is still referenced
+        assert second.generate(PROMPT)[0].output_ids == expected
+    assert first.stats().new_tokens == len(expected)
+    assert first.is_leader
 
 
-@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
-def test_a_release_after_the_removal_is_told_apart(
-    tiny_checkpoint: Path, tmp_path: Path, standin: Standin
+@pytest.mark.parametrize("standin", ["0.20.0", "0.21.0"], indirect=True)
+def test_old_releases_that_shorten_a_text_fail_the_request(
+    engine: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TrtlaError, match="lacks") as refusal:
-        build_engine(
-            tiny_checkpoint,
-            tmp_path / "engine",
-            BuildSettings(LookaheadConfig(4, 4, 4)),
-            backend="tensorrt-llm",
-        )
-    assert refusal.value.hint == REMOVED
-    assert not (tmp_path / "engine").exists()
-
-
-def test_a_torch_engine_takes_no_settings_of_tensorrt_llm(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    build_engine(tiny_checkpoint, tmp_path / "engine", BuildSettings(), backend="torch")
-    options = ExecutorOptions(trtllm=TrtllmSettings(enable_chunked_context=True))
-    with pytest.raises(UsageError, match="torch engine"):
-        open_executor(open_engine(tmp_path / "engine"), options)
-
-
-@pytest.mark.parametrize("choice", [{"device": "cpu"}, {"dtype": "float32"}])
-def test_a_tensorrt_llm_engine_takes_no_choices_of_torch(
-    engine: Engines, choice: dict[str, str]
-) -> None:
-    with pytest.raises(UsageError, match="is a TensorRT-LLM engine"):
-        open_executor(open_engine(engine()), ExecutorOptions(**choice))  # type: ignore[arg-type]
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_KV_TOKENS", "100")
+    with open_executor(open_engine(engine())) as executor:
+        executor.submit(Request(0, PROMPT, SamplingParams(max_output_len=90), name="a long one"))
+        executor.submit(request(1))
+        last = drain(executor)
+        assert last[1].finish_reason == "length"
+        assert last[0].finish_reason == "failed"
+        assert last[0].error is not None
+        assert "a long one was ended by TensorRT-LLM after 46 of 90" in last[0].error.message
+        executor.submit(request(0))
+        assert drain(executor)[0].finish_reason == "length", "the id is free again"
 
 
 def test_the_library_is_shut_down_on_every_way_out(

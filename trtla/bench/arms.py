@@ -148,7 +148,7 @@ def _run(
         steps=sum(c.stats.steps for c in done),
         fed=sum(fed) if len(fed) == len(done) else None,
         forwards=after.steps - before.steps,
-        forward_s=after.forward_s - before.forward_s or None,
+        forward_s=None if after.forward_s is None else after.forward_s - (before.forward_s or 0.0),
         weight_bytes=after.weight_bytes,
         accepted_lengths=known if len(known) == len(done) else None,
         reasons=tuple(c.finish_reason for c in done),

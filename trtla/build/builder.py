@@ -23,6 +23,7 @@ from trtla.build.trtllm import TrtllmBuild
 from trtla.build.trtllm_check import check_trtllm
 from trtla.build.trtllm_command import TrtllmCommand
 from trtla.config import BuildConfig
+from trtla.trtllm_library import installed_version
 
 _NO_COMMAND = (
     "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
@@ -122,7 +123,8 @@ def describe_build(
     commands: tuple[str, ...] = ()
     if chosen == "tensorrt-llm":
         config, suffix = source.config, "engine"
-        notes += check_trtllm(config, limits.build_config, gpu_capability())
+        machine = gpu_capability(), installed_version()
+        notes += check_trtllm(config, limits.build_config, *machine)
         commands = TrtllmCommand(source, Path(output_dir), limits.build_config, workers).lines()
         notes += [] if commands else [_NO_COMMAND]
     else:

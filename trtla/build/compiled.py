@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtla.config import LOOKAHEAD_DECODING, NO_SPECULATION, BuildConfig, EngineConfig
+from trtla.config import (
+    LOOKAHEAD_DECODING,
+    NO_SPECULATION,
+    BuildConfig,
+    CheckpointConfig,
+    EngineConfig,
+)
 from trtla.errors import UsageError
 from trtla.lookahead import triples_for
 
@@ -38,8 +44,37 @@ def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError
         if not (folder / f"rank{rank}.engine").is_file():
             of = f", one of {ranks} ranks" if ranks > 1 else ""
             yield UsageError(f"{folder} lacks rank{rank}.engine{of}", "copy the engine again")
+    where = folder / "config.json"
     for sentence in _wrong_settings(config.build_config):
-        yield UsageError(f"{folder / 'config.json'}: {sentence}", _REBUILD)
+        yield UsageError(f"{where}: {sentence}", _REBUILD)
+    lookahead = config.build_config.max_draft_len > 0
+    for problem in stage_problems(config.pretrained_config, lookahead=lookahead):
+        yield UsageError(f"{where}: {problem.message}", problem.hint)
+
+
+def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
+    """What TensorRT-LLM gets wrong in pipeline stages, in passes that generate.
+
+    Only the last stage has drafts, positions and masks (decoderBuffers.cpp), and C++ pads the
+    vocabulary to a multiple of all ranks (gptJsonConfig.cpp), the model to one of tp_size.
+    """
+    tp, ranks, vocab = config.mapping.tp_size, config.mapping.world_size, config.vocab_size
+    if ranks == tp:
+        return
+    split = "convert with --tp-size instead of --pp-size"
+    if lookahead:
+        yield UsageError(
+            f"lookahead does not go with pp_size {config.mapping.pp_size}: TensorRT-LLM's drafts "
+            "and masks never leave the last pipeline stage",
+            f"{split}, build a plain engine with --lookahead 1,1,0, or use --backend torch",
+        )
+    ours, theirs = (-(-vocab // parts) * parts for parts in (tp, ranks))
+    if ours != theirs:
+        yield UsageError(
+            f"vocab_size {vocab} is padded to {ours} for tp_size {tp} and to {theirs} for all "
+            f"{ranks} ranks: TensorRT-LLM's C++ reads rows of logits of the second width",
+            f"{split}, or use --backend torch",
+        )
 
 
 def unknown_triple(name: str, max_draft_len: int) -> UsageError:

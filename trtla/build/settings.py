@@ -156,7 +156,7 @@ def _token_needs(sizes: _Sizes, backend: str) -> list[tuple[int, str]]:
     drafts = f" x (max_draft_len {sizes.draft_len} + 1)" if sizes.draft_len else ""
     needs = [(step, f" = max_batch_size {sizes.batch_size}{drafts}")]
     if backend == "tensorrt-llm":
-        # Without chunked context the executor does not start (trtGptModelInflightBatching.cpp).
+        # Longer prompts than max_num_tokens are refused one by one (trtGptModel.h).
         needs.append((sizes.input_len, " = max_input_len: a prompt is read in one step"))
         needs.append((TOKENS_PER_BLOCK, ", one block of the K/V cache"))
     return needs

@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtla import kernels
+from trtla.build.compiled import stage_problems
 from trtla.config import BuildConfig, CheckpointConfig
 from trtla.errors import UsageError
 from trtla.kernels import Capability, Verdict
+from trtla.trtllm_library import known_trouble
 
 _XQA = '"No available XQA kernels are found for speculative decoding mode"'
 _TORCH = "use --backend torch"
 
 
 def check_trtllm(
-    config: CheckpointConfig, limits: BuildConfig, capability: Capability | None
+    config: CheckpointConfig,
+    limits: BuildConfig,
+    capability: Capability | None,
+    release: str | None = None,
 ) -> tuple[str, ...]:
     """Refuse an engine that TensorRT-LLM cannot build or start; what is not verified is told.
 
@@ -25,9 +30,10 @@ def check_trtllm(
         config: the checkpoint's config with the dtype of the engine.
         limits: the engine's.
         capability: the GPU's that builds; None where there is none, e.g. on a dry run.
+        release: of TensorRT-LLM, which builds; None where none is installed.
 
     Raises:
-        UsageError: dtype, head sizes or the GPU do not allow it.
+        UsageError: dtype, head sizes, rope scaling, pipeline stages or the GPU do not allow it.
     """
     notes = (
         []
@@ -35,8 +41,14 @@ def check_trtllm(
         else ["there is no GPU here: whether one can build and run this is not checked"]
     )
     _check_gpu(config, capability)
+    rope = kernels.rope_scaling(config.rope_type)
+    if rope.allowed is False:
+        raise UsageError(rope.reason, _TORCH)
+    for problem in stage_problems(config, lookahead=limits.max_draft_len > 0):
+        raise problem
     if limits.max_draft_len:
         notes += _check_lookahead(config, capability)
+        notes += filter(None, [known_trouble(release)])
     return (*notes, *_fp8_notes(config))
 
 
@@ -69,11 +81,6 @@ def _check_lookahead(config: CheckpointConfig, capability: Capability | None) ->
     _allow(gpu, f"build on an Ampere, Ada or Hopper GPU, or {_TORCH}")
     if gpu.allowed is None:
         yield f"lookahead is not verified on this GPU: {gpu.reason}"
-    if config.mapping.pp_size > 1:
-        yield (
-            f"lookahead is not verified with pp_size {config.mapping.pp_size}: NVIDIA names tensor "
-            "parallelism only"
-        )
 
 
 def _allow(verdict: Verdict, hint: str) -> None:

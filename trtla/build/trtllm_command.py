@@ -56,6 +56,7 @@ class TrtllmCommand:
             "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
             "max_beam_width": limits.max_beam_width,
             "max_num_tokens": limits.max_num_tokens,
+            "opt_num_tokens": opt_num_tokens(limits),
             **self._speculation(),
             **_flag_values(plugin_settings(self.source.config.dtype)),
             "kv_cache_type": "paged",
@@ -72,6 +73,11 @@ class TrtllmCommand:
             "max_draft_len": self.limits.max_draft_len,
             "speculative_decoding_mode": "lookahead_decoding",
         }
+
+
+def opt_num_tokens(limits: BuildConfig) -> int:
+    """What TensorRT tunes for: a step of a full batch. Its own default does not count drafts."""
+    return limits.max_batch_size * (limits.max_draft_len + 1)
 
 
 def plugin_settings(dtype: str) -> dict[str, str | bool]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trtla.build.trtllm_command import plugin_settings
+from trtla.build.trtllm_command import opt_num_tokens, plugin_settings
 from trtla.config import BuildConfig
 from trtla.trtllm_library import deprecations_once, load
 
@@ -61,6 +61,7 @@ class RankBuild:
             max_batch_size=limits.max_batch_size,
             max_beam_width=limits.max_beam_width,
             max_num_tokens=limits.max_num_tokens,
+            opt_num_tokens=opt_num_tokens(limits),
             max_draft_len=limits.max_draft_len,
             speculative_decoding_mode=(
                 modes.LOOKAHEAD_DECODING if limits.max_draft_len else modes.NONE

@@ -162,7 +162,7 @@ trtllm_flags = stack(
     switch(
         "--enable-chunked-context",
         section="TensorRT-LLM engines",
-        help="Let prompts be longer than max_num_tokens.",
+        help="Let prompts be longer than max_num_tokens; plain engines only.",
     ),
     setting(
         "--scheduler-policy",

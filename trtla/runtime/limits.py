@@ -13,6 +13,7 @@ from trtla.errors import UsageError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
 from trtla.runtime.executor import Request
 
+REBUILD_INPUT = "rebuild with a larger --max-input-len"
 REBUILD_LONGER = "rebuild with a larger --max-seq-len"
 _GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
 
@@ -27,7 +28,7 @@ def refuse_watch(name: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What an executor accepts. `max_text_len` bounds prompt + output."""
+    """What an executor accepts: `max_input_len` bounds prompts, `max_text_len` prompt + output."""
 
     max_batch_size: int
     max_input_len: int
@@ -40,6 +41,8 @@ class ExecutorLimits:
     """True where sampling settings would be ignored in silence."""
     fixed_triples: bool = False
     """True where every step feeds the whole triple, so that no request can be adaptive."""
+    input_len_hint: str = REBUILD_INPUT
+    """What to change when a prompt does not fit, beside shortening it."""
     text_len_hint: str = REBUILD_LONGER
     """What to change when prompt + output do not fit, beside asking for less output."""
     drafter: DrafterSettings = LOOKAHEAD
@@ -84,7 +87,7 @@ class ExecutorLimits:
         if length > self.max_input_len:
             raise UsageError(
                 f"{name} has a prompt of {length} tokens, above max_input_len {self.max_input_len}",
-                "shorten the prompt, or rebuild with a larger --max-input-len",
+                f"shorten the prompt, or {self.input_len_hint}",
             )
         wanted = length + request.sampling.max_output_len
         if wanted > self.max_text_len:

@@ -71,7 +71,8 @@ class StepLoop(OpenExecutor):
         logits = self._forward(feeds)
         predictions = predict(feeds, logits, self._by_row)
         synchronize(self._cache.device)
-        self._stats.forward_s += time.perf_counter() - started
+        took = time.perf_counter() - started
+        self._stats.forward_s = (self._stats.forward_s or 0.0) + took
         self._stats.steps += 1
         return predictions
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache as remembered
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
@@ -77,7 +76,8 @@ class TorchExecutor(StepLoop):
             )
         super().__init__(model, cache, limits)
         self._make_drafter = drafter
-        self._costs = remembered(lambda: costs(self._forward, self._cache, limits))
+        self._cost_source = costs
+        self._cost_table: CostTable | None = None
         self._max_reused_len = max_reused_len
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
@@ -95,6 +95,12 @@ class TorchExecutor(StepLoop):
         self._new = []
         self._taken: list[int] = []
         """Ended requests whose last output the last `poll` has reported."""
+
+    def _costs(self) -> CostTable | None:
+        """What forwards cost, asked for until it is known."""
+        if self._cost_table is None:
+            self._cost_table = self._cost_source(self._forward, self._cache, self._limits)
+        return self._cost_table
 
     @property
     def description(self) -> str:
@@ -343,7 +349,7 @@ class TorchExecutor(StepLoop):
     def _release(self) -> None:
         self._in_flight = self._in_flight.without(self._in_flight.sequences)
         del self._model, self._cache, self._forward, self._by_row, self._make_drafter
-        del self._scheduler, self._adaptive, self._costs
+        del self._scheduler, self._adaptive, self._cost_source
 
 
 def _last(sequence: Sequence, reason: FinishReason, error: TrtlaError | None) -> Output:

@@ -11,6 +11,7 @@ cancelled here.
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,9 @@ class _Answer:
 
     def __init__(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> None:
         self.request, self.end_id = request, end_id
+        allotted = request.sampling.allotted_time_ms
+        self.deadline = math.inf if allotted is None else time.monotonic() + allotted / 1000
+        """C++ would not count the time in its queue (llmRequest.h)."""
         self.output_ids: list[int] = []
         self.stats = RequestStats(lookahead, fed=None, drafted=None)
 
@@ -55,9 +59,11 @@ class _Answer:
         self.output_ids += new_tokens
         if new_tokens:
             self._count(count, result.decoding_iter)
-        accepted = self.stats.accepted - before
-        told = (self.request.request_id, new_tokens, reason or ended, self.stats)
-        return Output(*told, start=start, accepted=accepted)
+        reason, error = reason or ended, None
+        if reason == "length" and len(self.output_ids) < self.request.sampling.max_output_len:
+            reason, error = "failed", _shortened(self.request, len(self.output_ids))
+        told = (self.request.request_id, new_tokens, reason, self.stats, (), error)
+        return Output(*told, start=start, accepted=self.stats.accepted - before)
 
     def _count(self, count: int, iterations: int) -> None:
         """`decoding_iter` counts the prompt pass too, as TensorRT-LLM's average does."""
@@ -71,7 +77,7 @@ class TrtllmExecutor(OpenExecutor):
 
     Args:
         bindings: the module `tensorrt_llm.bindings.executor`.
-        executor: its `Executor`, opened; it is shut down with this object.
+        executor: its `Executor`, opened; it is destroyed when this object is closed.
         limits: what requests must fit into.
         description: what runs the model, in a few words.
     """
@@ -82,12 +88,13 @@ class TrtllmExecutor(OpenExecutor):
         super().__init__(limits)
         self._bindings, self._executor = bindings, executor
         self._description = description
+        self._is_leader = bool(executor.can_enqueue_requests())
         self._answers: dict[int, _Answer] = {}
         """The executor's id -> the request in flight."""
         self._ids: dict[int, int] = {}
         """The request's id -> the executor's."""
         self._ended: list[Output] = []
-        self._stats = ExecutorStats(fed=None, drafted=None)
+        self._stats = ExecutorStats(fed=None, drafted=None, forward_s=None)
 
     @property
     def description(self) -> str:
@@ -97,10 +104,10 @@ class TrtllmExecutor(OpenExecutor):
     @property
     def is_leader(self) -> bool:
         """True in the one process of an MPI run that takes requests."""
-        return bool(self._executor.can_enqueue_requests())
+        return self._is_leader
 
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened; iterations and their time are TensorRT-LLM's."""
+        """Counters since the executor was opened; passes are counted by TensorRT-LLM."""
         if not self._closed:
             self._read_iterations()
         return self._stats
@@ -129,11 +136,8 @@ class TrtllmExecutor(OpenExecutor):
         }
         if end_id is not None:
             given["end_id"] = end_id
-        if lookahead != self._limits.lookahead:
+        if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
             given["lookahead_config"] = lookahead_config(self._bindings, lookahead)
-        if request.sampling.allotted_time_ms is not None:
-            allotted = timedelta(milliseconds=request.sampling.allotted_time_ms)
-            given["allotted_time_ms"] = allotted  # chrono durations are timedeltas in the bindings
         length = request.sampling.max_output_len
         return self._bindings.Request(list(request.input_ids), length, **given)
 
@@ -154,11 +158,23 @@ class TrtllmExecutor(OpenExecutor):
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._answers and not self._ended:
-            self._take(self._executor.await_responses(timeout=_WAIT))
+            self._take(self._executor.await_responses(timeout=self._patience()))
+            self._end_late_ones()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         outputs, self._ended = self._ended, []
         return outputs
+
+    def _patience(self) -> timedelta:
+        """How long to wait: until the next request is late, at most."""
+        left = min(answer.deadline for answer in self._answers.values()) - time.monotonic()
+        return _WAIT if left > _WAIT.total_seconds() else timedelta(seconds=max(left, 0.0))
+
+    def _end_late_ones(self) -> None:
+        now = time.monotonic()
+        late = [theirs for theirs, answer in self._answers.items() if answer.deadline <= now]
+        for theirs in late:
+            self._end(theirs, "timed_out")
 
     def _take(self, responses: list[Any]) -> None:
         self._read_iterations()
@@ -194,13 +210,15 @@ class TrtllmExecutor(OpenExecutor):
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         theirs = self._ids.get(request_id)
-        if theirs is None:
-            return
+        if theirs is not None:
+            self._end(theirs, "cancelled")
+
+    def _end(self, theirs: int, reason: FinishReason) -> None:
         self._executor.cancel_request(theirs)
         answer = self._answers[theirs]
         self._forget(theirs)
         start = len(answer.output_ids)
-        self._ended.append(Output(request_id, (), "cancelled", answer.stats, start=start))
+        self._ended.append(Output(answer.request.request_id, (), reason, answer.stats, start=start))
 
     def resend(self) -> None:
         """Nothing: what a `poll` has returned is not kept."""
@@ -209,22 +227,31 @@ class TrtllmExecutor(OpenExecutor):
         del self._ids[self._answers.pop(theirs).request.request_id]
 
     def _read_iterations(self) -> None:
-        """Drain the iteration statistics; the library keeps the last 1000 only."""
+        """Drain the iteration statistics; the library keeps the last 1000 only.
+
+        One record more, with nothing scheduled, comes whenever the executor runs empty. Latencies
+        are of no use: they come a pass late, and hold the time that the executor was idle.
+        """
         for iteration in self._executor.get_latest_iteration_stats():
+            if not iteration.inflight_batching_stats.num_scheduled_requests:
+                continue
             self._stats.steps += 1
-            self._stats.forward_s += iteration.iter_latency_ms / 1000
             running = iteration.num_active_requests
             self._stats.max_in_flight = max(self._stats.max_in_flight, running)
 
     def _release(self) -> None:
-        """Shut the C++ executor down; in a serving rank this returns when the leader has closed."""
+        """Destroy the C++ executor; in a serving rank this returns when the leader has closed.
+
+        `shutdown` alone would leave the engine and its K/V cache in GPU memory (executorImpl.cpp).
+        """
+        executor, self._executor = self._executor, None
         try:
             for theirs in self._answers:
-                self._executor.cancel_request(theirs)
+                executor.cancel_request(theirs)
         finally:
             self._answers.clear()
             self._ids.clear()
-            self._executor.shutdown()
+            executor.__exit__(None, None, None)
 
 
 def effective_lookahead(request: Request, server: LookaheadConfig) -> LookaheadConfig:
@@ -254,7 +281,7 @@ def _finish_reason(result: Any) -> FinishReason | None:
     if not result.is_final:
         return None
     name = result.finish_reasons[0].name.lower() if result.finish_reasons else "not_finished"
-    reasons: tuple[FinishReason, ...] = ("end_id", "stop_words", "length", "timed_out")
+    reasons: tuple[FinishReason, ...] = ("end_id", "stop_words", "length")
     return next((reason for reason in reasons if reason == name), "cancelled")
 
 
@@ -264,6 +291,16 @@ def _failure(request: Request, message: str) -> TrtlaError:
     if first.startswith(_ALL_ENDED):
         hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
     return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)
+
+
+def _shortened(request: Request, count: int) -> TrtlaError:
+    """Releases before 1.0 cannot be told to fail at their start instead."""
+    return TrtlaError(
+        f"{request.label} was ended by TensorRT-LLM after {count} of "
+        f"{request.sampling.max_output_len} tokens: its K/V cache has no room for max_seq_len",
+        "free GPU memory, raise --kv-cache-free-gpu-memory-fraction, or rebuild with a smaller "
+        "--max-seq-len",
+    )
 
 
 def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:

@@ -24,7 +24,7 @@ class TrtllmSettings:
     kv_cache_enable_block_reuse: bool = False
     """Share blocks between requests with the same beginning."""
     enable_chunked_context: bool = False
-    """Let prompts be longer than max_num_tokens."""
+    """Let prompts be longer than max_num_tokens; plain engines only."""
     scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
 
     def __post_init__(self) -> None:

@@ -13,24 +13,26 @@ from trtla import trtllm_library
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.executor_options import ExecutorOptions
-from trtla.runtime.limits import REBUILD_LONGER, ExecutorLimits
+from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.runtime.trtllm import TrtllmExecutor, lookahead_config
 from trtla.runtime.trtllm_settings import TrtllmSettings
 
 if TYPE_CHECKING:
     from trtla.build.engine import Engine
+    from trtla.config import BuildConfig
 
 
 def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExecutor:
     """Start the C++ executor on an engine directory; arguments as in `open_executor`.
 
     Raises:
-        UsageError: triple, batch size or number of processes do not fit the engine, or something
-            is asked for that only the torch executor can do.
+        UsageError: triple, batch size, chunked context or number of processes do not fit the
+            engine, or something is asked for that only the torch executor can do.
         TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
     """
     refuse_torch_choices(engine, options)
     settings, server = options.trtllm, engine.server_triple(options.lookahead)
+    _check_chunks(engine, settings)
     batch_size = engine.batch_size(options.max_batch_size)
     library = trtllm_library.require_backend()
     _check_release(engine, str(library.version))
@@ -42,11 +44,11 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     config = executor_config(bindings, server, batch_size, settings)
     try:
         executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
         raise TrtlaError(
             f"TensorRT-LLM cannot start {engine.name}: {first_line(error)}",
             "run trtla doctor with this engine; it must be built on this kind of GPU with this "
-            "release",
+            "release, and its weights and one text of max_seq_len tokens must fit the free memory",
         ) from error
     return TrtllmExecutor(bindings, executor, limits, description)
 
@@ -95,7 +97,10 @@ def executor_config(
         ),
         enable_chunked_context=settings.enable_chunked_context,
     )
-    if not server.is_autoregressive:
+    if hasattr(config, "fail_fast_on_attention_window_too_large"):  # from 1.0 on
+        # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
+        config.fail_fast_on_attention_window_too_large = True
+    if server.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
         decoding = bindings.DecodingConfig()
         # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
         decoding.lookahead_decoding_config = lookahead_config(bindings, server)
@@ -104,6 +109,20 @@ def executor_config(
         bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
     )
     return config
+
+
+def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
+    """An unfinished chunk shifts the lengths by which accepted drafts of others are moved.
+
+    The move runs over all scheduled sequences, the lengths over those that were decoded
+    (trtGptModelInflightBatching.cpp, kvCacheUpdateKernels.cu).
+    """
+    if settings.enable_chunked_context and engine.config.build_config.max_draft_len:
+        raise UsageError(
+            f"chunked context does not go with lookahead on {engine.name}: TensorRT-LLM would "
+            "move the keys and values of other requests by wrong lengths",
+            "leave --enable-chunked-context away, or build a plain engine with --lookahead 1,1,0",
+        )
 
 
 def _check_release(engine: Engine, installed: str) -> None:
@@ -147,26 +166,53 @@ def _limits(
 ) -> ExecutorLimits:
     """The engine's limits, and those of streaming under MAX_UTILIZATION.
 
-    That policy may evict and restart a request, whose prompt then is all its text: without chunked
-    context it must fit into max_input_len (executorImpl.cpp, fetchNewRequests).
+    That policy may evict and restart a request, whose prompt then is all its text but the last
+    token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
     """
     build = engine.config.build_config
-    text_len, hint = build.max_text_len, REBUILD_LONGER
-    if settings.scheduler_policy == "max_utilization" and not settings.enable_chunked_context:
-        if build.max_input_len + 1 < text_len:
-            hint = "use --scheduler-policy guaranteed_no_evict or --enable-chunked-context"
-        text_len = min(text_len, build.max_input_len + 1)
+    input_len, input_hint = _longest_prompt(build, settings)
+    text_len, text_hint = build.max_text_len, REBUILD_LONGER
+    if settings.scheduler_policy == "max_utilization" and input_len + 1 < text_len:
+        text_len = input_len + 1
+        text_hint = f"use --scheduler-policy guaranteed_no_evict{_or_chunks(build)}"
     return ExecutorLimits(
         batch_size,
-        build.max_input_len,
+        input_len,
         text_len,
         build.max_num_tokens,
         engine.config.pretrained_config.vocab_size,
         server,
-        greedy_only=not server.is_autoregressive,
+        greedy_only=server.max_draft_len > 0,
         fixed_triples=True,
-        text_len_hint=hint,
+        input_len_hint=input_hint,
+        text_len_hint=text_hint,
     )
+
+
+def _longest_prompt(build: BuildConfig, settings: TrtllmSettings) -> tuple[int, str]:
+    """Tokens of the longest prompt beside one of output, and how to have more (trtGptModel.h).
+
+    A prompt is read in one step or in chunks; the engine's max_input_len counts only where it was
+    built without context FMHA.
+    """
+    longest = build.max_text_len - 1
+    if settings.enable_chunked_context and _can_chunk(build):
+        return longest, REBUILD_LONGER
+    if not build.plugin_config.get("context_fmha"):
+        return min(longest, build.max_input_len), REBUILD_INPUT
+    if build.max_num_tokens < longest:
+        return build.max_num_tokens, f"rebuild with a larger --max-num-tokens{_or_chunks(build)}"
+    return longest, REBUILD_LONGER
+
+
+def _can_chunk(build: BuildConfig) -> bool:
+    """Whether C++ would not switch chunks off, and trtla would not refuse them."""
+    plugins = ("context_fmha", "use_paged_context_fmha")
+    return not build.max_draft_len and all(map(build.plugin_config.get, plugins))
+
+
+def _or_chunks(build: BuildConfig) -> str:
+    return ", or --enable-chunked-context" if _can_chunk(build) else ""
 
 
 def _describe(engine: Engine, version: str) -> str:

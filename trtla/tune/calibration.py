@@ -151,11 +151,11 @@ def _look(
         if stats.steps != step:
             step = stats.steps
             if not waiting or marks:
-                marks.append((now, step, stats.forward_s, stats.fed or 0))
+                marks.append((now, step, stats.forward_s or 0.0, stats.fed or 0))
             if len(marks) > _LEAST_STEPS and now - started > limit_s:
                 break
         elif not waiting and not marks:
-            marks.append((now, step, stats.forward_s, stats.fed or 0))
+            marks.append((now, step, stats.forward_s or 0.0, stats.fed or 0))
         if chunk.completion is not None:
             break
     return _timed(marks, batch, started)

@@ -17,6 +17,8 @@ def apply_rules(model: LLaMAConfig, build: Any, sm: int) -> None:
     build.plugin_config.dtype = model.dtype
     build.update_kv_cache_type(model.architecture)
     _init_max_seq_len(model.__dict__, build)
+    _init_max_num_tokens(build)
+    _read_rope(model.__dict__["rotary_scaling"] or {})
     if build.plugin_config.reduce_fusion and model.mapping.tp_size == 1:
         logger.warning("Overriding reduce_fusion to False")
         build.plugin_config.reduce_fusion = False
@@ -58,10 +60,30 @@ def _init_max_seq_len(model: dict[str, Any], build: Any) -> None:
             "padding removal and fMHA are both enabled, max_input_len is not required and will be "
             "ignored"
         )
-    if build.opt_num_tokens is None:
-        build.opt_num_tokens = min(
-            build.max_num_tokens, build.max_batch_size * build.max_beam_width
+
+
+def _init_max_num_tokens(build: Any) -> None:
+    """Corrects both token limits; drafts are not counted yet."""
+    full = build.max_batch_size * build.max_seq_len
+    if build.max_num_tokens > full:
+        logger.warning(
+            f"max_num_tokens ({build.max_num_tokens}) shouldn't be greater than max_seq_len * "
+            f"max_batch_size ({full}), specifying to max_seq_len * max_batch_size ({full})."
         )
+        build.max_num_tokens = full
+    plugin = build.plugin_config
+    least = plugin.tokens_per_block if plugin.context_fmha else build.max_input_len
+    if build.max_num_tokens < least:
+        logger.warning(f"max_num_tokens ({build.max_num_tokens}) is raised to {least}.")
+        build.max_num_tokens = least
+    asked = build.opt_num_tokens or build.max_batch_size * build.max_beam_width
+    build.opt_num_tokens = min(build.max_num_tokens, asked)
+
+
+def _read_rope(scaling: dict[str, Any]) -> None:
+    """From 1.1 on this kind is Hunyuan's (functional.py), which has another key."""
+    if scaling.get("type", scaling.get("rope_type")) == "dynamic" and at_least(1, 1):
+        scaling["alpha"]
 
 
 def _make_room_for_drafts(build: Any) -> None:

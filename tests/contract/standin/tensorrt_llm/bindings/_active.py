@@ -17,8 +17,8 @@ from ._engine_model import EngineModel
 from ._enums import FinishReason
 from ._requests import Request
 from ._responses import Response, Result
-from ._start import Started, Triple, triple_of
-from ._stats import RequestPerfMetrics
+from ._start import Started, Triple, draft_len, triple_of
+from ._stats import RequestPerfMetrics, SpeculativeDecodingMetrics
 from ._tokens import lookahead_step, sampled_step
 
 _FILE = "batch_manager/llmRequest.cpp"
@@ -40,6 +40,7 @@ class Active:
         self._sent = 0
         self._started = time.monotonic()
         self._set_up = False
+        self._drafted = self._accepted = 0
 
     def validate(self, engine: EngineFacts, limits: Started, gather_logits: bool) -> None:
         """The checks that touch this request alone; lowers max_tokens to what fits.
@@ -61,9 +62,12 @@ class Active:
                 "set",
                 _FILE,
             )
-        self._fit_into(engine.max_seq_len, engine.max_draft_len)
+        self._fit_into(limits.max_seq_len, engine.max_draft_len)
         self._check_output(engine, limits, gather_logits)
-        self._refuse_undefined(engine, limits)
+        vocab = engine.pretrained["vocab_size"]
+        bad = [token for token in self.prompt if not 0 <= token < vocab]
+        if bad:
+            raise StandinUndefinedBehaviour(f"token id {bad[0]} in a vocabulary of {vocab}")
 
     def _fit_into(self, max_seq_len: int, drafts: int) -> None:
         length = len(self.prompt)
@@ -102,24 +106,22 @@ class Active:
             "executor/executorImpl.cpp",
         )
 
-    def _refuse_undefined(self, engine: EngineFacts, limits: Started) -> None:
-        vocab = engine.pretrained["vocab_size"]
-        bad = [token for token in self.prompt if not 0 <= token < vocab]
-        if bad:
-            raise StandinUndefinedBehaviour(f"token id {bad[0]} in a vocabulary of {vocab}")
-        if limits.lookahead is None and self.request.lookahead_config is not None:
-            raise StandinUndefinedBehaviour("a lookahead_config on an engine without lookahead")
-
     def triple(self, server: Triple) -> Triple:
         """Its own (W, N, G) or the server's."""
         own = self.request.lookahead_config
         return server if own is None else triple_of(own)
 
-    def set_up(self, server: Triple | None) -> None:
+    def set_up(self, limits: Started) -> None:
         """What the decoder does in a request's first step; a throw here ends all requests."""
+        server = limits.lookahead
         if self._set_up or server is None:
             return
         self._set_up = True
+        check(
+            limits.configured,
+            "Lookahead decoding config must be provided",
+            "batch_manager/createNewDecoderRequests.cpp",
+        )
         triple = self.triple(server)
         for name, value, largest in zip("wng", triple, server, strict=True):
             check(
@@ -139,8 +141,7 @@ class Active:
             return len(self.prompt) - self.context_position
         if server is None:
             return 1
-        w, n, g = self.triple(server)
-        return 1 + (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+        return 1 + draft_len(self.triple(server))
 
     def step(self, model: EngineModel, server: Triple | None) -> None:
         """Decode one iteration: the prompt's first token, or one to N tokens."""
@@ -150,8 +151,11 @@ class Active:
         if server is None:
             new = [sampled_step(model, tokens, config, self.end_id, min_len)]
         else:
-            _, n, g = self.triple(server) if self.output else (1, 1, 0)
-            new = lookahead_step(model, tokens, n, g, self.end_id, min_len)
+            triple = self.triple(server) if self.output else (1, 1, 0)
+            new = lookahead_step(model, tokens, *triple[1:], self.end_id, min_len)
+            drafts = min(draft_len(triple), triple[1] - 1)
+            self._drafted += drafts
+            self._accepted += len(new) - 1 if drafts else 0
         self.decoding_iter += 1
         for token in new:
             self._commit(token)
@@ -196,11 +200,19 @@ class Active:
             result.avg_decoded_tokens_per_iter = self.average
         result.output_token_ids = [self._tokens_out(streaming, output.exclude_input_from_output)]
         if output.return_perf_metrics:
-            result.request_perf_metrics = RequestPerfMetrics()
+            result.request_perf_metrics = RequestPerfMetrics(
+                speculative_decoding=SpeculativeDecodingMetrics(
+                    self._accepted / self._drafted if self._drafted else 0.0,
+                    self._accepted,
+                    self._drafted,
+                )
+            )
         self._sent = len(self.output)
         return Response(self.id, result, self.request.client_id)
 
     def _tokens_out(self, streaming: bool, exclude_input: bool) -> list[int]:
+        if self.finish in (FinishReason.CANCELLED, FinishReason.TIMED_OUT):
+            return []  # clearGeneratedTokens
         if not streaming:
             return list(self.output) if exclude_input else self.prompt + self.output
         return self.output[0 if self.request.return_all_generated_tokens else self._sent :]

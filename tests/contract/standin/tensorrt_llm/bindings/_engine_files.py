@@ -80,11 +80,19 @@ def read_config(text: str) -> EngineFacts:
         mode == LOOKAHEAD,
         _get(plugin, "gpt_attention_plugin") is not None,
         bool(_get(plugin, "remove_input_padding")),
-        build.get("kv_cache_type") == "PAGED",
+        _cache_type(build) == "PAGED",
         bool(_get(plugin, "context_fmha")),
         bool(_get(plugin, "use_paged_context_fmha")),
         bool(build.get("gather_context_logits", False)),
     )
+
+
+def _cache_type(build: dict[str, Any]) -> str:
+    """The kind of K/V cache; without the key it is a continuous one."""
+    value = str(build.get("kv_cache_type", "CONTINUOUS")).upper()
+    if value not in ("CONTINUOUS", "PAGED", "DISABLED"):
+        raise ValueError(f"Invalid KV cache type: {value}")
+    return value
 
 
 def _get(config: dict[str, Any], key: str) -> Any:

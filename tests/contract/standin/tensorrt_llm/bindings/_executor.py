@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any
 
 from .._standin import StandinUndefinedBehaviour
 from . import _engine_files as files
+from . import _memory
 from ._configs import ExecutorConfig
 from ._cpp import log, throw
 from ._engine_model import EngineModel
@@ -49,7 +51,13 @@ class Executor:
             tensors = [files.deserialize(given["engine_buffer"])]
         else:
             tensors = files.read_ranks(folder, engine.world_size)
-        limits = start(engine, config)
+        pool = _memory.take(config.kv_cache_config)
+        self._destroy = weakref.finalize(self, pool.free)
+        try:
+            limits = start(engine, config, pool.tokens)
+        except Exception:
+            self._destroy()
+            raise
         model = EngineModel(engine.pretrained, tensors, engine.tp_size)
         self._loop = Loop(engine, limits, model, config)
         self._max_queue_size: int | None = config.max_queue_size
@@ -61,6 +69,7 @@ class Executor:
 
     def can_enqueue_requests(self) -> bool:
         """True in the leader, before shutdown."""
+        self._check_alive()
         return self._ranks.is_leader and not self._shut_down
 
     def enqueue_request(self, request: Request) -> int:
@@ -172,7 +181,11 @@ class Executor:
         """Nothing: events are not modelled."""
 
     def shutdown(self) -> None:
-        """End; a serving rank comes back when the leader has called it."""
+        """End the threads; a serving rank comes back when the leader has called it.
+
+        Engine and K/V pool stay in GPU memory until the object is destroyed.
+        """
+        self._check_alive()
         if not self._shut_down:
             self._shut_down = True
             self._ranks.shut_down()
@@ -186,9 +199,17 @@ class Executor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Shut down, and destroy the C++ object."""
         self.shutdown()
+        del self._loop
+        self._destroy()
+
+    def _check_alive(self) -> None:
+        if not self._destroy.alive:
+            raise StandinUndefinedBehaviour("the C++ object behind this executor is destroyed")
 
     def _check(self, method: str, text: str = "Shutdown called") -> None:
+        self._check_alive()
         if self._poison is not None:
             raise self._poison
         if self._shut_down:

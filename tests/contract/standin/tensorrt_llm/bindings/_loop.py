@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import Any
 
+from .._standin import StandinUndefinedBehaviour
 from ._active import Active
 from ._cpp import log
 from ._engine_files import EngineFacts
@@ -17,7 +18,7 @@ from ._engine_model import EngineModel
 from ._enums import FinishReason, RequestStage
 from ._requests import Request
 from ._responses import Response
-from ._start import Started
+from ._start import Started, draft_len, mask_words
 from ._stats import (
     InflightBatchingStats,
     IterationStats,
@@ -42,6 +43,9 @@ class Loop:
         self.request_stats: deque[Any] = deque(maxlen=config.request_stats_max_iterations)
         self._iterations = 0
         self._latency_ms = 0.0
+        """Of the pass before, which the next record tells."""
+        self._mark = time.perf_counter()
+        """When the last pass ended: the clock of the next one runs while it waits for requests."""
 
     @property
     def idle(self) -> bool:
@@ -50,20 +54,22 @@ class Loop:
 
     def iterate(self) -> None:
         """One iteration over all active requests."""
-        began = time.perf_counter()
+        began = self._mark
         self._end_cancelled()
         finished = self._answer()
         if finished and not self.active:
-            self._record(finished, 0, [])
+            self._record(finished, 0, [], 0.0)
         before = len(self.active)
         self._fetch()
         if self.active:
             scheduled = self._run()
-            self._record(finished if before else [], len(self.active) - before, scheduled)
+            new = len(self.active) - before
+            self._record(finished if before else [], new, scheduled, self._latency_ms)
             done = self._answer()
             if done and not self.active:
-                self._record(done, 0, [])
-        self._latency_ms = (time.perf_counter() - began) * 1000
+                self._record(done, 0, [], 0.0)
+        self._mark = time.perf_counter()
+        self._latency_ms = (self._mark - began) * 1000
 
     def _end_cancelled(self) -> None:
         for active in self.active:
@@ -113,9 +119,10 @@ class Loop:
             if not active.output:
                 active.context_position += tokens
         ready = [a for a, _ in scheduled if a.context_position >= len(a.prompt)]
+        self._refuse_undefined(ready, len(scheduled) - len(ready))
         try:
             for active in ready:
-                active.set_up(server)
+                active.set_up(self._limits)
         except RuntimeError as error:
             self._end_all(f"Encountered an error in forwardAsync function: {error}")
             return []
@@ -123,14 +130,27 @@ class Loop:
             active.step(self._model, server)
         return [active for active, _ in scheduled]
 
+    def _refuse_undefined(self, ready: list[Active], unfinished: int) -> None:
+        """Passes that go on with wrong memory in C++ where lookahead drafts."""
+        server, engine = self._limits.lookahead, self._engine
+        if server is None or not any(active.output for active in ready):
+            return
+        if engine.pp_size > 1:
+            raise StandinUndefinedBehaviour("drafts and masks reach the last pipeline stage only")
+        if unfinished:
+            raise StandinUndefinedBehaviour("an unfinished chunk beside generating requests")
+        if mask_words(draft_len(server)) != mask_words(engine.max_draft_len):
+            raise StandinUndefinedBehaviour("the mask has rows of another width than the engine's")
+
     def _end_all(self, text: str) -> None:
         log("ERROR", text)
         for active in self.active:
             self._give(Response(active.id, text, active.request.client_id))
         self.active = []
 
-    def _record(self, finished: list[Active], new: int, scheduled: list[Active]) -> None:
-        """Statistics lag: the latency is the one of the iteration before."""
+    def _record(
+        self, finished: list[Active], new: int, scheduled: list[Active], latency_ms: float
+    ) -> None:
         context = [active for active in scheduled if active.decoding_iter <= 1]
         averages = [active.average for active in scheduled if active.decoding_iter]
         inflight = InflightBatchingStats(
@@ -143,7 +163,7 @@ class Loop:
         self.iteration_stats.append(
             IterationStats(
                 iter=self._iterations,
-                iter_latency_ms=self._latency_ms,
+                iter_latency_ms=latency_ms,
                 num_new_active_requests=new,
                 num_active_requests=len(self.active),
                 num_queued_requests=len(self.queued),

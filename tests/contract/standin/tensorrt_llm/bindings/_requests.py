@@ -37,6 +37,7 @@ class SamplingConfig(Native):
         Arg("repetition_penalty", n.optional(n.float32), None),
         Arg("presence_penalty", n.optional(n.float32), None),
         Arg("frequency_penalty", n.optional(n.float32), None),
+        *([Arg("prompt_ignore_length", n.optional(n.int32), None)] if at_least(1, 1) else []),
         Arg("length_penalty", n.optional(n.float32), None),
         Arg("early_stopping", n.optional(n.int32), None),
         Arg("no_repeat_ngram_size", n.optional(n.int32), None),

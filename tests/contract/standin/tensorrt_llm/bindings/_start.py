@@ -29,14 +29,17 @@ class Started:
     max_batch_size: int
     max_num_tokens: int
     max_input_len: int
+    max_seq_len: int
     chunked: bool
     no_evict: bool
     lookahead: Triple | None
     """None on a plain engine."""
+    configured: bool
+    """False where a lookahead engine runs with the built-in triple."""
 
 
-def start(engine: EngineFacts, config: ExecutorConfig) -> Started:
-    """Check an engine and a configuration as C++ does.
+def start(engine: EngineFacts, config: ExecutorConfig, kv_tokens: int) -> Started:
+    """Check an engine and a configuration as C++ does; `kv_tokens` is the room of the K/V pool.
 
     Raises:
         RuntimeError: they do not fit.
@@ -56,15 +59,19 @@ def start(engine: EngineFacts, config: ExecutorConfig) -> Started:
     batch_size = _batch_size(engine, config)
     chunked = _chunked(engine, config)
     num_tokens = _num_tokens(engine, config)
-    input_len = _input_len(engine, chunked, num_tokens)
     lookahead = _lookahead(engine, config) if engine.lookahead else None
     if not engine.lookahead:
-        _overwrite_mode(config)
+        _refuse_mode(config)
+    seq_len = _clamped(engine.max_seq_len, config, kv_tokens)
+    input_len = min(_input_len(engine, chunked, num_tokens), seq_len - 1)
     policy = config.scheduler_config.capacity_scheduler_policy
-    no_evict = policy != CapacitySchedulerPolicy.MAX_UTILIZATION
+    no_evict = policy == CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     _cpp.log("INFO", f"TRTGptModel maxBatchSize: {batch_size}")
     _cpp.log("INFO", f"TRTGptModel maxInputLen: {input_len}")
-    return Started(batch_size, num_tokens, input_len, chunked, no_evict, lookahead)
+    configured = _given(config) is not None
+    return Started(
+        batch_size, num_tokens, input_len, seq_len, chunked, no_evict, lookahead, configured
+    )
 
 
 def check_ranks(engine: EngineFacts, config: ExecutorConfig, world_size: int) -> None:
@@ -130,29 +137,51 @@ def _chunked(engine: EngineFacts, config: ExecutorConfig) -> bool:
 
 
 def _input_len(engine: EngineFacts, chunked: bool, num_tokens: int) -> int:
-    """The longest prompt: the strictest of what the sources say.
-
-    With context FMHA and packed input trtGptModel.h takes min(max_seq_len - 1, max_num_tokens) and
-    forgets the build's max_input_len; here that counts too.
-    """
+    """The longest prompt; the build's max_input_len counts without context FMHA alone."""
     if chunked:
-        return min(engine.max_input_len, engine.max_seq_len - 1)
+        return engine.max_seq_len - 1
+    if engine.context_fmha:
+        return min(engine.max_seq_len - 1, num_tokens)
     check(
         engine.max_input_len <= num_tokens,
         f"Without enabling chunked context, the max context length ({engine.max_input_len}) needs "
         f"to be less than or equal to the max number of tokens ({num_tokens}).",
-        "batch_manager/microBatchScheduler.cpp",
+        _INFLIGHT,
     )
-    return min(engine.max_input_len, engine.max_seq_len - 1, num_tokens)
+    return engine.max_input_len
 
 
-def _overwrite_mode(config: ExecutorConfig) -> None:
+def _clamped(seq_len: int, config: ExecutorConfig, kv_tokens: int) -> int:
+    """The longest sequence that the K/V pool can hold, where that is less than the engine's."""
+    if kv_tokens >= seq_len:
+        return seq_len
+    sizes = f"Old: [{seq_len}], New: [{kv_tokens}]"
+    _cpp.log(
+        "WARNING",
+        f"maxAttentionWindowVec too large to fit at least one sequence in kvCache. {sizes}",
+    )
+    if getattr(config, "fail_fast_on_attention_window_too_large", False):
+        raise RuntimeError(
+            "Attention window too large to fit even a single sequence in the KV cache. Failing "
+            f"fast rather than attempting an adjustment of the window sizes. {sizes}"
+        )
+    if kv_tokens < 2:
+        raise StandinUndefinedBehaviour(f"a K/V pool of {kv_tokens} tokens")
+    _cpp.log("WARNING", f"maxSequenceLen is reduced to maxAttentionWindow: {kv_tokens}")
+    return kv_tokens
+
+
+def _refuse_mode(config: ExecutorConfig) -> None:
+    """The warning announces another mode, and then the configured one is taken again."""
     decoding = config.decoding_config
-    if decoding and decoding.decoding_mode and decoding.decoding_mode.isLookahead():
-        _cpp.log(
-            "WARNING", "Model is not built with Lookahead decoding, but decoding mode is "
-            "Lookahead. Overwriting decoding mode."
-        )  # fmt: skip
+    if not (decoding and decoding.decoding_mode and decoding.decoding_mode.isLookahead()):
+        return
+    _cpp.log(
+        "WARNING", "Model is not built with Lookahead decoding, but decoding mode is "
+        "Lookahead. Overwriting decoding mode."
+    )  # fmt: skip
+    text = "Speculative decoding module is not set to decoder domain"
+    check(False, text, "layers/decodingParams.h")
 
 
 def _lookahead(engine: EngineFacts, config: ExecutorConfig) -> Triple:
@@ -163,7 +192,7 @@ def _lookahead(engine: EngineFacts, config: ExecutorConfig) -> Triple:
             "WARNING", "Model is Lookahead, but decoding mode is not Lookahead. Overwriting "
             "decoding mode to Lookahead."
         )  # fmt: skip
-    given = decoding.lookahead_decoding_config if decoding else None
+    given = _given(config)
     if given is None:
         given = LookaheadDecodingConfig(4, 3, 4)
         tokens = given.calculate_speculative_resource()[0]
@@ -171,6 +200,12 @@ def _lookahead(engine: EngineFacts, config: ExecutorConfig) -> Triple:
     _check_drafts(given.calculate_speculative_resource()[2], engine.max_draft_len)
     _check_features(config)
     return triple_of(given)
+
+
+def _given(config: ExecutorConfig) -> LookaheadDecodingConfig | None:
+    decoding = config.decoding_config
+    given: LookaheadDecodingConfig | None = decoding and decoding.lookahead_decoding_config
+    return given
 
 
 def _check_drafts(drafts: int, largest: int) -> None:
@@ -192,6 +227,17 @@ def _check_features(config: ExecutorConfig) -> None:
             "WARNING", "TRT overlap is not supported with speculative decoding and will be "
             "disabled."
         )  # fmt: skip
+
+
+def draft_len(triple: Triple) -> int:
+    """Draft tokens of a step."""
+    w, n, g = triple
+    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+
+
+def mask_words(drafts: int) -> int:
+    """32-bit words in a row of the packed mask."""
+    return -(-(drafts + 1) // 32)
 
 
 def triple_of(config: LookaheadDecodingConfig) -> Triple:

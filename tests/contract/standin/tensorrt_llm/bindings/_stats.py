@@ -89,7 +89,7 @@ class RequestStatsPerIteration:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Counters of external drafts; whether lookahead fills them is not known, so they are 0."""
+    """Counters by path position: drafts of a step count N - 1 at most."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0

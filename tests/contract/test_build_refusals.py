@@ -1,0 +1,98 @@
+"""What is refused before TensorRT-LLM builds, and what is told, with the stand-in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contract import standin_engines
+from tests.contract.conftest import Standin
+from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
+from trtla.build.engine import (
+    BuildSettings,
+    build_engine,
+    choose_backend,
+    describe_build,
+)
+from trtla.trtllm_library import REMOVED
+
+RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
+LOOKAHEAD = BuildSettings(
+    LookaheadConfig(7, 7, 7), max_batch_size=4, max_input_len=64, max_seq_len=128
+)
+PLAIN = BuildSettings(max_batch_size=4, max_input_len=64, max_seq_len=128)
+EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
+
+pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
+
+
+def build(source: Path, target: Path, settings: BuildSettings = LOOKAHEAD, **choice: Any) -> Any:
+    return build_engine(source, target, settings, backend="tensorrt-llm", **choice)
+
+
+def test_lookahead_in_pipeline_stages_is_refused(
+    tiny_checkpoint_tp2_pp2: Path, tmp_path: Path, standin: Standin
+) -> None:
+    """A pass that generates would crash there: see the stand-in's own test."""
+    with pytest.raises(UsageError, match="lookahead does not go with pp_size 2") as caught:
+        build(tiny_checkpoint_tp2_pp2, tmp_path / "engine")
+    assert caught.value.hint is not None
+    for way_out in ("--tp-size", "plain engine", "--backend torch"):
+        assert way_out in caught.value.hint
+    assert not (tmp_path / "engine").exists()
+    theirs = standin_engines.build(standin, tiny_checkpoint_tp2_pp2, tmp_path / "theirs")
+    with pytest.raises(UsageError, match="lookahead does not go with pp_size 2"):
+        LLM(theirs, lookahead=LookaheadConfig(4, 4, 4))
+
+
+@EVERY_RELEASE
+def test_dynamic_rope_is_refused_on_every_release(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """From 1.1 on its build ends with KeyError: see the stand-in's own test."""
+    source = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    config = json.loads((source / "config.json").read_text())
+    config["rotary_scaling"] = {"type": "dynamic", "factor": 2.0}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="rope scaling dynamic cannot be built"):
+        build(source, tmp_path / "engine")
+    assert build_engine(source, tmp_path / "torch", LOOKAHEAD, backend="torch").backend == "torch"
+
+
+@pytest.mark.parametrize("standin", ["0.20.0"], indirect=True)
+def test_lookahead_on_the_first_release_is_told_of(tiny_checkpoint: Path) -> None:
+    notes = describe_build(tiny_checkpoint, LOOKAHEAD, backend="tensorrt-llm").notes
+    assert any("5451" in note for note in notes)
+
+
+@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
+def test_a_release_without_the_backend_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    assert choose_backend("auto")[0] == "torch"
+    with pytest.raises(TrtlaError, match=r"TensorRT-LLM 1\.3\.0rc15 lacks") as caught:
+        build(tiny_checkpoint, tmp_path / "engine")
+    assert caught.value.hint == REMOVED
+    assert not (tmp_path / "engine").exists()
+
+
+def test_more_workers_than_gpus_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers 2 are more than the 1 GPU here"):
+        build(tiny_checkpoint, tmp_path / "engine", workers=2)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_no_gpu_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="builds on a GPU, and PyTorch sees none"):
+        build(tiny_checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize("fake_gpu", ["10.0"], indirect=True)
+def test_blackwell_builds_plain_engines_only(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"compute capability 10\.0 is Blackwell"):
+        build(tiny_checkpoint, tmp_path / "engine")
+    assert build(tiny_checkpoint, tmp_path / "engine", BuildSettings()).backend == "tensorrt-llm"
