@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError, first_line
+from trtla.hugging_face import load_tokenizer
 from trtla.runtime.tokenizer_json import open_tokenizer_json
 
 Decode = Callable[[Sequence[int]], str]
@@ -30,16 +31,7 @@ class Tokenizer:
     @cached_property
     def inner(self) -> Any:
         """The tokenizer in transformers, loaded when it is asked for."""
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        except Exception as error:  # tokenizers raises nothing narrower for a broken file
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UsageError(
-                f"the tokenizer in {self._folder} cannot be loaded: {reason}",
-                "give a folder that holds tokenizer.json with --tokenizer-dir",
-            ) from None
+        return load_tokenizer(self._folder)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a text; `special`: with the special tokens that the model wants in front."""
