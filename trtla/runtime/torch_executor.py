@@ -77,6 +77,7 @@ class TorchExecutor(OpenExecutor):
             )
         super().__init__(limits)
         self._model, self._cache = model, cache
+        self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._forward = step_forward(model, cache, limits)
         self._by_row = model if isinstance(model, FeedModel) else None
         self._make_drafter = drafter
@@ -91,7 +92,7 @@ class TorchExecutor(OpenExecutor):
     @property
     def description(self) -> str:
         """`torch`, the device and the arithmetic."""
-        return f"torch on {self._cache.device}, {self._model.arithmetic}"
+        return self._description
 
     @property
     def is_leader(self) -> bool:
