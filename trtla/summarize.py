@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from trtla.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.drafting import DrafterSettings
 from trtla.errors import CheckFailed, TrtlaError, UsageError
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
 from trtla.run import SCHEMA_VERSION, distinct_4grams
+from trtla.whole_file import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -171,7 +172,7 @@ def hf_side(
     """Decode with transformers' greedy generate, in the engine's arithmetic, padded on the left."""
     import torch
 
-    from trtla.hugging_face import load_model
+    from trtla.build.hugging_face import load_model
     from trtla.runtime.device import resolve_device, resolve_dtype
 
     on = resolve_device(device)

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from trtla.bench.arms import LOOKUP_TOKENS, Arm, Run
 from trtla.bench.peer_names import BATCHING
 from trtla.bench.prompt_sets import Ids
-from trtla.hugging_face import load_model
+from trtla.build.hugging_face import load_model
 from trtla.runtime.executor import SamplingParams
 
 _Options = Mapping[str, Any]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trtla.build.hugging_face import load_model
 from trtla.build.plan import kv_scale
 from trtla.config import CheckpointConfig
 from trtla.errors import TrtlaError, UsageError
-from trtla.hugging_face import load_model
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel

@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtla.arguments import check_text
+from trtla.build.hugging_face import load_tokenizer
 from trtla.errors import UsageError, first_line
-from trtla.hugging_face import load_tokenizer
 from trtla.runtime.tokenizer_json import open_tokenizer_json
 
 Decode = Callable[[Sequence[int]], str]
@@ -34,7 +35,12 @@ class Tokenizer:
         return load_tokenizer(self._folder)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Ids of a text; `special`: with the special tokens that the model wants in front."""
+        """Ids of a text; `special`: with the special tokens that the model wants in front.
+
+        Raises:
+            UsageError: the text cannot be encoded in UTF-8.
+        """
+        check_text(text, "the text")
         if self._plain is not None:
             return tuple(self._plain.encode(text, add_special_tokens=special).ids)
         ids = self.inner.encode(text, add_special_tokens=special, verbose=False)

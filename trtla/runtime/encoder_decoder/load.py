@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trtla.build.encoder_decoder import EncoderDecoder
+from trtla.build.hugging_face import load_model
 from trtla.errors import UsageError
-from trtla.hugging_face import load_model
 from trtla.runtime.encoder_decoder.relative_bias import RelativeBias
 from trtla.runtime.encoder_decoder.t5_model import (
     Activation,

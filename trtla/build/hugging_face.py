@@ -6,9 +6,12 @@ all of that unless it is told not to.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtla.build.hf import check_layers
 from trtla.errors import UsageError, sentence
 
 if TYPE_CHECKING:
@@ -25,12 +28,17 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
         hint: what to do when it cannot be loaded.
 
     Raises:
-        UsageError: it cannot be loaded, or only by code of its own.
+        UsageError: it cannot be loaded, or only by code of its own, or it lacks tensors.
     """
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    return _load(kind, folder, f"the weights in {folder}", hint, dtype=dtype).eval()
+    what = f"the weights in {folder}"
+    if Path(folder).is_dir():
+        check_layers(Path(folder))
+    with _quiet():
+        model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)
+    if found["missing_keys"]:  # transformers fills them with random numbers
+        name = min(found["missing_keys"])
+        raise UsageError(f"{what} lack the tensor {name} that config.json asks for", hint)
+    return model.eval()
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -41,6 +49,20 @@ def load_tokenizer(folder: str | Path) -> Any:
     """
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
     return _load("AutoTokenizer", folder, f"the tokenizer in {folder}", hint)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, and without the tables that transformers logs before it raises."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:
@@ -58,4 +80,7 @@ def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -
                 f"{what} cannot be loaded without code of its own, which trtla never runs",
                 "give a folder whose model and tokenizer are among those of transformers",
             ) from None
-        raise UsageError(f"{what} cannot be loaded: {sentence(error)}", hint) from None
+        reason = sentence(error)
+        if "ignore_mismatched_sizes" in reason:  # an argument that nobody can give
+            reason = "a tensor has another shape than config.json asks for"
+        raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None
