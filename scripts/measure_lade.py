@@ -37,9 +37,10 @@ def serve(folder: str, dtype: str, threads: int, rope_theta: float) -> None:
 
     torch.set_num_threads(threads)
     lade.augment_all()
-    config = LlamaConfig.from_pretrained(folder, rope_theta=rope_theta, rope_scaling=None)
-    kind = getattr(torch, dtype)
-    model = LlamaForCausalLM.from_pretrained(folder, config=config, torch_dtype=kind).eval()
+    code = {"trust_remote_code": False}
+    config = LlamaConfig.from_pretrained(folder, rope_theta=rope_theta, rope_scaling=None, **code)
+    own = {"config": config, "torch_dtype": getattr(torch, dtype)}
+    model = LlamaForCausalLM.from_pretrained(folder, **own, **code).eval()
     model.generation_config.eos_token_id = None
     fed: list[int] = []
     model.model.norm.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))

@@ -16,9 +16,10 @@ from trtla.build.calibration import Calibration
 from trtla.build.side_files import tokenizer_dir
 from trtla.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.errors import TrtlaError, UsageError
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
 from trtla.runtime.device import resolve_device
 from trtla.runtime.text import Tokenizer
+from trtla.whole_file import read_text
 
 TEXT_CHARS = 2048
 """Length of the texts that a .txt file is cut into: about calib_max_seq_length (512) tokens."""

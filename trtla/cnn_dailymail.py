@@ -36,6 +36,7 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
                 name,
                 _HUB_VERSION,
                 split=split,
+                trust_remote_code=False,
                 download_config=datasets.DownloadConfig(max_retries=1),
             )
         except Exception as error:  # the hub's client raises dozens of kinds, none of them ours

@@ -6,10 +6,9 @@ files of both. Validation errors of pydantic become one sentence with the file, 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import (
@@ -21,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, first_line
+from trtla.json_text import JsonError, parse_json
 from trtla.lookahead import LookaheadConfig
+from trtla.whole_file import read_text
 
 DType = Literal["float16", "bfloat16", "float32"]
 """Weight and activation types of a checkpoint."""
@@ -37,6 +38,12 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+LARGEST = 2**31 - 1
+"""Of a dimension or a number of tokens: they are C ints in TensorRT-LLM."""
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+"""Layers or ranks, which are gone through one by one: far above any model."""
+
 
 class Mapping(BaseModel):
     """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
@@ -46,10 +53,10 @@ class Mapping(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    world_size: int = Field(default=1, ge=1)
+    world_size: Count = 1
     gpus_per_node: int = Field(default=8, ge=1)
-    tp_size: int = Field(default=1, ge=1)
-    pp_size: int = Field(default=1, ge=1)
+    tp_size: Count = 1
+    pp_size: Count = 1
 
     @model_validator(mode="after")
     def _product(self) -> Mapping:
@@ -95,17 +102,17 @@ class CheckpointConfig(BaseModel):
     architecture: str
     dtype: DType
     logits_dtype: Literal["float16", "float32"] = "float32"
-    vocab_size: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_size: int = Field(ge=2)
-    intermediate_size: int = Field(ge=1)
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Count
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_size: int = Field(ge=2, le=LARGEST)
+    intermediate_size: Size
     hidden_act: str = "silu"
     norm_epsilon: float = Field(default=1e-5, gt=0)
     position_embedding_type: str = "rope_gpt_neox"
-    max_position_embeddings: int = Field(ge=1)
+    max_position_embeddings: Size
     rotary_base: float = Field(default=10000.0, gt=0)
     rotary_scaling: dict[str, Any] | None = None
     attn_bias: bool = False
@@ -115,7 +122,7 @@ class CheckpointConfig(BaseModel):
     embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
     mapping: Mapping = Mapping()
     quantization: Quantization = Quantization()
-    sliding_window: int | None = Field(default=None, ge=1)
+    sliding_window: Size | None = None
     """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
 
     @model_validator(mode="before")
@@ -183,12 +190,12 @@ class BuildConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    max_batch_size: int = Field(ge=1)
-    max_beam_width: int = Field(default=1, ge=1)
-    max_input_len: int = Field(ge=1)
-    max_seq_len: int = Field(ge=1)
-    max_num_tokens: int = Field(ge=1)
-    max_draft_len: int = Field(default=0, ge=0)
+    max_batch_size: Size
+    max_beam_width: Size = 1
+    max_input_len: Size
+    max_seq_len: Size
+    max_num_tokens: int = Field(ge=1, le=2**63 - 1)
+    max_draft_len: int = Field(default=0, ge=0, le=LARGEST)
     speculative_decoding_mode: int = NO_SPECULATION
     kv_cache_type: str | None = None
     """PAGED, CONTINUOUS or DISABLED in any case; absent means CONTINUOUS (gptJsonConfig.cpp)."""
@@ -265,38 +272,16 @@ class EngineManifest(BaseModel):
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file; NaN and Infinity, which Python's reader lets through, are refused.
+    """Parse a JSON file, as `parse_json` does.
 
     Raises:
         UsageError: the file is missing, unreadable or not JSON.
     """
     try:
-        return json.loads(_read_text(path), parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{path} is not JSON: {error.msg} in line {error.lineno}", "copy the file again"
-        ) from None
-    except _ConstantError as error:
-        raise UsageError(
-            f"{path} holds the number {error}", "replace it by a real number"
-        ) from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the path and its mode") from None
-
-
-class _ConstantError(ValueError):
-    """NaN, Infinity or -Infinity in a JSON file."""
-
-
-def _no_constant(name: str) -> float:
-    raise _ConstantError(name)
+        return parse_json(read_text(path))
+    except JsonError as error:
+        place = f" in line {error.line}" if error.line else ""
+        raise UsageError(f"{path} is not JSON: {error}{place}", "copy the file again") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -308,11 +293,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(_read_text(path))
-    except yaml.YAMLError as error:
-        raise UsageError(
-            f"{path} is not YAML: {str(error).splitlines()[0]}", "see configs/"
-        ) from None
+        data = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = first_line(error)  # ValueError: a number or a date that Python does not know
+        raise UsageError(f"{path} is not YAML: {reason}", "see configs/") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no settings", "write key: value lines, see configs/")
     return {str(key).replace("-", "_"): value for key, value in data.items()}

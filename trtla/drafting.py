@@ -6,10 +6,12 @@ Torch-free: the command line, prompt files and the API read it. None of it chang
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trtla.arguments import real, texts, whole, wrong
 from trtla.errors import UsageError, did_you_mean
 from trtla.lookahead import LookaheadConfig
 
@@ -59,6 +61,9 @@ class DrafterSettings:
     """Verify a draft model's tokens by rejection sampling; the text is another of the same law."""
 
     def __post_init__(self) -> None:
+        given = self.drafter  # a text is what the flag takes
+        named = parse_drafter(given) if isinstance(given, str) else texts("drafter", given, _NAMES)
+        object.__setattr__(self, "drafter", named)
         self._check_names()
         self._check_ranges()
         if self.gamma_min > self.largest_gamma:
@@ -92,26 +97,17 @@ class DrafterSettings:
             )
 
     def _check_ranges(self) -> None:
-        for name, ok, rule in (
-            (
-                "gamma",
-                1 <= self.gamma <= _MOST_TOKENS,
-                f"from 1 to {_MOST_TOKENS}; --drafter none drafts nothing",
-            ),
-            ("gamma_min", 0 <= self.gamma_min <= _MOST_TOKENS, f"from 0 to {_MOST_TOKENS}"),
-            ("gamma_max", 1 <= self.largest_gamma <= _MOST_TOKENS, f"from 1 to {_MOST_TOKENS}"),
-            ("ema", 0.0 <= self.ema < 1.0, "at least 0 and below 1"),
-            ("ngram_kind", self.ngram_kind in ("basic", "onelevel"), "basic or onelevel"),
-            (
-                "ngram_order",
-                2 <= self.ngram_order <= _LONGEST_ORDER,
-                f"from 2 to {_LONGEST_ORDER}; an n-gram is a context and a token",
-            ),
-            ("top_k_filler", 1 <= self.top_k_filler <= _MOST_FILLERS, f"from 1 to {_MOST_FILLERS}"),
-        ):
-            if not ok:
-                flag = name.replace("_", "-")
-                raise UsageError(f"{name} is {getattr(self, name)!r}", f"--{flag} must be {rule}")
+        tokens = f"from 1 to {_MOST_TOKENS}"
+        whole("gamma", self.gamma, f"{tokens}; --drafter none drafts nothing", 1, _MOST_TOKENS)
+        whole("gamma_min", self.gamma_min, f"from 0 to {_MOST_TOKENS}", 0, _MOST_TOKENS)
+        whole("gamma_max", self.largest_gamma, tokens, 1, _MOST_TOKENS)
+        real("ema", self.ema, "at least 0 and below 1", 0.0, math.nextafter(1.0, 0.0))
+        if self.ngram_kind not in ("basic", "onelevel"):
+            raise wrong("ngram_kind", self.ngram_kind, "basic or onelevel")
+        order = f"from 2 to {_LONGEST_ORDER}; an n-gram is a context and a token"
+        whole("ngram_order", self.ngram_order, order, 2, _LONGEST_ORDER)
+        fillers = f"from 1 to {_MOST_FILLERS}"
+        whole("top_k_filler", self.top_k_filler, fillers, 1, _MOST_FILLERS)
 
     def _check_rejection(self) -> None:
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:

@@ -5,20 +5,22 @@ Everything is checked here before a model is loaded. A line's own values win ove
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from trtla.arguments import check_text
 from trtla.config import validate
 from trtla.drafting import LOOKAHEAD, DrafterSettings, NgramKind, parse_drafter
 from trtla.errors import UsageError
+from trtla.json_text import JsonError, parse_json
 from trtla.lookahead import Lookahead, LookaheadConfig
 from trtla.runtime.executor import SamplingParams
+from trtla.whole_file import read_text
 
 LineT = TypeVar("LineT", bound=BaseModel)
 
@@ -99,6 +101,8 @@ def gather(
     for request in requests:
         if not request.prompt:
             raise UsageError(f"{request.name} has an empty prompt", "give at least one token")
+        if isinstance(request.prompt, str):
+            check_text(request.prompt, request.name)
     return _with_lookaheads(requests, lookaheads)
 
 
@@ -149,22 +153,6 @@ def _from_file(
     return requests
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 text file.
-
-    Raises:
-        UsageError: it is missing or not readable.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "check the path") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})", "convert it") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
-
-
 def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, LineT]]:
     """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped.
 
@@ -181,19 +169,12 @@ def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, Lin
 
 def _parse_line(line: str, where: str) -> dict[str, Any]:
     try:
-        data = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:
-        message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UsageError(
-            f"{where} is not JSON: {message}", "write one JSON object a line"
-        ) from None
+        data = parse_json(line)
+    except JsonError as error:
+        raise UsageError(f"{where} is not JSON: {error}", "write one JSON object a line") from None
     if not isinstance(data, dict):
         raise UsageError(f"{where} is not a JSON object", 'write {"text": "..."} lines')
     return data
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
 
 
 def _from_line(
@@ -232,7 +213,4 @@ def _drafter(line: PromptLine, flags: DrafterSettings) -> DrafterSettings | None
 
 
 def _sampling(line: PromptLine, flags: SamplingParams) -> SamplingParams:
-    own = _own(line, SamplingParams)
-    if "stop" in own:
-        own["stop"] = (line.stop,) if isinstance(line.stop, str) else tuple(line.stop or ())
-    return replace(flags, **own)
+    return replace(flags, **_own(line, SamplingParams))

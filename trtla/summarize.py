@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from trtla.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.drafting import DrafterSettings
 from trtla.errors import CheckFailed, TrtlaError, UsageError
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
 from trtla.run import SCHEMA_VERSION, distinct_4grams
+from trtla.whole_file import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -181,16 +182,14 @@ def hf_side(
 ) -> Generate:
     """Decode with transformers' greedy generate, in the engine's arithmetic, padded on the left."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
+    from trtla.build.hugging_face import load_model
     from trtla.runtime.device import resolve_device, resolve_dtype
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     on = resolve_device(device)
     arithmetic = resolve_dtype(dtype, engine_dtype, on)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=arithmetic)
-    model = model.to(on).eval()
+    hint = "give a Hugging Face model folder with --hf-model-dir"
+    model = load_model("AutoModelForCausalLM", model_dir, arithmetic, hint).to(on)
     end_ids = _as_ids(model.generation_config.eos_token_id)
 
     def generate(batch: Sequence[list[int]]) -> list[Answer]:

@@ -14,16 +14,22 @@ from pathlib import Path
 import pytest
 
 from tests.build.models import Variant, make_model, save_model
-from trtla.build.atomic import atomic_directory, check_target
+from trtla.build.atomic import atomic_directory, check_target, restore
 from trtla.build.convert import convert
+from trtla.build.folder_kind import folder_kind
 from trtla.errors import TrtlaError, UsageError
 
 KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
+from trtla.build import atomic
 from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-hf, target, moments, found = sys.argv[1], Path(sys.argv[2]), random.Random(0), 0
+from trtla.build.folder_kind import folder_kind
+hf, target, moments = sys.argv[1], Path(sys.argv[2]), random.Random(0)
+if sys.argv[3] == "without-exchange":
+    atomic._exchange = lambda one, other: False
+convert(hf, target, tp_size=2)
 for _ in range(25):
     child = os.fork()
     if not child:
@@ -32,10 +38,12 @@ for _ in range(25):
     time.sleep(moments.uniform(0, 0.06))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    if target.exists():
-        assert len(list(Checkpoint.open(target).full_tensors())) == 17
-        found += 1
-print(found)
+    assert folder_kind(target) == "checkpoint"
+    assert len(list(Checkpoint.open(target).full_tensors())) == 17
+for left in target.parent.iterdir():
+    os.utime(left, (1, 1))
+convert(hf, target, tp_size=2, force=True)
+print(*(path.name for path in target.parent.iterdir()))
 """
 
 
@@ -45,12 +53,58 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(variant), variant, tmp_path_factory.mktemp("atomic") / "hf")
 
 
-def test_a_process_killed_at_any_moment_leaves_no_half_checkpoint(hf: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["with-exchange", "without-exchange"])
+def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(
+    how: str, hf: Path, tmp_path: Path
+) -> None:
     """Children convert over and over; every kill falls into some stage of it."""
-    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path / "ckpt")]
+    command = [sys.executable, "-c", KILL, str(hf), str(tmp_path / "ckpt"), how]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 0
+    assert result.stdout.split() == ["ckpt"]
+
+
+@pytest.fixture
+def killed_between_renames(hf: Path, tmp_path: Path) -> tuple[Path, bytes]:
+    """What a kill between two renames leaves, and the old weights."""
+    target = tmp_path / "a [1] checkpoint"
+    old = convert(hf, target).path.rename(tmp_path / f".{target.name}.old-1234")
+    convert(hf, tmp_path / "new", tp_size=2).path.rename(tmp_path / f".{target.name}.tmp-1234")
+    return target, (old / "rank0.safetensors").read_bytes()
+
+
+def test_a_folder_that_was_put_aside_is_found_by_the_next_reader(
+    killed_between_renames: tuple[Path, bytes],
+) -> None:
+    target, before = killed_between_renames
+    assert folder_kind(target) == "checkpoint"
+    assert (target / "rank0.safetensors").read_bytes() == before
+    assert not (target / "rank1.safetensors").exists()
+
+
+def test_a_folder_that_was_put_aside_is_replaced_by_the_next_run(
+    killed_between_renames: tuple[Path, bytes], hf: Path
+) -> None:
+    target, _ = killed_between_renames
+    for left in target.parent.iterdir():
+        os.utime(left, (1, 1))
+    with pytest.raises(UsageError, match="is not empty"):
+        convert(hf, target)
+    convert(hf, target, tp_size=2, force=True)
+    assert (target / "rank1.safetensors").exists()
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_a_folder_that_is_aside_for_a_moment_is_left_to_its_process(tmp_path: Path) -> None:
+    aside = tmp_path / ".ckpt.old-1234"
+    aside.mkdir()
+    descriptor = os.open(aside, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        restore(tmp_path / "ckpt")
+    finally:
+        os.close(descriptor)
+    assert [path.name for path in tmp_path.iterdir()] == [aside.name]
 
 
 def test_ctrl_c_leaves_nothing_behind(hf: Path, tmp_path: Path) -> None:
@@ -161,6 +215,9 @@ def test_a_file_as_target_is_refused(hf: Path, tmp_path: Path) -> None:
         convert(hf, tmp_path / "file")
     with pytest.raises(TrtlaError):
         convert(hf, tmp_path / "file" / "below")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(UsageError, match="is a file"):
+        convert(hf, tmp_path / "circle")
 
 
 def test_a_target_filled_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

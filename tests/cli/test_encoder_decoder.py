@@ -155,7 +155,7 @@ def test_broken_folders_are_told_in_one_sentence(t5: Path, tmp_path: Path) -> No
     config = json.loads((t5 / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     ran = trtla("run", "--engine-dir", tmp_path, "--input-text", "a", "--tokenizer-dir", t5)
-    refused(ran, 2, f"the weights in {tmp_path} cannot be loaded", "copy the folder again")
+    refused(ran, 2, f"{tmp_path} has no weights", "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**config, "d_model": "wide"}))
     ran = trtla("run", "--engine-dir", tmp_path, "--input-text", "a", "--tokenizer-dir", t5)
     refused(ran, 2, "d_model")

@@ -107,6 +107,19 @@ def test_h_is_help_everywhere(name: str) -> None:
     assert trtla("-h").out == trtla("--help").out
 
 
+@pytest.mark.parametrize("args", [(), ("-q",)])
+def test_without_a_command_the_help_is_printed(args: tuple[str, ...]) -> None:
+    ran = trtla(*args)
+    assert (ran.code, ran.out, ran.err) == (2, trtla("--help").out, "")
+    assert len(ran.out.splitlines()) > 20
+
+
+def test_python_m_trtla_prints_the_help_too() -> None:
+    done = process()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("Usage: trtla [OPTIONS] COMMAND [ARGS]...\n")
+
+
 def test_a_typo_is_guessed() -> None:
     refused(trtla("biuld"), 2, "biuld", "build")
     refused(trtla("run", "--egine-dir", "x"), 2, "--egine-dir", "--engine-dir")

@@ -10,7 +10,8 @@ import trtla
 from trtla.bench.prompt_sets import SetLine
 from trtla.errors import UsageError, did_you_mean
 from trtla.processors import Processor
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
+from trtla.whole_file import read_text
 
 TASKS = ("dialogue", "translation", "continuation", "code")
 """The sets that come with trtla."""

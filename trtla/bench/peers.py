@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from trtla.bench.arms import LOOKUP_TOKENS, Arm, Run
 from trtla.bench.peer_names import BATCHING
 from trtla.bench.prompt_sets import Ids
-from trtla.errors import UsageError, sentence
+from trtla.build.hugging_face import load_model
 from trtla.runtime.executor import SamplingParams
 
 _Options = Mapping[str, Any]
@@ -183,19 +182,8 @@ def _arm(name: str, inner: HuggingFace, assistant_dir: str | None) -> Arm:
 
 
 def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not Path(folder).is_dir():
-        raise UsageError(f"{folder} is not a folder", "give a Hugging Face model folder")
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"transformers cannot load {folder}: {sentence(error)}",
-            "give a Hugging Face model folder",
-        ) from None
-    return model.to(device).eval()
+    hint = "give a Hugging Face model folder"
+    return load_model("AutoModelForCausalLM", folder, dtype, hint).to(device)
 
 
 def _padded(prompts: Sequence[Ids], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

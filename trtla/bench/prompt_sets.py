@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 import trtla
 from trtla.errors import UsageError, did_you_mean
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
+from trtla.whole_file import read_text
 
 if TYPE_CHECKING:
     from trtla.runtime.limits import ExecutorLimits

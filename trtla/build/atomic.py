@@ -3,14 +3,17 @@
 Everything is written into a hidden sibling of the target, flushed to disk and renamed. Errors and
 Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run sweeps
 it away. An existing target is replaced only with force, only at the end, and only if it is a folder
-that trtla or TensorRT-LLM made.
+that trtla or TensorRT-LLM made: the system exchanges the two folders in one step, or where it
+cannot, the old one steps aside and `restore` brings it back after a kill.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -21,6 +24,8 @@ from pathlib import Path
 from trtla.config import read_json
 from trtla.errors import TrtlaError, UsageError
 
+_NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
 _STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
@@ -40,9 +45,10 @@ def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> 
         UsageError: the target is a file, is or holds a source, is not empty (without force), or
             is not a checkpoint or engine folder (with force).
     """
-    resolved = target.resolve()
+    restore(target)
+    resolved = _real(target)
     for source in sources:
-        if resolved == source.resolve() or resolved in source.resolve().parents:
+        if resolved == _real(source) or resolved in _real(source).parents:
             raise UsageError(
                 f"output folder {target} holds the input {source}", "choose another --output-dir"
             )
@@ -61,6 +67,11 @@ def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> 
         _check_replaceable(target, resolved)
     except OSError as error:
         raise os_failure(error, target) from None
+
+
+def _real(path: Path) -> Path:
+    """Where links lead; `Path.resolve` raises RuntimeError where they lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _check_replaceable(target: Path, resolved: Path) -> None:
@@ -94,13 +105,13 @@ def atomic_directory(
         TrtlaError: the disk is full or read-only, or permission is missing.
     """
     check_target(target, force=force, sources=sources)
-    resolved = target.resolve()
+    resolved = _real(target)
     created: list[Path] = []
     folder: Path | None = None
     try:
         created = _make_parents(resolved.parent)
         _sweep(resolved)
-        folder = Path(tempfile.mkdtemp(prefix=f".{resolved.name}.tmp-", dir=resolved.parent))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(resolved, _NEW), dir=resolved.parent))
         folder.chmod(0o777 & ~_umask())
         with _locked(folder):
             yield folder
@@ -142,9 +153,33 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _prefix(target: Path, kind: str) -> str:
+    return f".{target.name}.{kind}-"
+
+
+def _siblings(target: Path, kind: str) -> list[Path]:
+    names = _prefix(target, kind)
+    return [path for path in target.parent.iterdir() if path.name.startswith(names)]
+
+
+def restore(target: Path) -> None:
+    """Bring a folder back that a process put aside to replace it, and was killed.
+
+    Nothing happens where the target is there, or where the process is still at work.
+    """
+    with suppress(OSError):  # whoever needs the target will say what is wrong
+        resolved = _real(target)
+        if os.path.lexists(resolved):
+            return
+        for left in _siblings(resolved, _OLD):
+            with _locked(left):
+                left.rename(resolved)
+            return
+
+
 def _sweep(target: Path) -> None:
     """Remove what killed processes left beside the target."""
-    for left in target.parent.glob(f".{target.name}.tmp-*"):
+    for left in (*_siblings(target, _NEW), *_siblings(target, _OLD)):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 with _locked(left):
@@ -167,19 +202,37 @@ def _flush(folder: Path) -> None:
 
 
 def _move_into_place(folder: Path, target: Path, force: bool) -> None:
-    """Rename; with force an old folder steps aside first and is deleted last."""
+    """Rename; with force an old folder changes places with the new one, and is deleted last."""
     if not force or not target.is_dir() or not any(target.iterdir()):
         # Atomic, also onto an empty folder; fails if someone filled the target meanwhile.
         folder.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-    target.rename(aside)
-    try:
-        folder.rename(target)
-    except BaseException:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    elif _exchange(folder, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        _replace(folder, target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places in one step; False where the system or the disk cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    paths = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    return bool(rename(*paths, _RENAME_EXCHANGE) == 0)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    """In two steps; while the target is locked, `restore` leaves it alone."""
+    aside = target.with_name(f"{_prefix(target, _OLD)}{secrets.token_hex(4)}")
+    with _locked(target):
+        try:
+            target.rename(aside)
+            folder.rename(target)
+        except BaseException:
+            if not os.path.lexists(target):
+                aside.rename(target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _clean_up(folder: Path | None, created: Sequence[Path]) -> None:

@@ -51,8 +51,13 @@ class BinFile:
         if not isinstance(state, dict):
             raise UsageError(f"{self.path} holds no state dict", "save the model again")
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor):
-                raise UsageError(f"{self.path}: {name} is not a tensor", "save the model again")
+            if not isinstance(name, str):
+                raise UsageError(
+                    f"{self.path}: a tensor is called {name!r}, which is no text",
+                    "save the model's state_dict() again",
+                )
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                raise UsageError(f"{self.path}: {name} is no plain tensor", "save the model again")
         self._state = state
         return state
 
@@ -72,7 +77,7 @@ def _load(path: Path) -> object:
         ) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
-    except (RuntimeError, EOFError, ValueError, KeyError):
+    except Exception:  # a broken pickle ends in whatever its bytes happen to say
         raise UsageError(
             f"{path} is truncated or no PyTorch file", "copy the file again, or make it again"
         ) from None

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trtla.build.hugging_face import load_model
 from trtla.build.plan import kv_scale
 from trtla.config import CheckpointConfig
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.errors import TrtlaError, UsageError
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -104,22 +105,9 @@ class _Ranges:
 
 def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedModel:
     """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
-        )
-    except (OSError, ValueError, KeyError) as error:
-        reason = first_line(error) or type(error).__name__
-        raise UsageError(
-            f"transformers cannot load {folder} for calibration: {reason}",
-            "check the folder with transformers' AutoModelForCausalLM",
-        ) from None
-    loaded: PreTrainedModel = model.to(device).eval()
+    kind, hint = "AutoModelForCausalLM", "check the folder with transformers"
+    loaded: PreTrainedModel = load_model(kind, folder, getattr(torch, dtype), hint).to(device)
     return loaded
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from trtla.arguments import whole
 from trtla.build.checkpoint import RankFiles
 from trtla.build.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.build.folder_kind import folder_kind
@@ -80,8 +81,10 @@ class Engine:
         """The number of requests in flight: the one asked for, else the engine's limit.
 
         Raises:
-            UsageError: it is above the engine's.
+            UsageError: it is below 1 or above the engine's.
         """
+        if asked is not None:
+            whole("max_batch_size", asked, "a whole number, at least 1", 1)
         largest = self.config.build_config.max_batch_size
         if asked is not None and asked > largest:
             raise UsageError(

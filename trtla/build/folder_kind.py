@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from trtla.build.atomic import restore
 from trtla.config import read_json
 from trtla.errors import UsageError
 
@@ -17,6 +18,8 @@ def folder_kind(path: Path) -> FolderKind:
     Raises:
         UsageError: it is no folder, has no readable config.json, or is none of the three.
     """
+    if not path.exists():
+        restore(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist", "check the path")
     if not path.is_dir():

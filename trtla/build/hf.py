@@ -59,6 +59,7 @@ class HFModel:
             )
         config, dtype = read_hf_config(folder / "config.json")
         where = _locate(folder)
+        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
         tied = config.tie_word_embeddings and _tie(where)
         raise_first(tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT))
         stored = dtype or _stored_dtype(where)
@@ -90,6 +91,7 @@ def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
     """Everything wrong with the weights of a model folder whose config.json is sound."""
     try:
         where = _locate(folder)
+        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
     except UsageError as error:
         return [error]
     if config.tie_word_embeddings and (EMBEDDING in where) != (LM_HEAD in where):
@@ -105,6 +107,29 @@ def stored_parameters(folder: Path) -> int:
     """
     entries = (entry for file in _open_files(folder) for entry in file.entries.values())
     return sum(prod(entry.shape) for entry in entries)
+
+
+def check_layers(folder: Path) -> None:
+    """Refuse a config.json, of whatever model, with more layers than there are tensors.
+
+    transformers makes all layers before it looks at the weights, however long that takes.
+
+    Raises:
+        UsageError: it has, or config.json or the weights cannot be read.
+    """
+    config, tensors = read_json(folder / "config.json"), 0
+    for file in _open_files(folder):
+        tensors += len(file.entries)
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if key.endswith("layers") and isinstance(value, int):
+            _check_layers(folder, key, value, tensors)
+
+
+def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
+    if layers > tensors:
+        raise UsageError(
+            f'{folder} holds {tensors} tensors, and config.json has "{key}" {layers}', _HINT
+        )
 
 
 def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trtla.build.folder_kind import config_kind
 from trtla.build.support import ARCHITECTURES, check_supported
 from trtla.build.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
-from trtla.config import CheckpointConfig, DType, read_json, validate
+from trtla.config import LARGEST, CheckpointConfig, Count, DType, Size, read_json, validate
 from trtla.errors import UsageError
 
 _BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
@@ -29,22 +29,22 @@ class HFConfig(BaseModel):
     architectures: list[str] | None = None
     model_type: str | None = None
     dtype: str | None = None
-    vocab_size: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int | None = Field(default=None, ge=1)
-    head_dim: int | None = Field(default=None, ge=2)
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Count
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: int | None = Field(default=None, ge=2, le=LARGEST)
     hidden_act: str = "silu"
     rms_norm_eps: float = Field(default=1e-6, gt=0)
-    max_position_embeddings: int = Field(default=2048, ge=1)
+    max_position_embeddings: Size = 2048
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_scaling: dict[str, Any] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
-    sliding_window: int | None = Field(default=None, ge=1)
+    sliding_window: Size | None = None
     quantization_config: dict[str, Any] | None = None
 
     @model_validator(mode="before")

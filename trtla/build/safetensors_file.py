@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from trtla.errors import UsageError
+from trtla.json_text import parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -113,7 +114,7 @@ def _read_header(path: Path) -> dict[str, Entry]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > _MAX_HEADER or 8 + length > size:
                 raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
         entries = dict(_entries(header, 8 + length))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", "copy the missing file") from None
@@ -129,10 +130,17 @@ def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
     for name, item in header.items():
         if name == "__metadata__":
             continue
-        entry = Entry(_DTYPES[item["dtype"]], tuple(item["shape"]), base + item["data_offsets"][0])
-        if item["data_offsets"][1] + base != _end(entry):
+        start, end = map(_count, item["data_offsets"])
+        entry = Entry(_DTYPES[item["dtype"]], tuple(map(_count, item["shape"])), base + start)
+        if end + base != _end(entry):
             raise ValueError(name)
         yield name, entry
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
 
 
 def _end(entry: Entry) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.build.folder_kind import folder_kind
-from trtla.config import CheckpointConfig, read_json, validate
+from trtla.config import LARGEST, CheckpointConfig, Count, Size, read_json, validate
 from trtla.errors import UsageError
 
 ENCODER_DECODERS = (
@@ -31,18 +31,18 @@ class T5Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     dtype: str = "float32"
-    vocab_size: int = Field(ge=1)
-    d_model: int = Field(default=512, ge=1)
-    d_kv: int = Field(default=64, ge=2)
-    d_ff: int = Field(default=2048, ge=1)
-    num_layers: int = Field(default=6, ge=1)
-    num_decoder_layers: int = Field(ge=1)
-    num_heads: int = Field(default=8, ge=1)
-    relative_attention_num_buckets: int = Field(default=32, ge=4)
-    relative_attention_max_distance: int = Field(default=128, ge=2)
+    vocab_size: Size
+    d_model: Size = 512
+    d_kv: int = Field(default=64, ge=2, le=LARGEST)
+    d_ff: Size = 2048
+    num_layers: Count = 6
+    num_decoder_layers: Count
+    num_heads: Size = 8
+    relative_attention_num_buckets: int = Field(default=32, ge=4, le=LARGEST)
+    relative_attention_max_distance: int = Field(default=128, ge=2, le=LARGEST)
     layer_norm_epsilon: float = Field(default=1e-6, gt=0)
     feed_forward_proj: str = Field(default="relu", pattern="^(gated-)?[a-z_]+$")
-    n_positions: int = Field(default=_POSITIONS, ge=2)
+    n_positions: int = Field(default=_POSITIONS, ge=2, le=LARGEST)
     decoder_start_token_id: int = Field(default=0, ge=0)
 
     @model_validator(mode="before")

@@ -5,6 +5,7 @@ The commands are one file each beside this one; heavy imports (torch, ...) happe
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -34,10 +35,18 @@ class Interrupt:
         raise KeyboardInterrupt
 
 
+def _open_closed_streams() -> None:
+    """Make the null device of a stream that was closed (`>&-`), so that nobody has to ask."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
     interrupt = Interrupt()
     interrupt.install()
+    _open_closed_streams()
     try:
         from trtla.cli.failure import execute
 

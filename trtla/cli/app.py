@@ -35,6 +35,9 @@ class Group(click.Group):
 @click.group(
     cls=Group,
     params=switches(),
+    invoke_without_command=True,  # or click makes an error of the help
+    no_args_is_help=False,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={
         "auto_envvar_prefix": "TRTLA",
         "help_option_names": ["-h", "--help"],
@@ -45,12 +48,16 @@ class Group(click.Group):
     "130 interrupted.",
 )
 @click.version_option(__version__, message="trtla %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Lookahead decoding for Llama models: Hugging Face checkpoint -> engine -> text.
 
     A setting is taken from its flag, else from the environment (TRTLA_<COMMAND>_<OPTION>), else
     from the YAML file of --config, else from the engine, else it has the default shown.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(2)
 
 
 for _command in (

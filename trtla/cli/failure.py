@@ -37,6 +37,8 @@ def execute(args: list[str], interrupt: Interrupt) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 is refused where it is read
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
         sys.stdout.flush()
@@ -77,10 +79,15 @@ def _report(error: Exception, console: Console) -> int:
         console.document({"error": body})
         return failure.exit_code
     where = f"rank {mpi.rank()}: " if mpi.rank() else ""
-    print(f"{where}error: {failure.message}", file=sys.stderr)
+    print(f"{where}error: {_printable(failure.message)}", file=sys.stderr)
     if failure.hint:
-        print(f"{where}hint: {failure.hint}", file=sys.stderr)
+        print(f"{where}hint: {_printable(failure.hint)}", file=sys.stderr)
     return failure.exit_code
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: values and names of files may hold any."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def classify(error: Exception) -> Failure:

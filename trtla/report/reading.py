@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from pydantic import ValidationError
 from trtla.bench.ablation_csv import means
 from trtla.bench.ablation_rows import COLUMNS
 from trtla.errors import UsageError
+from trtla.json_text import JsonError, parse_json
 from trtla.report.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune
+from trtla.whole_file import read_text
 
 _JSON_KINDS: tuple[tuple[Kind, type[Document], tuple[str, ...]], ...] = (
     ("bench", Bench, ("rows", "cells")),
@@ -57,12 +58,7 @@ def read_all(paths: Sequence[Path]) -> list[Source]:
 
 def _read(number: int, path: Path) -> Source:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{path} cannot be read: {reason}", _HINT) from None
-    try:
-        kind, document = _recognise(path, text)
+        kind, document = _recognise(path, read_text(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -76,8 +72,8 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
     if not text.lstrip().startswith(("{", "[")):
         return _table(path, text)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except JsonError as error:
         raise UsageError(f"{path} is no JSON document: {error}", _HINT) from None
     return _object(path, value)
 

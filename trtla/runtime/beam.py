@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from trtla.errors import UsageError
+from trtla.arguments import real, whole
 from trtla.runtime.executor import Request
 
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
@@ -38,17 +38,11 @@ class BeamSettings:
     """Wu et al.'s constant 5; no minimum length."""
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "expansions"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}", "use 1 or more")
-        if not 0.0 <= self.length_penalty <= _LARGEST_PENALTY:
-            raise UsageError(
-                f"length_penalty is {self.length_penalty}", f"use 0 to {_LARGEST_PENALTY}"
-            )
-        if not 0.0 <= self.length_penalty_offset < math.inf:
-            raise UsageError(
-                f"length_penalty_offset is {self.length_penalty_offset}", "use 0 or more"
-            )
+        penalties = f"from 0 to {_LARGEST_PENALTY}"
+        whole("num_beams", self.num_beams, "1 or more", 1)
+        whole("expansions", self.expansions, "1 or more", 1)
+        real("length_penalty", self.length_penalty, penalties, 0.0, _LARGEST_PENALTY)
+        real("length_penalty_offset", self.length_penalty_offset, "0 or more", 0.0)
 
     def penalty(self, length: int) -> float:
         """What the log probability of `length` new tokens is divided by."""

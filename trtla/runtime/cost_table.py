@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from trtla.errors import UsageError
+from trtla.json_text import parse_json
 from trtla.whole_file import write_whole
 
 FORMAT_VERSION = 2
@@ -164,7 +165,7 @@ def load(key: str, folders: Sequence[Path]) -> CostTable | None:
     """The kept table of this key; None where there is none, or a file is broken or foreign."""
     for folder in folders:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            found = json.loads(_file(folder, key).read_text(encoding="utf-8"))
+            found = parse_json(_file(folder, key).read_text(encoding="utf-8"))
             if found["format_version"] == FORMAT_VERSION and found["key"] == key:
                 return _from_json(found["rows"], int(found["takes_left"]))
     return None

@@ -5,12 +5,13 @@ Plain integers and strings; nothing here knows tensors, tokenizers or which exec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from trtla import mpi
+from trtla.arguments import real, texts, whole
 from trtla.drafting import DrafterSettings, check_draft_place, check_drafts_itself
 from trtla.errors import TrtlaError, UsageError
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -31,6 +32,12 @@ DrafterWatch = Callable[["Drafter", "Request"], "Drafter"]
 """Given a request and its drafter before the first step, gives the one to use: itself, or what
 passes its drafts on as they are and looks at them."""
 
+_MOST_TOP_K = 2**31 - 1
+"""No vocabulary is larger, and executors take C ints."""
+_LEAST_TOP_P = 5e-324  # the smallest number above 0
+_MOST_TIME_MS = 2**53
+"""Exact as a float, and some 285 000 years."""
+
 StopCheck = Callable[[list[int]], bool]
 """Given all output ids so far, says whether the text up to the last one holds a stop string."""
 
@@ -43,32 +50,36 @@ class SamplingParams:
     noise of sampling, keyed by absolute position, and the initial lookahead window.
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: a value has another type, or is out of its range.
     """
 
     max_output_len: int = 32
     temperature: float = 0.0
     top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
+    """Keep the k most probable tokens; 0 keeps all, and so does any k of at least the vocabulary's
+    size."""
     top_p: float = 1.0
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
+    """Texts that end an output, kept as a tuple; a text alone stands for a list of one."""
     allotted_time_ms: int | None = None
     """Milliseconds after which the request ends as it is, waiting included; None: no limit."""
 
     def __post_init__(self) -> None:
-        for name, ok, rule in (
-            ("max_output_len", self.max_output_len >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "at least 0"),
-            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all tokens)"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("seed", 0 <= self.seed < 2**63, "at least 0 and below 2**63"),
-            ("stop", all(self.stop), "made of non-empty texts"),
-            ("allotted_time_ms", (self.allotted_time_ms or 1) >= 1, "at least 1"),
+        positive, share = "a whole number, at least 1", "a number, above 0 and at most 1"
+        top_k = whole("top_k", self.top_k, "a whole number, at least 0 (0: all)", 0, None)
+        for name, value in (
+            ("max_output_len", whole("max_output_len", self.max_output_len, positive, 1)),
+            ("temperature", real("temperature", self.temperature, "a number, at least 0", 0.0)),
+            ("top_k", min(top_k, _MOST_TOP_K)),
+            ("top_p", real("top_p", self.top_p, share, _LEAST_TOP_P, 1.0)),
+            ("seed", whole("seed", self.seed, "a whole number, at least 0 and below 2**63", 0)),
+            ("stop", texts("stop", self.stop, "made of non-empty texts")),
         ):
-            if not ok:
-                flag = name.replace("_", "-")
-                raise UsageError(f"{name} is {getattr(self, name)!r}", f"--{flag} must be {rule}")
+            object.__setattr__(self, name, value)
+        if self.allotted_time_ms is not None:
+            time_ms = whole("allotted_time_ms", self.allotted_time_ms, positive, 1, _MOST_TIME_MS)
+            object.__setattr__(self, "allotted_time_ms", time_ms)
 
     @property
     def greedy(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
+from trtla.arguments import check_text, texts
 from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto
 from trtla.errors import UsageError
 from trtla.lookahead import Lookahead, refuse_auto
@@ -23,7 +24,7 @@ from trtla.runtime.executor import (
 )
 from trtla.runtime.executor_options import ExecutorOptions
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.one_each import Prompt, as_prompts, one_each
+from trtla.runtime.one_each import Prompt, asked, check_opened_with, prompt_ids
 from trtla.runtime.open_model import (
     DEFAULT_LOOKAHEAD,
     draft_engines,
@@ -81,6 +82,7 @@ class LLM:
             UsageError: the folder or the settings are not usable.
             TrtlaError: the engine's backend cannot run here.
         """
+        check_opened_with(model, lookahead, drafter)
         self._adaptive = lookahead == "auto"
         server = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), server)
@@ -102,7 +104,8 @@ class LLM:
             draft_dtype=draft_dtype,
             block_reuse=block_reuse,
         )
-        drafting = draft_engines(self.engine, self._drafter, draft_models)
+        named = texts("draft_models", draft_models, "paths")
+        drafting = draft_engines(self.engine, self._drafter, named)
         self._executor = open_executor(self.engine, options, drafting)
         self._shared = SharedExecutor(self._executor)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
@@ -174,19 +177,10 @@ class LLM:
 
         `watch` looks at every prompt's drafts; triples, not `auto`, on torch engines only.
         """
-        many = as_prompts(prompts)
-        each_sampling = one_each(sampling or SamplingParams(), len(many), "sampling settings")
-        each_lookahead = one_each(lookahead, len(many), "lookahead triples")  # type: ignore[arg-type]
-        each_drafter = one_each(drafter, len(many), "drafters")
-        labels = names or [f"prompt {index}" for index in range(len(many))]
         answers = [
-            self._answer(index, prompt, settings, triple, own, label, margins, watch)
-            for index, (prompt, settings, triple, own, label) in enumerate(
-                zip(many, each_sampling, each_lookahead, each_drafter, labels, strict=True)
-            )
+            self._answer(index, *one, margins, watch)
+            for index, one in enumerate(asked(prompts, sampling, lookahead, drafter, names))
         ]
-        for answer in answers:
-            self.limits.check(answer.request)
         return self._run({answer.request.request_id: answer for answer in answers})
 
     def _answer(
@@ -225,6 +219,7 @@ class LLM:
             watch=watch,
             encoder_ids=encoder_ids,
         )
+        self.limits.check(request)
         if decode is None:
             return Answer(index, request, None, None)
         text = prompt if isinstance(prompt, str) else decode(ids)
@@ -294,7 +289,8 @@ class LLM:
         """A prompt's token ids; `name` is what errors call it."""
         self._shared.check()
         if not isinstance(prompt, str):
-            return tuple(prompt)
+            return prompt_ids(prompt, name)
+        check_text(prompt, name)
         if not prompt:
             raise UsageError(f"{name} has an empty prompt", "give at least one character")
         if self.tokenizer is None:

@@ -1,33 +1,126 @@
-"""One prompt or several, and settings that are given once for all of them or once for each."""
+"""One prompt or several, and settings that are given once for all of them or once for each.
+
+What they are is checked here, whether they fit the model is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
 
+from trtla.arguments import is_whole, shown
+from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
+from trtla.lookahead import Lookahead, LookaheadConfig
+from trtla.runtime.executor import SamplingParams
 
 Prompt = str | Sequence[int]
 """A text, or token ids for models without a tokenizer."""
 
-T = TypeVar("T")
+Asked = tuple[Prompt, SamplingParams, Lookahead | None, DrafterSettings | None, str]
+"""A prompt with its own settings, and what errors call it."""
+
+_PROMPTS = "give a text or a list of token ids, or a list of several of them"
+_TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    if not len(prompts):
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What prompts share, or bring one each."""
+
+    plural: str
+    fits: Callable[[object], bool]
+    hint: str
+
+
+def _is_lookahead(value: object) -> bool:
+    return value is None or value == "auto" or isinstance(value, LookaheadConfig)
+
+
+_SAMPLING = _Setting(
+    "sampling settings", lambda value: isinstance(value, SamplingParams), "give SamplingParams"
+)
+_LOOKAHEADS = _Setting("lookahead triples", _is_lookahead, _TRIPLES)
+_DRAFTERS = _Setting(
+    "drafters",
+    lambda value: value is None or isinstance(value, DrafterSettings),
+    "give DrafterSettings, such as DrafterSettings(('ngram',))",
+)
+_NAMES = _Setting("names", lambda value: isinstance(value, str), "give texts")
+
+
+def asked(
+    prompts: object, sampling: object, lookahead: object, drafter: object, names: object
+) -> list[Asked]:
+    """Every prompt with its own settings; the arguments are those of `LLM.generate`.
+
+    Raises:
+        UsageError: there is no prompt, a setting is of another kind, or there are more or fewer of
+            them than prompts.
+    """
+    many = _as_prompts(prompts)
+    number = len(many)
+    labels = [f"prompt {index}" for index in range(number)] if names is None else names
+    each = zip(
+        many,
+        _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
+        _one_each(lookahead, number, _LOOKAHEADS),
+        _one_each(drafter, number, _DRAFTERS),
+        _one_each(labels, number, _NAMES),
+        strict=True,
+    )
+    return list(each)
+
+
+def check_opened_with(model: object, lookahead: object, drafter: object) -> None:
+    """Refuse arguments of `LLM` that are of another type.
+
+    Raises:
+        UsageError: the first of them is named.
+    """
+    if not isinstance(model, (str, PathLike)):
+        raise UsageError(f"model is {shown(model)}", "give the path of a folder")
+    for name, value, setting in (
+        ("lookahead", lookahead, _LOOKAHEADS),
+        ("drafter", drafter, _DRAFTERS),
+    ):
+        if not setting.fits(value):
+            raise UsageError(f"{name} is {shown(value)}", setting.hint)
+
+
+def prompt_ids(prompt: object, name: str) -> tuple[int, ...]:
+    """The ids of a prompt that is no text; `name` is what errors call it.
+
+    Raises:
+        UsageError: it is no sequence of whole numbers.
+    """
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise UsageError(f"{name} is {shown(prompt)}, neither a text nor token ids", _PROMPTS)
+    for item in prompt:
+        if not is_whole(item):
+            raise UsageError(f"{name} holds {shown(item)}, which is no token id", _PROMPTS)
+    return tuple(map(int, prompt))
+
+
+def _as_prompts(prompts: object) -> list[Any]:
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if not prompts:
         raise UsageError("there is no prompt", "give at least one")
-    return list(prompts)  # type: ignore[arg-type]
+    return [prompts] if all(map(is_whole, prompts)) else list(prompts)
 
 
-def one_each(value: T | Sequence[T], number: int, what: str) -> list[T]:
-    """A setting for each of `number` prompts; `what` is how an error calls it."""
-    if not isinstance(value, (list, tuple)):
-        return [value] * number  # type: ignore[list-item]
-    if len(value) != number:
+def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
+    each = list(value) if isinstance(value, (list, tuple)) else [value] * number
+    for one in each:
+        if not setting.fits(one):
+            place = "" if one is value else f" in {shown(value)}"
+            raise UsageError(f"{setting.plural} hold {shown(one)}{place}", setting.hint)
+    if len(each) != number:
         raise UsageError(
-            f"{len(value)} {what} for {number} prompts", "give one for all prompts, or one for each"
+            f"{len(each)} {setting.plural} for {number} prompts",
+            "give one for all prompts, or one for each",
         )
-    return list(value)
+    return each

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtla.arguments import check_text
+from trtla.build.hugging_face import load_tokenizer
 from trtla.errors import UsageError, first_line
 from trtla.runtime.tokenizer_json import open_tokenizer_json
 
@@ -24,19 +26,15 @@ class Tokenizer:
     @cached_property
     def inner(self) -> Any:
         """The tokenizer in transformers, loaded when it is asked for."""
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
-        except Exception as error:  # tokenizers raises nothing narrower for a broken file
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UsageError(
-                f"the tokenizer in {self._folder} cannot be loaded: {reason}",
-                "give a folder that holds tokenizer.json with --tokenizer-dir",
-            ) from None
+        return load_tokenizer(self._folder)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Ids of a text; `special`: with the special tokens that the model wants in front."""
+        """Ids of a text; `special`: with the special tokens that the model wants in front.
+
+        Raises:
+            UsageError: the text cannot be encoded in UTF-8.
+        """
+        check_text(text, "the text")
         if self._plain is not None:
             return tuple(self._plain.encode(text, add_special_tokens=special).ids)
         ids = self.inner.encode(text, add_special_tokens=special, verbose=False)

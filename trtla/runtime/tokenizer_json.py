@@ -5,10 +5,11 @@ Only where nothing beside that file says how to tokenise; other folders are left
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from trtla.json_text import parse_json
 
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes in transformers that add nothing to tokenizer.json."""
@@ -20,7 +21,7 @@ _CHANGING = ("add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "
 def open_tokenizer_json(folder: Path) -> Any | None:
     """The `tokenizers.Tokenizer` of a folder, or None when transformers has to make it."""
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
             return None
         tokenizer = _load(folder / "tokenizer.json")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
+from trtla.json_text import parse_json
 
 FILE = "measurements.jsonl"
 FORMAT_VERSION = 2
@@ -65,7 +66,7 @@ class Measurements:
 
     def _take(self, line: str) -> None:
         with suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
+            row = parse_json(line)
             if row["key"] == self._key and row["format_version"] == FORMAT_VERSION:
                 self._found[row["name"]] = row["value"]
 

@@ -22,8 +22,9 @@ from trtla.bench.prompt_sets import (
     prompt_room,
 )
 from trtla.errors import UsageError
-from trtla.prompts import parse_jsonl, read_text
+from trtla.prompts import parse_jsonl
 from trtla.runtime.executor import SamplingParams
+from trtla.whole_file import read_text
 
 if TYPE_CHECKING:
     from trtla.runtime.limits import ExecutorLimits

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from trtla.errors import UsageError
+from trtla.arguments import whole, wrong
 
 Cells = Literal["greedy", "drawn"]
 """What the lookahead window is made of: see `DraftOptions.cells`."""
@@ -38,16 +38,11 @@ class DraftOptions:
     `drawn` there, with the noise of that position."""
 
     def __post_init__(self) -> None:
-        for name, ok, rule in (
-            ("context", 1 <= self.context <= _MOST_CONTEXT, f"from 1 to {_MOST_CONTEXT}"),
-            ("keep_pool", self.keep_pool >= 0, "at least 0 (0 keeps none)"),
-            ("cells", self.cells in ("greedy", "drawn"), "greedy or drawn"),
-        ):
-            if not ok:
-                flag = name.replace("_", "-")
-                raise UsageError(
-                    f"draft {name} is {getattr(self, name)!r}", f"--draft-{flag} must be {rule}"
-                )
+        longest = f"from 1 to {_MOST_CONTEXT}"
+        whole("draft context", self.context, longest, 1, _MOST_CONTEXT)
+        whole("draft keep_pool", self.keep_pool, "at least 0 (0 keeps none)", 0)
+        if self.cells not in ("greedy", "drawn"):
+            raise wrong("draft cells", self.cells, "greedy or drawn")
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trtla.build.encoder_decoder import EncoderDecoder
+from trtla.build.hugging_face import load_model
 from trtla.errors import UsageError
 from trtla.runtime.encoder_decoder.relative_bias import RelativeBias
 from trtla.runtime.encoder_decoder.t5_model import (
@@ -29,7 +30,8 @@ def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) ->
     Raises:
         UsageError: transformers cannot read the weights.
     """
-    theirs = _from_transformers(engine, dtype).eval().to(device)
+    kind, hint = "AutoModelForSeq2SeqLM", "copy the folder again"
+    theirs = load_model(kind, engine.path, dtype, hint).requires_grad_(False).to(device)
     config = engine.t5
     tensors = dict(theirs.state_dict())
     tensors["lm_head.weight"] = theirs.get_output_embeddings().weight
@@ -37,22 +39,6 @@ def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) ->
     scale = config.d_model**-0.5 if _scales_logits(theirs.config) else 1.0
     shape = T5Shape(config.num_heads, config.d_kv, config.layer_norm_epsilon, scale)
     return T5Model(weights, shape, _encode(theirs.get_encoder(), device), dtype, device)
-
-
-def _from_transformers(engine: EncoderDecoder, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        return AutoModelForSeq2SeqLM.from_pretrained(
-            str(engine.path), dtype=dtype, local_files_only=True
-        ).requires_grad_(False)
-    except Exception as error:  # transformers raises whatever its readers raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(
-            f"the weights in {engine.path} cannot be loaded: {reason}", "copy the folder again"
-        ) from None
 
 
 def _scales_logits(config: Any) -> bool:
