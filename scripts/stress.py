@@ -1,13 +1,13 @@
-"""Random requests on random small models for some minutes; every answer is compared with plain decoding alone.
+"""Random requests on random small models; every answer is compared with plain decoding alone.
 
     .venv/bin/python scripts/stress.py --minutes 10 --seed 1
 
 Requests of all kinds meet in one LLM: every drafter and chain, auto, all sampling settings, stop
 strings, end ids, chunked prompts, kept blocks, small caches, consumers that leave, time limits,
 interrupts and several threads, on the compiled forward and on PyTorch's operations, in float32.
-Ids, texts and finish reasons must be those of the request alone with (1,1,0), and no cache block may
-be lost. On the first difference it writes a script that shows it, and exits with 1. A seed gives the
-same requests; what a time limit, a signal or a thread meets is another matter.
+Ids, texts and finish reasons must be those of the request alone with (1,1,0), and no cache block
+may be lost. On the first difference it writes a script that shows it, and exits with 1. A seed
+gives the same requests; what time limits, signals and threads meet depends on the machine.
 """
 
 from __future__ import annotations
@@ -75,14 +75,17 @@ def _rounds(given: argparse.Namespace, root: Path) -> int:
 def _report(minute: int, rounds: int, counts: Counter[str], wrong: int = 0) -> None:
     kinds = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     requests = counts.total() - counts["rounding"]
-    print(f"minute {minute}: {requests} requests in {rounds} rounds, {wrong} wrong ({kinds})", flush=True)
+    print(
+        f"minute {minute}: {requests} requests in {rounds} rounds, {wrong} wrong ({kinds})",
+        flush=True,
+    )
 
 
 def _show(found: Round, folder: Path, root: Path) -> None:
     """Print the fault, make it small and write its script."""
     print(f"wrong: {found.fault}\nmaking it small ...", flush=True)
     again = run_world(found.world, _TRIES, root)
-    small = found if again.fault is None else smallest(again, root, _TRIES, 60.0)
+    small = found if again.fault is None else smallest(again, root, _TRIES, 120.0)
     path = folder / f"stress-fault-{found.world.seed}.py"
     write_script(small, _TRIES, path)
     rare = "" if again.fault else f"; it did not come again in {_TRIES} tries"

@@ -1,10 +1,12 @@
-"""Rounds of stress.py in processes of their own, so that a crash or an endless loop is a finding too."""
+"""Rounds of stress.py, each in a process of its own: a crash or an endless loop is a fault too."""
 
 from __future__ import annotations
 
 import gc
 import json
 import multiprocessing
+import resource
+import signal
 import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -15,8 +17,8 @@ from stress_judge import Judge, Plain
 from stress_requests import World, random_requests, random_world, world_of
 from stress_round import play
 
-_SECONDS = 120.0
-"""A round takes one or two."""
+_CPU_SECONDS, _SECONDS = 30, 300.0
+"""When a round counts as one without end; it takes 1 to 4 of the first."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Round:
 
 
 def warm_up(root: Path) -> None:
-    """Import here what every child needs, and compile the forward; no model runs in this process."""
+    """Import what every child needs, and compile the forward; no model runs in this process."""
     with Plain(random_world(0, ()), root):
         pass
     gc.freeze()  # what is here by now need not be looked through for lost blocks
@@ -73,6 +75,8 @@ def _in_child(world: World, root: Path) -> Round:
     found = _read(result, world)
     if ended is None:
         found.fault = f"no end after {_SECONDS:.0f} s"
+    elif ended == -signal.SIGXCPU:
+        found.fault = f"no end after {_CPU_SECONDS} s of the processor"
     elif ended:
         found.fault = f"the process ended with exit code {ended}"
     return found
@@ -87,6 +91,7 @@ def _read(result: Path, world: World) -> Round:
 
 def _round(world: World, root: Path, result: Path) -> None:
     """In the child: make the requests, play, judge."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 5))
     found = Round(world)
     with Plain(world, root) as plain:
         if not world.asked:

@@ -1,4 +1,4 @@
-"""What is wrong with the answers of a round: each against its request alone, decoded one token at a time."""
+"""What is wrong with the answers of a round: each against plain decoding of its request alone."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ class Judge:
     def _text(self, *texts: str | None) -> str | None:
         if not self._world.text or len(set(texts)) == 1:
             return None
-        return f"text of the chunks {texts[0]!r}, of the completion {texts[1]!r}, plain {texts[2]!r}"
+        return (
+            f"text of the chunks {texts[0]!r}, of the completion {texts[1]!r}, plain {texts[2]!r}"
+        )
 
     def _cut(self, asked: Asked, got: Got) -> str | None:
         """What a consumer has seen when it leaves is how the plain answer begins."""
@@ -120,7 +122,11 @@ class Judge:
 
     def _ids(self, asked: Asked, ours: Sequence[int], plain: Sequence[int]) -> str | None:
         at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), None)
-        if at is not None and not self._compiled and self._near(asked, plain[:at], {ours[at], plain[at]}):
+        if (
+            at is not None
+            and not self._compiled
+            and self._near(asked, plain[:at], {ours[at], plain[at]})
+        ):
             self.counts["rounding"] += 1
             return None
         return f"ids {list(ours)}, plain {list(plain)}"

@@ -1,4 +1,4 @@
-"""Small random Llamas for stress.py: every kind of rotary embedding, bias and tokenizer, made from a seed."""
+"""Small random Llamas for stress.py: rotary embeddings, biases and tokenizers of every kind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 TOKENIZERS = ("bytes", "fallback")
 _SPECIAL = ("<unk>", "<s>", "</s>")
-_WORDS = "▁ ▁a ▁the a b c e t th he ab ▁ab abc 日 本 日本 é end . , .. ▁end ) (a".split()
+_WORDS = ("▁", "▁a", "▁the", "a", "b", "c", "e", "t", "th", "he", "ab", "▁ab", "abc", "日", "本",
+          "日本", "é", "end", ".", ",", "..", "▁end", ")", "(a")  # fmt: skip
 _TEXT = """def read(self, path):
     with open(path) as file:
         return [line.strip() for line in file if line]

@@ -1,4 +1,4 @@
-"""What stress.py asks for: random worlds (a model, how it is opened, how it is used) and random requests."""
+"""What stress.py asks for: a model, how it is opened and used, and requests, all at random."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class World:
-    """A model, how it is opened and what is asked of it; a round of the stress is a function of it."""
+    """A model, how it is opened and what is asked of it: what a round is a function of."""
 
     seed: int
     model: ModelSpec
@@ -141,7 +141,10 @@ def _ids(dice: Random, vocab_size: int, length: int) -> tuple[int, ...]:
 
 def _sampling(dice: Random) -> dict[str, Any]:
     heat = dice.choice((0.0, 0.0, 1e-6, 0.3, 0.8, 1.0, 2.0, 100.0))
-    sampling: dict[str, Any] = {"max_output_len": dice.choice((1, 2, 9, 30, 60)), "temperature": heat}
+    sampling: dict[str, Any] = {
+        "max_output_len": dice.choice((1, 2, 9, 30, 60)),
+        "temperature": heat,
+    }
     sampling["seed"] = dice.choice((0, dice.randrange(1000), 2**63 - 1))
     if dice.random() < 0.5:
         sampling["top_k"] = dice.choice((1, 2, 4, 40, 10**6))
@@ -165,7 +168,9 @@ def _drafting(
     dice: Random, world: World
 ) -> tuple[tuple[int, int, int] | str | None, dict[str, Any] | None]:
     """A request's triple, or auto, and its drafter."""
-    smaller = tuple(min(own, most) for own, most in zip(dice.choice(_TRIPLES), world.triple, strict=True))
+    smaller = tuple(
+        min(own, most) for own, most in zip(dice.choice(_TRIPLES), world.triple, strict=True)
+    )
     lookahead = (1, 1, 0) if smaller[1] == 1 else smaller
     if dice.random() < 0.4:
         return dice.choice((None, "auto", "auto", lookahead)), None

@@ -1,4 +1,4 @@
-"""A round of stress.py: one LLM, its requests in streams that take turns or in threads, and what came of them."""
+"""A round of stress.py: one LLM, requests in streams in turns or in threads, and their answers."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _memory(world: World, block: int) -> Any:
 
 def _engine(world: World, root: Path) -> Path:
     source = model_folder(world.model, root)
-    sizes = (world.batch, world.max_num_tokens, *world.triple)
+    sizes, triple = (world.batch, world.max_num_tokens, *world.triple), map(str, world.triple)
     folder = root / "-".join((source.name, "engine", *map(str, sizes)))
     if not folder.exists():
         words = (
             f"build --checkpoint-dir {source} --output-dir {folder} --dtype float32 --quiet "
             f"--backend torch --max-batch-size {world.batch} --max-seq-len {MAX_SEQ_LEN} "
-            f"--max-num-tokens {world.max_num_tokens} --lookahead {','.join(map(str, world.triple))}"
+            f"--max-num-tokens {world.max_num_tokens} --lookahead {','.join(triple)}"
         )
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):

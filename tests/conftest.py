@@ -1,4 +1,4 @@
-"""Settings that all tests share: one thread a process (the models are tiny), no network, one cache a run."""
+"""Settings that all tests share: one thread a process, no network, one cache for a run."""
 
 from __future__ import annotations
 

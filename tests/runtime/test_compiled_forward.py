@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.plan import rank_plan
 from trtla.config import CheckpointConfig
@@ -189,7 +190,7 @@ def path(draft, node):
 
 
 @pytest.mark.parametrize("dtype", PAIRED)
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=3), st.integers(0, 10**6))
 def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shapes, seed):
     needs(dtype)
@@ -241,7 +242,7 @@ levels = [-40.0, -3.0, -1.0, 0.0, 0.5, 0.5001, 2.0, 90.0]
 scores = st.lists(st.sampled_from(levels), min_size=1, max_size=200)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     scores,
     st.sampled_from([0.01, 0.5, 1.0, 3.0]),

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from tests.build.models import Variant, make_model, save_model
+from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.calibration import Calibration
 from trtla.build.checkpoint import Checkpoint
@@ -194,7 +195,7 @@ def shared_llm(kv_cache):
     return open_llm(kv_cache)
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@examples(20, suppress_health_check=list(HealthCheck))
 @given(st.lists(triples, min_size=4, max_size=4), st.booleans(), st.booleans())
 def test_lookahead_never_changes_the_text(own, kv_cache, sampled):
     params = SamplingParams(max_output_len=COUNT, temperature=0.7 if sampled else 0.0, seed=3)
@@ -258,7 +259,7 @@ needs_products = pytest.mark.skipif(not product_works(), reason="this PyTorch ha
 
 
 @needs_products
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.integers(1, 9), st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(0, 2**30)
 )
