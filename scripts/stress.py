@@ -83,10 +83,11 @@ def _report(minute: int, rounds: int, counts: Counter[str], wrong: int = 0) -> N
 
 def _show(found: Round, folder: Path, root: Path) -> None:
     """Print the fault, make it small and write its script."""
-    print(f"wrong: {found.fault}\nmaking it small ...", flush=True)
+    path = folder / f"stress-fault-{found.world.seed}.py"
+    write_script(found, _TRIES, path)
+    print(f"wrong: {found.fault}\nmaking it small; as it is, in {path}", flush=True)
     again = run_world(found.world, _TRIES, root)
     small = found if again.fault is None else smallest(again, root, _TRIES, 120.0)
-    path = folder / f"stress-fault-{found.world.seed}.py"
     write_script(small, _TRIES, path)
     rare = "" if again.fault else f"; it did not come again in {_TRIES} tries"
     print(f"it shows itself with: {sys.executable} {path}{rare}\n{small.fault}")
