@@ -1,26 +1,47 @@
-"""Settings that all tests share: one thread a process (the models are tiny) and no network."""
+"""Settings that all tests share: one thread a process, no network, one cache for a run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
 os.environ["HF_HUB_OFFLINE"] = "1"
-# What a forward costs is measured and kept: not in the user's cache, nor from there.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="trtla-tests-")
 
 import pytest
 import torch
 from hypothesis import settings
 
 import trtla
+from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
 from trtla.trtllm_library import installed
 
 torch.set_num_threads(1)
 settings.register_profile("trtla", deadline=None, print_blob=True)
 settings.load_profile("trtla")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a user's cache of its own, with the C++ forward in it.
+
+    What a forward costs is measured and kept: not in the user's cache, nor from there. The forward
+    is compiled before the workers start, and kept from one run to the next.
+    """
+    if hasattr(config, "workerinput"):
+        return  # a worker inherits its parent's
+    folder = tempfile.TemporaryDirectory(prefix="trtla-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
+    with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
+        library = compiled_library()
+        if cache:
+            kept = Path(folder.name) / "trtla" / library.name
+            kept.parent.mkdir()
+            kept.symlink_to(library.resolve())
+    os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,7 +30,11 @@ FASTER = {
     "TRTLA_BENCH_NUM_PROMPTS": "1",
     "TRTLA_BENCH_MAX_OUTPUT_LEN": "8",
     "TRTLA_BENCH_ROUNDS": "1",
-    "TRTLA_TUNE_BUDGET": "4s",
+    "TRTLA_TUNE_BUDGET": "20s",
+    "TRTLA_TUNE_BATCH_SIZES": "1",
+    "TRTLA_TUNE_NUM_PROMPTS": "1",
+    "TRTLA_TUNE_MAX_OUTPUT_LEN": "8",
+    "TRTLA_TUNE_ROUNDS": "1",
 }
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")

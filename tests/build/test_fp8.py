@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.build.fp8_models import LINEARS, PROMPTS, to_fp8
 from tests.build.models import VARIANTS, assemble, make_model, save_model
 from tests.build.test_split_properties import configs
+from tests.examples import examples
 from trtla.build.calibration import Calibration, calibrate
 from trtla.build.checkpoint import Checkpoint, RankFiles
 from trtla.build.engine import BuildSettings, build_engine, describe_build, open_engine
@@ -157,7 +158,7 @@ def assert_half_a_step(original: torch.Tensor, numbers: torch.Tensor, scale: tor
     assert (error <= bound * (1 + 1e-6)).all()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     values=st.lists(st.floats(-1e5, 1e5, width=32), min_size=1, max_size=50),
     power=st.integers(-30, 10),
@@ -295,7 +296,7 @@ class Fp8DictSource:
         return self.tensors[name][start:stop]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(config=fp8_configs)
 def test_split_then_reassemble_is_the_identity_and_files_are_aligned(
     config: CheckpointConfig,

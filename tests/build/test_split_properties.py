@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trtla.build import source as source_module
 from trtla.build.checkpoint import RankFiles
 from trtla.build.plan import hf_shapes, rank_plan
@@ -57,7 +58,7 @@ def configs(draw: st.DrawFn) -> CheckpointConfig:
     return CheckpointConfig(**keys)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(config=configs(), chunk=st.sampled_from([8, 64, 2**20]), row=st.integers(0, 19))
 def test_split_then_reassemble_is_the_identity(
     config: CheckpointConfig, chunk: int, row: int
@@ -76,7 +77,7 @@ def test_split_then_reassemble_is_the_identity(
         source_module.CHUNK_BYTES = old
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(config=configs())
 def test_every_rank_has_equal_shapes_within_a_stage_and_all_bytes_are_counted(
     config: CheckpointConfig,

@@ -33,7 +33,7 @@ class FakeBuild:
         if fault == "missing":
             raise FileNotFoundError(errno.ENOENT, "No such file", "rank0.safetensors")
         if fault == "hang":
-            time.sleep(600)
+            time.sleep(3600)  # pytest's time limit is far below
         (self.folder / f"rank{rank}.engine").write_text(f"{gpu} {os.getpid()}")
 
 
@@ -66,11 +66,9 @@ def test_a_failing_rank_is_named(workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["raise", "die"])
 def test_a_failing_rank_ends_the_others(fault: str, tmp_path: Path) -> None:
-    start = time.monotonic()
     build = FakeBuild(tmp_path, ((0, "hang"), (1, fault)))
     with pytest.raises(TrtlaError, match="cannot build rank 1"):
         build_ranks(build, 2, 2)  # type: ignore[arg-type]
-    assert time.monotonic() - start < 120
 
 
 def test_a_killed_worker_tells_its_exit_code(tmp_path: Path) -> None:

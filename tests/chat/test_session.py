@@ -7,10 +7,10 @@ import os
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.chat.conftest import lines
+from tests.examples import examples
 from trtla import LLM, SamplingParams
 from trtla.chat.commands import TABLE
 from trtla.chat.decode import rejected_tail
@@ -296,7 +296,7 @@ _COMMANDS = st.tuples(
 ).map(lambda pair: f"/{pair[0]} {pair[1]}")
 
 
-@hypothesis_settings(max_examples=60)
+@examples(60)
 @given(given_lines=st.lists(_COMMANDS, max_size=6))
 def test_random_commands_never_raise(llm: LLM, tmp_path_factory, given_lines):
     session = Session(llm, changed(ChatSettings(), {"sampling.max_output_len": 4}))

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.cli.conftest import ROOT, process, refused, trtla
+from tests.cli.conftest import ROOT, refused, trtla
+from trtla.cli.app import cli
 
 BASH = shutil.which("bash")
 
@@ -21,8 +23,8 @@ def offered(line: str, shell: str = "bash") -> list[str]:
     words = line.split(" ")
     env = {"_TRTLA_COMPLETE": f"{shell}_complete", "COMP_WORDS": line}
     env["COMP_CWORD"] = words[-1] if shell == "fish" else str(len(words) - 1)
-    done = process(env=env)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli, prog_name="trtla", env=env)
+    assert done.exit_code == 0, done.stderr
     if shell == "zsh":
         lines = done.stdout.splitlines()
         return [f"{kind},{value}" for kind, value in zip(lines[::3], lines[1::3], strict=True)]

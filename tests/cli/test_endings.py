@@ -35,7 +35,7 @@ def start(*args: str | Path) -> subprocess.Popen[str]:
 
 def interrupted(child: subprocess.Popen[str]) -> None:
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate()
     assert child.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in err
@@ -53,12 +53,12 @@ def test_ctrl_c_while_decoding(engine: Path) -> None:
 
 def test_ctrl_c_while_torch_is_imported(engine: Path) -> None:
     child = start("-v", "run", "--engine-dir", engine, "--input-text", "ab")
-    deadline = time.monotonic() + 30
     maps = Path(f"/proc/{child.pid}/maps")
     if not maps.exists():
         child.kill()
         pytest.skip("needs /proc to see the import begin")
-    while "libtorch" not in maps.read_text() and time.monotonic() < deadline:
+    while "libtorch" not in maps.read_text():
+        assert child.poll() is None
         time.sleep(0.005)
     interrupted(child)
 
@@ -69,7 +69,7 @@ def test_a_closed_pipe_is_silent(engine: Path) -> None:
     assert child.stderr is not None
     child.stdout.close()
     err = child.stderr.read()
-    assert child.wait(timeout=60) == 1
+    assert child.wait() == 1
     assert err == ""
 
 

@@ -280,10 +280,8 @@ def test_an_id_in_flight_cannot_be_used_twice(opener):
 
 def test_nothing_in_flight_is_an_empty_list_at_once(opener):
     executor = opener()
-    started = time.monotonic()
     assert executor.poll() == []
-    assert executor.poll(timeout=5.0) == []
-    assert time.monotonic() - started < 2.0
+    assert executor.poll(timeout=3600.0) == []  # pytest's time limit is far below
 
 
 def test_more_requests_than_the_batch_holds_wait_for_their_turn(opener, reference):

@@ -98,20 +98,7 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Launch:
     return by_mpirun
 
 
-def test_rank_0_alone_reads_the_prompt_and_talks(launch: Launch, split_engine: Path) -> None:
-    args = ("run", "--engine-dir", str(split_engine), "--input-text", "-", "--json")
-    ended = launch(2, *args, stdin=PROMPT)
-    assert [code for code, _, _ in ended] == [0] * len(ended), ended
-    (result,) = json.loads(ended[0][1])["results"]
-    assert result["input_text"] == PROMPT
-    assert len(result["output_ids"]) == 32
-    assert "2 ranks" in json.loads(ended[0][1])["executor"]
-    for _, out, err in ended[1:]:
-        assert out == ""
-        assert all(line.startswith("[TensorRT-LLM]") for line in err.splitlines()), err
-
-
-def test_the_text_is_that_of_one_process(
+def test_rank_0_alone_reads_the_prompt_and_gives_the_text_of_one_process(
     launch: Launch, split_engine: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     from trtla import LLM
@@ -120,9 +107,17 @@ def test_the_text_is_that_of_one_process(
     build_engine(tiny_checkpoint, tmp_path / "one", BuildSettings(), backend="torch")
     with LLM(tmp_path / "one") as llm:
         (expected,) = llm.generate(PROMPT)
-    ended = launch(2, "run", "--engine-dir", str(split_engine), "--input-text", PROMPT, "--json")
+    args = ("run", "--engine-dir", str(split_engine), "--input-text", "-", "--json")
+    ended = launch(2, *args, stdin=PROMPT)
+    assert [code for code, _, _ in ended] == [0] * len(ended), ended
     (result,) = json.loads(ended[0][1])["results"]
+    assert result["input_text"] == PROMPT
     assert tuple(result["output_ids"]) == expected.output_ids
+    assert len(expected.output_ids) == 32
+    assert "2 ranks" in json.loads(ended[0][1])["executor"]
+    for _, out, err in ended[1:]:
+        assert out == ""
+        assert all(line.startswith("[TensorRT-LLM]") for line in err.splitlines()), err
 
 
 def test_one_process_for_two_ranks_is_told_what_to_type(launch: Launch, split_engine: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,13 +28,18 @@ def script() -> ModuleType:
 
 
 @pytest.mark.usefixtures("standin", "fake_gpu")
-def test_it_reports_equal_texts(tmp_path: Path) -> None:
-    command = [SCRIPT, "--work-dir", tmp_path, "--max-output-len", "12", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"equal; wrote {tmp_path / 'report.md'}\n"
+def test_it_reports_equal_texts(
+    script: ModuleType,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--work-dir", tmp_path, "--model-dir", tiny_model, "--lookahead", "4,4,4"]
+    flags += ["--max-output-len", "12", "--device", "cpu", "--torch-dtype", "float32"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
+    assert script.main() == 0
+    assert capsys.readouterr().out == f"equal; wrote {tmp_path / 'report.md'}\n"
     report = (tmp_path / "report.md").read_text()
     assert report.count(" | yes | - | - |") == 12
     assert "`trtla build " in report

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.explain.recorded import numbers, record, recorded
 from tests.runtime.test_properties import cases
 from tests.runtime.test_traces import M17, T4_PROMPT
@@ -79,7 +80,7 @@ def test_text_and_picture_show_that_mask(triple):
         assert drawn_in_picture(told, step) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(cases())
 def test_cells_and_candidates_stand_where_the_algorithm_puts_them(case):
     """Cell (l, j) at the input's position + l + j, a candidate's token i at + i."""
@@ -103,7 +104,7 @@ def test_cells_and_candidates_stand_where_the_algorithm_puts_them(case):
         assert [block.start for block in blocks(step)[1:]] == [b.end for b in blocks(step)[:-1]]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cases(), st.booleans())
 def test_shared_nodes_are_all_that_they_stand_for(case, accept_window):
     rule, vocab, prompt, numbers_, count, _ = case

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.explain.recorded import record, recorded
 from tests.runtime.test_properties import cases
 from tests.runtime.test_traces import CASES, DEEP_COMMITS, DEEP_GUESSES, FIB7, M17, T4_PROMPT
@@ -96,7 +97,7 @@ options = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(cases(), options, st.sampled_from([0.0, 0.8]), st.integers(0, 99))
 def test_a_recorded_run_is_the_run_without_recording(case, own, heat, salt):
     rule, vocab, prompt, numbers, count, _ = case

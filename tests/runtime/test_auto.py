@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
@@ -36,7 +37,7 @@ def decode(rule, vocab, triple, requests, **options):
     return run(executor, requests), model, executor
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(cases(), tables)
 def test_the_text_is_plain_decodings_and_the_budget_holds(case, table):
     rule, vocab, prompt, triple, count, seed = case
@@ -51,7 +52,7 @@ def test_the_text_is_plain_decodings_and_the_budget_holds(case, table):
     assert stats.lookahead == config
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(cases(), min_size=2, max_size=6), st.integers(1, 4), tables, st.randoms())
 def test_mixed_batches_of_fixed_and_adaptive_requests(several, batch_size, table, order):
     """Texts are their own; fixed requests keep the very steps that they have alone."""

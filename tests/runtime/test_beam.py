@@ -8,9 +8,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.plan import rank_plan
 from trtla.config import CheckpointConfig
@@ -74,7 +75,7 @@ def test_one_beam_is_greedy(vocab, salt, count, ends):
     assert best.finished == (text[-1] in ends)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.integers(2, 6), st.integers(0, 999), st.integers(1, 6), st.integers(1, 5),
     st.integers(1, 5), st.sets(st.integers(0, 5), max_size=2),

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_kept_blocks import check
 from tests.runtime.test_mixed_drafters import VOCAB, drafters, plain_texts, triples
 from tests.toys import (
@@ -230,7 +231,7 @@ def every_drafter(server, batch, budget, num_blocks):
     )[0]  # fmt: skip
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(turns(), min_size=2, max_size=7), st.integers(1, 4), st.integers(7, 20))
 def test_conversations_say_what_they_say_without_reuse(several, batch, num_blocks):
     server = LookaheadConfig(4, 4, 3)

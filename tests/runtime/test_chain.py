@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor, plain_texts
 from tests.toys import cyclic_window, request, run, tokens_of
 from trtla.drafting import DrafterSettings
@@ -190,7 +191,7 @@ def note_rooms(executor, told: list[int], gamma: int) -> None:
     executor._make_drafter = watched
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), st.integers(1, 30)),

@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.plan import rank_plan
 from trtla.config import CheckpointConfig
 from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.cpu import compiler
 from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
 from trtla.runtime.cpu.library import library
 from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
@@ -183,7 +185,7 @@ def path(draft, node):
 
 
 @pytest.mark.parametrize("dtype", PAIRED)
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=3), st.integers(0, 10**6))
 def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shapes, seed):
     needs(dtype)
@@ -266,7 +268,7 @@ levels = [-40.0, -3.0, -1.0, 0.0, 0.5, 0.5001, 2.0, 90.0]
 scores = st.lists(st.sampled_from(levels), min_size=1, max_size=200)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     scores,
     st.sampled_from([0.01, 0.5, 1.0, 3.0]),
@@ -284,7 +286,7 @@ def test_draws_are_those_of_pytorch(found, temperature, top_k, top_p, noise):
     assert drawn in theirs
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.sampled_from([*levels, 3e38, -3e38]), min_size=1, max_size=200),
     st.integers(0, 40),
@@ -340,6 +342,15 @@ def test_a_compiler_that_fails_or_is_missing_is_no_error(monkeypatch, tmp_path):
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
+def test_another_level_of_instructions_is_another_library(monkeypatch):
+    monkeypatch.delenv("TRTLA_MARCH", raising=False)
+    native = compiled_library()
+    assert native.is_file()
+    monkeypatch.setenv("TRTLA_MARCH", "no-such-processor")
+    with pytest.raises(NotCompiled, match="no-such-processor"):
+        compiled_library()
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -347,20 +358,39 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
         compiled_library()
 
 
+COMPILER = """#!/bin/sh
+for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
+head -c 5000 '{library}' >"$made"
+until [ -e '{sign}' ]; do sleep 0.01; done
+cat '{library}' >"$made"
+"""
+
+
 def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
+    """The compiler writes half a library, waits for a sign, and then writes the other half."""
+    compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
+    compiler.write_text(COMPILER.format(library=compiled_library(), sign=sign))
+    compiler.chmod(0o755)
     code = "from trtla.runtime.cpu.library import library; print(library().lanes)"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    killed = subprocess.Popen(command, env=environment)
-    with pytest.raises(subprocess.TimeoutExpired):
-        killed.wait(timeout=2.0)
-    killed.kill()
-    killed.wait()
-    assert list(tmp_path.rglob("*.so")) == []
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
+
+    def start():
+        command = [sys.executable, "-c", code]
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    killed = start()
+    while not list(cache.glob(".compile-*/*.so")):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert list(cache.glob("*.so")) == []
+    both = [start(), start()]
+    while len(list(cache.glob(".compile-*/*.so"))) < 3:  # the killed one's and theirs
+        assert both[0].poll() is both[1].poll() is None
+        time.sleep(0.01)
+    sign.touch()
     assert [process.communicate()[0].strip() for process in both] == [str(library().lanes)] * 2
-    assert len(list((tmp_path / "trtla").glob("*.so"))) == 1
-    assert compiler.SOURCES.is_dir()
+    assert len(list(cache.glob("*.so"))) == 1

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.toys import (
     ToyModel,
     greedy_scores,
@@ -140,7 +141,7 @@ def mostly(rule, other, period):
     return lambda text: other(text) if len(text) % period == 0 else rule(text)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.sampled_from([2, 3, 7]),
     st.integers(0, 10**6),
@@ -167,7 +168,7 @@ def test_i1_i6_i9_greedy_text_is_plain_decodings_and_counters_add_up(
     assert done.group.cache.pool.num_free == done.group.cache.pool.num_blocks
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
     st.sampled_from([0.3, 0.8, 1.5]),

@@ -9,9 +9,10 @@ import functools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_hf_equality import folder_and_model
 from tests.runtime.test_properties import cases, triples
 from tests.toys import (
@@ -55,7 +56,7 @@ def decode(scores, vocab, triple, requests, chosen, **more):
     return run(executor, requests), model, executor
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(), options, st.booleans())
 def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(case, chosen, adaptive):
     rule, vocab, prompt, triple, count, seed = case
@@ -72,7 +73,7 @@ def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(case, cho
     assert count - 1 - stats.steps <= stats.accepted <= count - stats.steps
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     triples,
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),

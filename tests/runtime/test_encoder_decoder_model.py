@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.encoder_decoders import (
     KINDS,
     PROMPTS,
@@ -125,7 +126,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data(), config=CONFIGS, seed=st.integers(0, 2**20))
 def test_any_t5_in_float64_says_what_transformers_says_with_and_without_drafts(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: Any, seed: int

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_draft_model import decode, guided
 from tests.toys import hash_scores, request
 from trtla.drafting import DrafterSettings
@@ -106,7 +107,7 @@ def test_totals_give_means_over_steps():
     assert totals.mean_entropy == pytest.approx(0.25)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 999), st.integers(1, 7), st.floats(0, 1.2))
 def test_i11_equal_bounds_are_a_fixed_gamma_step_by_step(salt, gamma, heat):
     scores, draft = hash_scores(7, salt), hash_scores(7, salt, 2.0)
@@ -122,7 +123,7 @@ def test_i11_equal_bounds_are_a_fixed_gamma_step_by_step(salt, gamma, heat):
     assert same[0].draft.fed == same[1].draft.fed
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 999), guided)
 def test_i11_every_step_takes_gamma_forwards_and_at_least_one(salt, chosen):
     scores, draft = hash_scores(7, salt), hash_scores(7, salt + 1)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.build.models import VARIANTS, make_model, save_model
+from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 
 COUNT = 24
@@ -85,7 +86,7 @@ def test_greedy_text_equals_generate_for_every_kind_of_model(name):
 triples = st.tuples(st.integers(1, 9), st.integers(2, 8), st.integers(0, 9))
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@examples(25, suppress_health_check=list(HealthCheck))
 @given(st.lists(triples, min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 9))
 def test_01_greedy_text_equals_generate_for_every_triple_batch_and_order(own, batch, seed):
     prompts = prompts_for(seed, len(own))
@@ -106,7 +107,7 @@ def test_drafts_are_accepted_on_the_real_model():
     assert sum(t.stats.accepted for t in texts) > 10
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@examples(15, suppress_health_check=list(HealthCheck))
 @given(
     triples,
     st.integers(0, 10**9),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
 
 
@@ -31,7 +32,7 @@ pieces = st.integers(0, 1).map(lambda token: (token,) * TOKENS_PER_BLOCK)
 texts = st.lists(pieces, max_size=5).map(lambda parts: sum(parts, ()))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), st.integers(3, 12))
 def test_blocks_are_used_or_free_and_found_by_all_they_hold(data, num_blocks):
     """Blocks remember what was written into them, as the cache's tensors would."""

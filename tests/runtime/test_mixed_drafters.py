@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import trtla
+from tests.examples import examples
 from tests.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.drafting import NO_DRAFTER, DrafterSettings
@@ -116,7 +117,7 @@ def plain_texts(asked):
 
 
 @given(batches, st.integers(0, 2), st.integers(1, 4), st.booleans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, accepts_window) -> None:
     options = DraftOptions(accept_window=accepts_window, merge=accepts_window)
     executor, _, group = mixed_executor(
@@ -141,7 +142,7 @@ def check_counters(asked, stats, outputs) -> None:
 
 
 @given(st.lists(drafters(), min_size=2, max_size=4), st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_drafter_of_a_request_changes_its_speed_alone(many, seed) -> None:
     prompt = [1, 2, 3, 1, 2, 3, 1]
     texts = []

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.drafted import (
     assert_within_limits,
     one_per_request,
@@ -66,7 +67,7 @@ def kept(settings, vocab, drafters):
     return one_per_request(make)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(cases(), chosen, st.sets(st.integers(0, 10), max_size=3))
 def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, own, end_ids):
     rule, vocab, prompt, _, count, _ = case
@@ -87,7 +88,7 @@ def test_i7_every_small_length(count, gamma):
     assert (stats.drafted == 0) == (count <= 2)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
     chosen,
@@ -147,7 +148,7 @@ def test_i13_a_repeated_prompt_is_accepted_after_one_period(order, kind):
     assert stats.tokens_per_step > 4
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases(), chosen)
 def test_i13_never_more_forwards_than_plain_decoding(case, own):
     rule, vocab, prompt, _, count, _ = case
@@ -179,7 +180,7 @@ def counts_by_rule(prompt, text, tops, order, kind, filler):
     return storage
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases(), chosen, st.sampled_from([0.0, 0.7]))
 def test_update_rules_filler_1_counts_what_was_emitted_only(case, own, heat):
     _, _, prompt, _, count, salt = case
@@ -214,7 +215,7 @@ def test_an_emitted_token_among_the_fillers_counts_twice():
     assert [drafter.storage.count((3, 4, token)) for token in (4, 5)] == [0, 1]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(st.permutations(range(-8, 9)), min_size=1, max_size=4),  # ties may go either way
     st.integers(1, 9),

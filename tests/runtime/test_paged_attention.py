@@ -12,8 +12,10 @@ import sys
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+
+from tests.examples import examples
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
@@ -70,7 +72,7 @@ def check(feeds, cache, folds, dtype, splits, room=None):
 
 
 @interpreted
-@settings(max_examples=12)
+@examples(12)
 @given(small_steps, st.integers(1, 2), folds, sizes, split_counts, st.booleans())
 def test_trees_and_prompts_equal_packed_attention(feeds, kv_heads, folds, size, splits, padded):
     cache = empty_cache(kv_heads, size)
@@ -79,7 +81,7 @@ def test_trees_and_prompts_equal_packed_attention(feeds, kv_heads, folds, size, 
 
 
 @interpreted
-@settings(max_examples=4)
+@examples(4)
 @given(small_steps, folds, sizes, split_counts)
 def test_half_precision_stays_within_its_rounding(feeds, folds, size, splits):
     check(feeds, empty_cache(2, size, torch.float16), folds, torch.float16, splits)
@@ -94,14 +96,14 @@ def fp8_cache(size, device=CPU):
 
 
 @interpreted
-@settings(max_examples=4)
+@examples(4)
 @given(small_steps, folds, sizes, split_counts)
 def test_fp8_caches_are_scaled(feeds, folds, size, splits):
     check(feeds, fp8_cache(size), folds, torch.float32, splits)
 
 
 @interpreted
-@settings(max_examples=12)
+@examples(12)
 @given(st.integers(1, 300), st.sampled_from((2, 8, 16)))
 def test_more_splits_than_context_change_nothing(cached, splits):
     feeds = [tree_feed(sequence_of(cached, 3, list(range(NUM_BLOCKS))), (0, 0))]
@@ -116,7 +118,7 @@ def test_every_bit_of_a_word_is_seen():
 
 
 @interpreted
-@settings(max_examples=6)
+@examples(6)
 @given(steps(prompts=1, generating=2, most_cached=60))
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
@@ -186,7 +188,7 @@ def on_cuda(cache):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@settings(max_examples=20)
+@examples(20)
 @given(steps(), st.sampled_from((1, 3, 4)), st.sampled_from((64, 128)), st.booleans())
 def test_compiled_kernels_equal_packed_attention(dtype, feeds, folds, size, padded):
     cache = on_cuda(empty_cache(2, size, dtype))
@@ -195,7 +197,7 @@ def test_compiled_kernels_equal_packed_attention(dtype, feeds, folds, size, padd
 
 
 @pytest.mark.gpu
-@settings(max_examples=10)
+@examples(10)
 @given(steps(), st.sampled_from((64, 128)))
 @example([tree_feed(sequence_of(70, 84, list(range(40))), tuple(range(83)))], 128)
 def test_compiled_kernels_read_fp8_caches(feeds, size):
@@ -205,7 +207,7 @@ def test_compiled_kernels_read_fp8_caches(feeds, size):
 
 
 @pytest.mark.gpu
-@settings(max_examples=10)
+@examples(10)
 @given(steps(prompts=0))
 def test_a_captured_graph_gives_what_the_kernels_give(feeds):
     cache = empty_cache(2, 64, torch.bfloat16, device=CUDA)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_mixed_drafters import batches, mixed_executor
 from tests.toys import greedy_scores, request, run, toy_executor
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -17,7 +18,7 @@ from trtla.runtime.positions import accepted_lengths, accepted_per_pos
 
 
 @given(batches, st.integers(0, 2), st.integers(0, 11))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_positions_are_those_that_the_steps_accepted(asked, salt, end_id) -> None:
     """Every drafter, alone and in chains, texts that end within a draft among them."""
     asked = [replace(one, end_ids=frozenset({end_id})) for one in asked]

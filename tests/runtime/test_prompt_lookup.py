@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.drafted import (
     assert_within_limits,
     one_per_request,
@@ -36,14 +37,14 @@ def lookup(gamma):
     )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(cases(), gammas, st.sets(st.integers(0, 10), max_size=2))
 def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, gamma, end_ids):
     rule, vocab, prompt, _, count, _ = case
     assert_within_limits(rule, vocab, prompt, count, gamma, lookup(gamma), end_ids)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
     gammas,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.toys import (
     ToyModel,
     greedy_scores,
@@ -46,7 +47,7 @@ def decode(rule, vocab, triple, requests, **options):
     return run(executor, requests), model, executor
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases())
 def test_01_02_03_06_exact_bounded_and_within_budget(case):
     rule, vocab, prompt, triple, count, seed = case
@@ -61,7 +62,7 @@ def test_01_02_03_06_exact_bounded_and_within_budget(case):
     assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cases())
 def test_02_25_counters_add_up(case):
     rule, vocab, prompt, triple, count, seed = case
@@ -99,7 +100,7 @@ def path_tokens(draft: Draft, node: int) -> list[int]:
     return tokens[::-1]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(triples, st.lists(st.integers(0, 4), min_size=1, max_size=9), st.integers(0, 9999))
 def test_03_04_06_07_shape_of_every_draft(triple, prompt, salt):
     config = LookaheadConfig(*triple)
@@ -128,7 +129,7 @@ def test_03_04_06_07_shape_of_every_draft(triple, prompt, salt):
             assert [depth[node] for node in window] == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cases())
 def test_04_mask_every_row_sees_its_path_once(case):
     """The toy asserts one visible key per position; here: it is the cached text + path."""
@@ -151,7 +152,7 @@ def test_04_mask_every_row_sees_its_path_once(case):
             assert seen == text + path_tokens(draft, node)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(triples, st.lists(st.integers(0, 4), min_size=1, max_size=9), st.integers(0, 9999))
 def test_05_guesses_and_window_do_not_interfere(triple, prompt, salt):
     """Without its candidates a draft predicts the same window row and golden token."""
@@ -163,7 +164,7 @@ def test_05_guesses_and_window_do_not_interfere(triple, prompt, salt):
         assert full == [rule(text + path_tokens(bare, node)) for node in (0, *bare.read)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(triples, st.lists(st.integers(0, 4), min_size=1, max_size=9), st.integers(0, 9999))
 def test_07_08_harvest_holds_the_targets_predictions(triple, prompt, salt):
     config, rule = LookaheadConfig(*triple), hash_rule(5, 4, salt)
@@ -202,7 +203,7 @@ def test_11_17_a_constant_text_gives_whole_ngrams(n):
     assert tokens_of(outputs[0]) == [1] * (1 + 5 * n)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cases())
 def test_12_cache_equals_the_committed_text(case):
     rule, vocab, prompt, triple, count, seed = case
@@ -220,7 +221,7 @@ def test_12_cache_equals_the_committed_text(case):
             assert keys[:, 1].tolist() == list(range(len(text) - 1))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(cases(), st.sets(st.integers(0, 10), min_size=1, max_size=3))
 def test_13_14_15_end_ids_and_lengths_cut_like_plain_decoding(case, end_ids):
     rule, vocab, prompt, triple, count, seed = case
@@ -304,7 +305,7 @@ def test_20_never_matching_text():
     assert tokens_of(outputs[0]) == list(range(1, 121))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(cases(), min_size=2, max_size=6), st.integers(1, 4), st.integers(0, 9999))
 def test_21_mixed_batches_equal_solo_runs(several, batch_size, order_seed):
     """Requests with own triples join, finish and are replaced; texts and steps stay theirs."""

@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
 from trtla.lookahead import LookaheadConfig
@@ -27,7 +28,7 @@ def decode(scores, vocab, triple, requests, **options):
     return run(executor, requests), model
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     triples,
     st.lists(st.integers(0, 5), min_size=1, max_size=8),

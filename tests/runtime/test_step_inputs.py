@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.build.models import Variant, make_model, save_model
+from tests.examples import examples
 from tests.runtime.paged import (
     CPU,
     NUM_BLOCKS,
@@ -176,7 +177,7 @@ def filled_cache(model):
     return cache
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(steps(prompts=1))
 def test_graphs_and_padding_never_change_logits(feeds):
     model = llama()

@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.tune.conftest import FOREVER, LIMIT, learnt
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.prompt_sets import load_sets
@@ -50,7 +51,7 @@ def real(llm: LLM, sample: Sample, triple: LookaheadConfig, drafter=None) -> Ste
     return Steps(len(done.output_ids) - 1, stats.steps, sum(sizes), sizes)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(samples(), st.data())
 def test_what_a_run_makes_known_of_smaller_triples_is_what_they_do(llm, drawn, data):
     sample, size = make(llm, drawn), st.integers
@@ -67,7 +68,7 @@ def test_what_a_run_makes_known_of_smaller_triples_is_what_they_do(llm, drawn, d
         assert found[0] == real(llm, sample, small)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(samples(temperature=0.0), st.integers(1, 5))
 def test_a_greedy_text_alone_tells_all_of_window_1_and_ngram_2(llm, drawn, guesses):
     sample, triple = make(llm, drawn), LookaheadConfig(1, 2, guesses)
@@ -77,7 +78,7 @@ def test_a_greedy_text_alone_tells_all_of_window_1_and_ngram_2(llm, drawn, guess
         assert acceptance.get(triple, sample) == (real(llm, sample, triple), "replayed")
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(samples(), st.integers(1, 10))
 def test_prompt_lookup_is_replayed_from_the_text_alone(llm, drawn, gamma):
     sample = make(llm, drawn)

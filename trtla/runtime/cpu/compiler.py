@@ -19,7 +19,7 @@ from trtla.user_cache import user_cache
 
 SOURCES = Path(__file__).parent / "native"
 _FLAGS = (
-    *("-O3", "-march=native", "-std=gnu++17", "-ffp-contract=fast"),
+    *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
     *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
 )
 _TIMEOUT_S = 300
@@ -69,9 +69,14 @@ def _compiler() -> str:
     return found
 
 
+def _march() -> str:
+    """This machine's instructions; `TRTLA_MARCH` names fewer, such as x86-64-v3."""
+    return f"-march={os.environ.get('TRTLA_MARCH') or 'native'}"
+
+
 def _key(compiler: str) -> str:
-    """What the library hangs on: sources, flags, compiler and processor."""
-    digest = hashlib.sha256(" ".join((compiler, *_FLAGS, *_processor())).encode())
+    """What the library depends on: sources, flags, compiler and processor."""
+    digest = hashlib.sha256(" ".join((compiler, _march(), *_FLAGS, *_processor())).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
@@ -90,7 +95,7 @@ def _compile(compiler: str, library: Path) -> Path:
     """Compile beside the library's place and move it there, so no one ever finds half of it."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
         made = Path(folder) / library.name
-        command = [compiler, *_FLAGS, "-o", str(made), str(SOURCES / "step.cpp")]
+        command = [compiler, _march(), *_FLAGS, "-o", str(made), str(SOURCES / "step.cpp")]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -1,0 +1,193 @@
+"""What stress.py asks for: a model, how it is opened and used, and requests, all at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from stress_models import KINDS, TOKENIZERS, ModelSpec
+
+PARTS = ("threads", "interrupts", "text")
+"""What can be left away with --without."""
+_TRIPLES = ((1, 1, 0), (2, 2, 2), (4, 4, 4), (7, 3, 2), (3, 5, 5), (5, 2, 0), (1, 3, 4))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, in plain values."""
+
+    prompt: tuple[int, ...]
+    sampling: dict[str, Any]
+    lookahead: tuple[int, int, int] | str | None
+    drafter: dict[str, Any] | None
+    call: int
+    """Requests of one call go into one batch."""
+    leave: int | None = None
+    """Chunks after which the consumer of the call leaves."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A model, how it is opened and what is asked of it: what a round is a function of."""
+
+    seed: int
+    model: ModelSpec
+    drafts: tuple[ModelSpec, ...]
+    triple: tuple[int, int, int]
+    batch: int
+    max_num_tokens: int
+    spare_blocks: int | None
+    """Cache blocks beyond those of one longest request; None: as many as the batch can need."""
+    reuse: bool
+    options: dict[str, Any]
+    compiled: bool
+    torch_threads: int
+    callers: int
+    """Threads that use the one LLM."""
+    interrupts: bool
+    """A signal raises KeyboardInterrupt at random moments."""
+    text: bool
+    """Texts are compared and have stop strings."""
+    asked: tuple[Asked, ...] = field(default=())
+
+
+def world_of(values: dict[str, Any]) -> World:
+    """A world from its JSON."""
+    return World(
+        **{
+            **values,
+            "model": ModelSpec(**values["model"]),
+            "drafts": tuple(ModelSpec(**one) for one in values["drafts"]),
+            "asked": tuple(Asked(**one) for one in values["asked"]),
+        }
+    )
+
+
+def random_world(seed: int, without: Sequence[str]) -> World:
+    """A world without requests yet."""
+    dice = Random(seed)
+    model = ModelSpec(dice.choice(list(KINDS)), dice.choice(TOKENIZERS), dice.randrange(4))
+    drafts = (model, replace(model, noise=dice.choice((0.1, 0.3, 1.0))))
+    triple, batch = dice.choice(_TRIPLES[1:]), dice.choice((1, 2, 3, 5, 8))
+    how = dice.random()
+    return World(
+        seed=seed,
+        model=model,
+        drafts=drafts[: dice.randrange(3)],
+        triple=triple,
+        batch=batch,
+        max_num_tokens=fed(triple) * batch + dice.choice((0, 1, 7, 100)),
+        spare_blocks=dice.choice((None, 0, 1, 4)),
+        reuse=dice.random() < 0.5,
+        options=_options(dice),
+        compiled=dice.random() < 0.7,
+        torch_threads=dice.choice((1, 1, 2, 3)),
+        callers=dice.choice((2, 3)) if how < 0.2 and "threads" not in without else 1,
+        interrupts=0.2 <= how < 0.4 and "interrupts" not in without,
+        text="text" not in without,
+    )
+
+
+def fed(triple: tuple[int, int, int]) -> int:
+    """Tokens of a step with this triple."""
+    window, ngram, verification = triple
+    return 1 if ngram == 1 else ngram - 1 + (window - 1 + verification) * (ngram - 1)
+
+
+def _options(dice: Random) -> dict[str, Any]:
+    choices = {
+        "context": dice.choice((1, 2, 5)),
+        "merge": dice.random() < 0.5,
+        "accept_window": dice.random() < 0.5,
+        "keep_pool": dice.choice((0, 0, 50)),
+        "cells": dice.choice(("greedy", "drawn")),
+    }
+    return {name: value for name, value in choices.items() if dice.random() < 0.4}
+
+
+Spell = Callable[[Sequence[int], dict[str, Any]], str]
+"""The text of a prompt's plain answer with these sampling settings."""
+
+
+def random_requests(world: World, vocab_size: int, spell: Spell) -> World:
+    """The world with requests; stop strings are cut out of what plain decoding says.
+
+    Drafters name a draft model by its number, as draft:0.
+    """
+    dice = Random(world.seed + 1)
+    openings = [_ids(dice, vocab_size, dice.randrange(1, 90)) for _ in range(3)]
+    asked = []
+    for call in range(dice.randrange(5, 30)):
+        leave = dice.randrange(12) if dice.random() < 0.2 else None
+        for _ in range(dice.choice((1, 1, 2, 4))):
+            opening = dice.choice(openings)
+            prompt = opening[: dice.randrange(len(opening) + 1)]
+            prompt += _ids(dice, vocab_size, dice.randrange(1, 20))
+            sampling = _sampling(dice)
+            if world.text and dice.random() < 0.3:
+                sampling["stop"] = _stops(dice, spell(prompt, sampling))
+            lookahead, drafter = _drafting(dice, world)
+            asked.append(Asked(prompt, sampling, lookahead, drafter, call, leave))
+    return replace(world, asked=tuple(asked))
+
+
+def _ids(dice: Random, vocab_size: int, length: int) -> tuple[int, ...]:
+    """Random tokens that repeat themselves."""
+    few = [dice.randrange(3, vocab_size) for _ in range(dice.choice((2, 6, 40)))]
+    return tuple(dice.choice(few) for _ in range(length))
+
+
+def _sampling(dice: Random) -> dict[str, Any]:
+    heat = dice.choice((0.0, 0.0, 1e-6, 0.3, 0.8, 1.0, 2.0, 100.0))
+    sampling: dict[str, Any] = {
+        "max_output_len": dice.choice((1, 2, 9, 30, 60)),
+        "temperature": heat,
+    }
+    sampling["seed"] = dice.choice((0, dice.randrange(1000), 2**63 - 1))
+    if dice.random() < 0.5:
+        sampling["top_k"] = dice.choice((1, 2, 4, 40, 10**6))
+    if dice.random() < 0.4:
+        sampling["top_p"] = dice.choice((1e-9, 0.3, 0.9, 0.999))
+    if dice.random() < 0.1:
+        sampling["allotted_time_ms"] = dice.choice((1, 5, 20, 80))
+    return sampling
+
+
+def _stops(dice: Random, text: str) -> tuple[str, ...]:
+    """Stretches of the text of one to four characters, wherever tokens begin and end."""
+    stops = ["\n"] if dice.random() < 0.2 else []
+    for _ in range(dice.randrange(1, 3)):
+        start = dice.randrange(max(1, len(text)))
+        stops.append(text[start : start + dice.randrange(1, 5)])
+    return tuple(stop for stop in stops if stop and "\ufffd" not in stop)
+
+
+def _drafting(
+    dice: Random, world: World
+) -> tuple[tuple[int, int, int] | str | None, dict[str, Any] | None]:
+    """A request's triple, or auto, and its drafter."""
+    smaller = tuple(
+        min(own, most) for own, most in zip(dice.choice(_TRIPLES), world.triple, strict=True)
+    )
+    lookahead = (1, 1, 0) if smaller[1] == 1 else smaller
+    if dice.random() < 0.4:
+        return dice.choice((None, "auto", "auto", lookahead)), None
+    drafts = [f"draft:{number}" for number in range(len(world.drafts))]
+    known = ["lookahead", "ngram", "prompt-lookup", *drafts[:1]]
+    chain = dice.sample(known, dice.choice((1, 1, 2, 3)))
+    if drafts and dice.random() < 0.3:
+        chain = [dice.choice(drafts)]
+    settings: dict[str, Any] = {"drafter": tuple(chain), "gamma": dice.choice((1, 3, 8, 16))}
+    if "ngram" in chain:
+        settings |= {
+            "ngram_kind": dice.choice(("basic", "onelevel")),
+            "ngram_order": dice.choice((2, 3, 5)),
+            "top_k_filler": dice.choice((1, 3)),
+            "stop_if_unknown": dice.random() < 0.5,
+            "reset_in_between": dice.random() < 0.5,
+        }
+    if chain[0].startswith("draft:") and dice.random() < 0.4:
+        settings |= {"egag": True, "gamma_min": dice.choice((0, 1)), "ema": dice.choice((0.0, 0.9))}
+    return lookahead if "lookahead" in chain else None, settings

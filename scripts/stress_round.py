@@ -1,0 +1,239 @@
+"""A round of stress.py: one LLM, requests in streams in turns or in threads, and their answers."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from stress_models import model_folder
+from stress_requests import Asked, World, fed
+
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.cli import Interrupt
+from trtla.cli.failure import execute
+from trtla.drafting import DrafterSettings
+from trtla.errors import TrtlaError
+from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.llm import Chunk, Completion
+
+MAX_SEQ_LEN = 192
+_OPEN_STREAMS = 3
+
+
+@dataclass
+class Got:
+    """What came of one request."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    """Its chunks' texts."""
+    completion: Completion | None = None
+    """None: its consumer left, or was interrupted."""
+    error: str | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk of the stream."""
+        self.ids += chunk.token_ids
+        self.text += chunk.text or ""
+        self.completion = chunk.completion
+
+
+def play(world: World, root: Path) -> list[Got]:
+    """Ask everything that the world asks; the answers in the order of the requests."""
+    torch.set_num_threads(world.torch_threads)
+    got = [Got() for _ in world.asked]
+    with open_world(world, root) as llm:
+        calls = [_Call(world, call, got, root) for call in sorted({a.call for a in world.asked})]
+        if world.callers > 1:
+            _in_threads(llm, calls, world.callers)
+        else:
+            _in_turns(llm, calls, world)
+        leaks = lost_blocks()
+    if leaks:
+        raise LostBlocks(f"{leaks} cache blocks are in use when nothing is in flight")
+    return got
+
+
+class LostBlocks(Exception):
+    """Blocks were not given back."""
+
+
+def lost_blocks() -> int:
+    """Blocks in use in all caches of this process, those of draft models too."""
+    gc.collect()
+    pools = [one for one in gc.get_objects() if type(one) is BlockPool]
+    return sum(pool.num_blocks - pool.num_free for pool in pools)
+
+
+@contextmanager
+def open_world(world: World, root: Path) -> Iterator[LLM]:
+    """The world's LLM, from an engine with its limits."""
+    engine = _engine(world, root)
+    block = 2 * 2 * 4 * 32 * TOKENS_PER_BLOCK * 4  # float32; at most 2 layers, 4 heads of 32
+    with patch.dict(os.environ, TRTLA_COMPILED=str(int(world.compiled))):
+        with _memory(world, block):
+            llm = LLM(
+                engine,
+                dtype="float32",
+                draft_models=[str(model_folder(one, root)) for one in world.drafts],
+                draft_options=DraftOptions(**world.options),
+                block_reuse=world.reuse,
+            )
+        with llm:
+            yield llm
+
+
+def _memory(world: World, block: int) -> Any:
+    """Memory for few blocks, where the world's cache is small."""
+    if world.spare_blocks is None:
+        return patch.dict({})
+    longest = -(-(MAX_SEQ_LEN + fed(world.triple) + 16) // TOKENS_PER_BLOCK)
+    free = (longest + world.spare_blocks) * block
+    return patch("trtla.runtime.device._free_bytes", lambda device: free)
+
+
+def _engine(world: World, root: Path) -> Path:
+    source = model_folder(world.model, root)
+    sizes, triple = (world.batch, world.max_num_tokens, *world.triple), map(str, world.triple)
+    folder = root / "-".join((source.name, "engine", *map(str, sizes)))
+    if not folder.exists():
+        words = (
+            f"build --checkpoint-dir {source} --output-dir {folder} --dtype float32 --quiet "
+            f"--backend torch --max-batch-size {world.batch} --max-seq-len {MAX_SEQ_LEN} "
+            f"--max-num-tokens {world.max_num_tokens} --lookahead {','.join(triple)}"
+        )
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            code = execute(words.split(), Interrupt())
+        if code:
+            raise RuntimeError(said.getvalue())
+    return folder
+
+
+class _Call:
+    """Requests that go into one batch, and their stream."""
+
+    def __init__(self, world: World, number: int, got: list[Got], root: Path) -> None:
+        pairs = [(a, g) for a, g in zip(world.asked, got, strict=True) if a.call == number]
+        self._asked, self._got = [a for a, _ in pairs], [g for _, g in pairs]
+        self._folders = [str(model_folder(one, root)) for one in world.drafts]
+        self._leave, self._chunks = self._asked[0].leave, 0
+        self._stream: Any = None
+
+    def _open(self, llm: LLM) -> Any:
+        return llm.stream(
+            [a.prompt for a in self._asked],
+            [SamplingParams(**a.sampling) for a in self._asked],
+            [_triple(a) for a in self._asked],
+            drafter=[self._drafter(a) for a in self._asked],
+        )
+
+    def _drafter(self, asked: Asked) -> DrafterSettings | None:
+        if asked.drafter is None:
+            return None
+        names = tuple(
+            f"draft:{self._folders[int(name[6:])]}" if name.startswith("draft:") else name
+            for name in asked.drafter["drafter"]
+        )
+        return DrafterSettings(**{**asked.drafter, "drafter": names})
+
+    def step(self, llm: LLM) -> bool:
+        """Take a chunk; False when the call has ended."""
+        self._stream = self._stream or self._open(llm)
+        chunk = None if self._chunks == self._leave else next(self._stream, None)
+        if chunk is None:
+            self._stream.close()
+            return False
+        self._chunks += 1
+        self._got[chunk.index].add(chunk)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Note why those that have not ended will not."""
+        for got in self._got:
+            if got.completion is None:
+                got.error = f"{type(error).__name__}: {error}"
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _triple(asked: Asked) -> Any:
+    named = asked.lookahead
+    return named if named is None or isinstance(named, str) else LookaheadConfig(*named)
+
+
+def _in_turns(llm: LLM, calls: list[_Call], world: World) -> None:
+    """Streams take turns at random, and a signal may interrupt any of them."""
+    dice, waiting, opened = Random(world.seed + 2), list(calls), list[_Call]()
+    interrupts = _Interrupts(dice if world.interrupts else None)
+    while waiting or opened:
+        if waiting and len(opened) < _OPEN_STREAMS and dice.random() < 0.5:
+            opened.append(waiting.pop(0))
+        if opened and not _turn(call := dice.choice(opened), llm, interrupts):
+            opened.remove(call)
+
+
+def _turn(call: _Call, llm: LLM, interrupts: _Interrupts) -> bool:
+    try:
+        with interrupts:
+            return call.step(llm)
+    except (TrtlaError, KeyboardInterrupt) as error:
+        call.fail(error)
+        return False
+
+
+class _Interrupts:
+    """Within it a signal may raise KeyboardInterrupt, anywhere."""
+
+    def __init__(self, dice: Random | None) -> None:
+        self._dice, self._armed = dice, False
+        if dice is not None:
+            signal.signal(signal.SIGALRM, self._raise)
+
+    def _raise(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._armed = True
+        if self._dice is not None and self._dice.random() < 0.05:
+            signal.setitimer(signal.ITIMER_REAL, self._dice.uniform(0.00005, 0.003))
+
+    def __exit__(self, *_: object) -> None:
+        self._armed = False
+
+
+def _in_threads(llm: LLM, calls: list[_Call], count: int) -> None:
+    """Threads take calls until none is left."""
+    waiting = list(calls)
+
+    def work() -> None:
+        while True:
+            try:
+                call = waiting.pop(0)
+            except IndexError:
+                return
+            try:
+                while call.step(llm):
+                    pass
+            except Exception as error:
+                call.fail(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
