@@ -111,8 +111,7 @@ def test_any_batches_say_what_they_say_without_reuse(compiled, batches, sampled)
 
 @compiles
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(monkeypatch, dtype):
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)  # they go to PyTorch
+def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(dtype):
     if dtype == "bfloat16" and not library().has_bfloat16_products:
         pytest.skip("the processor does not multiply bfloat16")
     found = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from trtla.drafting import LOOKAHEAD, DrafterSettings
+from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.draft import Draft, Drafter, StepLimit
 from trtla.runtime.executor import FinishReason, Output, Request, RequestStats
@@ -79,6 +80,12 @@ class Sequence:
         """What its drafter proposes for the next step."""
         with Blamed(self):
             return self.drafter.propose() if limit is None else self.drafter.propose(limit)
+
+    def end(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
+        """Commit that it ends after what it has."""
+        told = (self.request.request_id, (), reason, self.stats, (), error)
+        self.outputs.append(Output(*told, start=len(self.output_ids)))
+        return self.outputs[-1]
 
     def rewind(self) -> None:
         """Go back to the record: nothing is cached, and what was counted is counted anew."""

@@ -222,6 +222,15 @@ class TorchExecutor(StepLoop):
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         self._cancelled.append(request_id)
+        if not self._torn:
+            self._torn = True
+            self._end_cancelled()
+            self._torn = False
+
+    def _end_cancelled(self) -> None:
+        while self._cancelled:
+            self._end(self._cancelled[0], "cancelled")
+            self._cancelled.popleft()
 
     def resend(self) -> None:
         """Outputs of the last `poll` may be lost: the next one reports all of them again."""
@@ -269,8 +278,7 @@ class TorchExecutor(StepLoop):
         else:
             self._forget_taken()
             self._torn = True
-        while self._cancelled:
-            self._end(self._cancelled.popleft(), "cancelled")
+        self._end_cancelled()
 
     def _forget_taken(self) -> None:
         """The last outputs have arrived: who came back for more had no exception in between."""
@@ -311,14 +319,13 @@ class TorchExecutor(StepLoop):
         """End a request that is not in the queue for what it has raised."""
         if sequence.finish_reason is None:
             error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
-            sequence.outputs.append(_last(sequence, "failed", error))
+            sequence.end("failed", error)
 
     def _end(self, request_id: int, reason: FinishReason, error: TrtlaError | None = None) -> None:
         """End a request after what was committed, wherever it is; unknown ones are ignored."""
         sequence = self._in_flight.sequences.get(request_id)
         if sequence is not None and sequence.finish_reason is None:
-            sequence.outputs.append(_last(sequence, reason, error))
-            self._new.append(sequence.outputs[-1])
+            self._new.append(sequence.end(reason, error))
             self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
@@ -350,12 +357,6 @@ class TorchExecutor(StepLoop):
         self._in_flight = self._in_flight.without(self._in_flight.sequences)
         del self._model, self._cache, self._forward, self._by_row, self._make_drafter
         del self._scheduler, self._adaptive, self._cost_source
-
-
-def _last(sequence: Sequence, reason: FinishReason, error: TrtlaError | None) -> Output:
-    """The output of a request that ends after what was committed."""
-    told = (sequence.request.request_id, (), reason, sequence.stats, (), error)
-    return Output(*told, start=len(sequence.output_ids))
 
 
 def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
