@@ -60,6 +60,7 @@ def play(world: World, root: Path) -> list[Got]:
             _in_threads(llm, calls, world.callers)
         else:
             _in_turns(llm, calls, world)
+        llm.generate([[1]], SamplingParams(max_output_len=1))  # it recovers from interrupts here
         leaks = lost_blocks()
     if leaks:
         raise LostBlocks(f"{leaks} cache blocks are in use when nothing is in flight")
