@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.cli.conftest import trtla
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.executor import RequestStats
 from trtla.runtime.llm import Completion
@@ -27,6 +28,13 @@ def script() -> ModuleType:
     return module
 
 
+def in_this_process(command: list[str], **_: object) -> SimpleNamespace:
+    """What `python -m trtla ...` does, without a new interpreter for each of six commands."""
+    assert command[:3] == [sys.executable, "-m", "trtla"]
+    ran = trtla(*command[3:])
+    return SimpleNamespace(returncode=ran.code, stdout=ran.out)
+
+
 @pytest.mark.usefixtures("standin", "fake_gpu")
 def test_it_reports_equal_texts(
     script: ModuleType,
@@ -38,6 +46,7 @@ def test_it_reports_equal_texts(
     flags = ["--work-dir", tmp_path, "--model-dir", tiny_model, "--lookahead", "4,4,4"]
     flags += ["--max-output-len", "12", "--device", "cpu", "--torch-dtype", "float32"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(PIPE=None, run=in_this_process))
     assert script.main() == 0
     assert capsys.readouterr().out == f"equal; wrote {tmp_path / 'report.md'}\n"
     report = (tmp_path / "report.md").read_text()
