@@ -32,6 +32,7 @@ class ToyModel:
 
     folds = 1
     dtype = torch.float64
+    arithmetic = "exact"
     weight_bytes = None
 
     def __init__(self, scores: Scores) -> None:
