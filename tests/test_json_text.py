@@ -10,7 +10,7 @@ import pytest
 
 from trtla.config import read_json, read_yaml
 from trtla.errors import UsageError
-from trtla.json_text import JsonError, parse_json
+from trtla.json_text import JsonError, parse_json, parse_texts
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,8 @@ def test_levels_that_anyone_needs_are_read() -> None:
         ("[" * 102 + "]" * 102, "levels"),
         ('{"a":' * 100_000, "levels"),
         ("[" * 100_000, "levels"),
-        ('"a\\ud800b"', r"\\ud800, half of a surrogate pair"),
-        ('{"\\uDFFF": 1}', r"\\udfff"),
         (b"\xff\xfe\x80", "UTF-8|UTF-16|utf"),
         (b'"\xe9"', "UTF-8"),
-        (b'"a\\ud800"', r"\\ud800"),
     ],
 )
 def test_what_is_no_json_is_one_phrase(text: str | bytes, phrase: str) -> None:
@@ -50,7 +47,16 @@ def test_what_is_no_json_is_one_phrase(text: str | bytes, phrase: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ['"a\\ud800b"', '{"\\uDFFF": 1}', '["\\udce9"]'])
+def test_half_a_pair_is_refused_in_texts_only(text: str) -> None:
+    """Names of files that are no UTF-8 are stored so, in trtla.json for one."""
+    assert parse_json(text) is not None
+    with pytest.raises(JsonError, match=r"\\ud..., half of a surrogate pair"):
+        parse_texts(text)
+
+
 def test_a_whole_pair_is_a_character() -> None:
+    assert parse_texts('"\\ud83e\\udd99"') == "\N{LLAMA}"
     assert parse_json('"\\ud83e\\udd99"') == "\N{LLAMA}"
 
 

@@ -32,6 +32,7 @@ class ToyModel:
 
     folds = 1
     dtype = torch.float64
+    arithmetic = "exact"
     weight_bytes = None
     arithmetic = "float64, a toy"
 

@@ -25,8 +25,8 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text; of keys that are there twice the last one counts.
 
     Raises:
-        JsonError: it is not JSON, or holds what JSON has no place for (NaN, half of a surrogate
-            pair), a number of thousands of digits, or more than 100 levels.
+        JsonError: it is not JSON, or holds NaN or Infinity, a number of thousands of digits, or
+            more than 100 levels.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -41,7 +41,18 @@ def parse_json(text: str | bytes) -> Any:
     except ValueError:  # Python refuses to convert integers of more than 4300 digits
         raise JsonError("it holds a number with thousands of digits") from None
     _check_depth(value)
-    if isinstance(text, bytes) or _HALF_PAIR.search(text):
+    return value
+
+
+def parse_texts(text: str) -> Any:
+    """Parse JSON whose strings are to be read by a tokenizer, not names of files, which may be
+    anything.
+
+    Raises:
+        JsonError: as `parse_json`, or a string holds half of a surrogate pair.
+    """
+    value = parse_json(text)
+    if _HALF_PAIR.search(text):
         _check_pairs(value)
     return value
 

@@ -17,7 +17,7 @@ from trtla.arguments import check_text
 from trtla.config import validate
 from trtla.drafting import LOOKAHEAD, DrafterSettings, NgramKind, parse_drafter
 from trtla.errors import UsageError
-from trtla.json_text import JsonError, parse_json
+from trtla.json_text import JsonError, parse_texts
 from trtla.lookahead import Lookahead, LookaheadConfig
 from trtla.runtime.executor import SamplingParams
 from trtla.whole_file import read_text
@@ -169,7 +169,7 @@ def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, Lin
 
 def _parse_line(line: str, where: str) -> dict[str, Any]:
     try:
-        data = parse_json(line)
+        data = parse_texts(line)
     except JsonError as error:
         raise UsageError(f"{where} is not JSON: {error}", "write one JSON object a line") from None
     if not isinstance(data, dict):

@@ -56,7 +56,6 @@ def refused_everywhere(folder: Path, out: Path, *parts: str) -> None:
         ('"num_hidden_layers": 2', '"num_hidden_layers": 9999', "num_hidden_layers"),
         ('"model_type"', '"a": ' + "[" * 100_000 + '"model_type"', "levels"),
         ('"model_type"', '"a": ' + "[" * 200 + "]" * 200 + ', "model_type"', "levels"),
-        ('"model_type"', '"a": "\\ud800", "model_type"', "surrogate"),
     ],
 )
 def test_a_config_that_no_reader_should_take(
@@ -153,6 +152,15 @@ def test_texts_that_are_no_utf8_are_refused(engine: Path) -> None:
     refused(run(engine, "--input-file", "-", stdin="a\nb\udce9\n"), 2, "line 2 of stdin is not")
 
 
+def test_folders_whose_names_are_no_utf8(model: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "caf\udce9", tmp_path / "\udce9"
+    shutil.copytree(model, folder)
+    ran = trtla("build", "--checkpoint-dir", folder, "--output-dir", out, "--dtype", "float32")
+    assert ran.code == 0, ran.err
+    ran = run(out, "--input-text", "a", "--json")
+    assert ran.code == 0, ran.err
+
+
 def process(command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """`python -m trtla` behind a shell, which can close streams."""
     line = f'exec "{sys.executable}" -m trtla {command}'
@@ -175,6 +183,21 @@ def test_closed_streams_are_no_error(command: str, code: int, engine: Path) -> N
     assert done.returncode == code, done.stderr
     assert b"Traceback" not in done.stderr
     assert b"bug in trtla" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
+def test_paths_that_no_system_takes(path: str, engine: Path, tmp_path: Path) -> None:
+    """They come from YAML and JSON: a command line holds no NUL."""
+    out = tmp_path / "out"
+    for args in (
+        ("run", "--engine-dir", path, "--input-text", "a"),
+        ("run", "--engine-dir", engine, "--input-text", "a", "--drafter", f"draft:{path}"),
+        ("convert", "--model-dir", path, "--output-dir", out),
+        ("build", "--checkpoint-dir", engine, "--output-dir", path),
+        ("inspect", path),
+    ):
+        refused(trtla(*args), 2)
+    assert not out.exists()
 
 
 def test_control_characters_of_a_value_are_shown_not_sent(engine: Path, tmp_path: Path) -> None:

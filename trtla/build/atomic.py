@@ -167,7 +167,7 @@ def restore(target: Path) -> None:
 
     Nothing happens where the target is there, or where the process is still at work.
     """
-    with suppress(OSError):  # whoever needs the target will say what is wrong
+    with suppress(OSError, ValueError):  # whoever needs the target will say what is wrong
         resolved = _real(target)
         if os.path.lexists(resolved):
             return

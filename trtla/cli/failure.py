@@ -6,6 +6,7 @@ is a JSON document on stdout, but for a failed check, whose document has been pr
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -99,7 +100,10 @@ def classify(error: Exception) -> Failure:
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         hint = "check the path, its permissions and the free space"
-        return Failure(f"{place}{error.strerror}", hint, "OSError", 1)
+        code = 2 if error.errno == errno.ENAMETOOLONG else 1
+        return Failure(f"{place}{error.strerror}", hint, "OSError", code)
+    if isinstance(error, ValueError) and "null byte" in str(error):  # Python's, of any path
+        return Failure("a path holds a NUL character", "correct the path", "UsageError", 2)
     return Failure(
         f"{sentence(error)} (this is a bug in trtla)",
         "run the same command with --verbose to see the traceback, and report it",

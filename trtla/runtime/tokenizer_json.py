@@ -60,7 +60,7 @@ def _load(path: Path) -> Any | None:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
     except Exception:  # tokenizers raises nothing narrower; transformers will say what is wrong
         return None
     # As in transformers: a whole text, whatever the file was saved with.
