@@ -34,7 +34,6 @@ class ToyModel:
     dtype = torch.float64
     arithmetic = "exact"
     weight_bytes = None
-    arithmetic = "float64, a toy"
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores
