@@ -99,5 +99,5 @@ def library() -> Library:
     """The library for this processor; raises `NotCompiled` where there is none."""
     try:
         return Library(str(compiled_library()))
-    except OSError as error:  # a library that cannot be loaded, such as without OpenMP's
+    except OSError as error:  # a library that cannot be loaded, such as one for another processor
         raise NotCompiled(str(error)) from None
