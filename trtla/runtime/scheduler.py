@@ -96,10 +96,14 @@ class Scheduler:
         may need; where drafts would need all, a prompt has the same share as any other sequence.
         """
         self._admit()
-        generation = [s for s in self._running if s.in_generation]
-        prompts = [s for s in self._running if not s.in_generation]
+        generation: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self._running:
+            (generation if sequence.in_generation else prompts).append(sequence)
         left = self._max_num_tokens - len(generation)
-        share = -(-left * len(prompts) // max(1, len(self._running)))
+        if not prompts:
+            return Plan([], generation, left)
+        share = -(-left * len(prompts) // len(self._running))
         drafts = sum(s.max_draft_len for s in generation)
         chunks = list(_chunks(prompts, max(left - drafts, share)))
         return Plan(chunks, generation, left - sum(chunk.length for chunk in chunks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import TrtlaError
@@ -77,9 +76,15 @@ class Sequence:
         return self.drafting.max_draft_len(self.lookahead)
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
-        """What its drafter proposes for the next step."""
-        with Blamed(self):
+        """What its drafter proposes for the next step.
+
+        Raises:
+            RequestFailed: the drafter has raised an `Exception`.
+        """
+        try:
             return self.drafter.propose() if limit is None else self.drafter.propose(limit)
+        except Exception as error:
+            raise RequestFailed(self) from error
 
     def end(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
         """Commit that it ends after what it has."""
@@ -104,23 +109,3 @@ class RequestFailed(Exception):
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence.request.label)
         self.sequence = sequence
-
-
-class Blamed:
-    """A context in which one request is at fault for every `Exception`."""
-
-    __slots__ = ("_sequence",)
-
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):
-            raise RequestFailed(self._sequence) from error

@@ -91,11 +91,11 @@ class SharedExecutor:
 
         What a step raises goes to the caller that made the step.
         """
+        self.check()
         caller.thread = threading.get_ident()
         try:
             output = None
             while output is None:
-                self.check()
                 if not caller.inbox.empty():
                     output = caller.inbox.get()
                 elif self._calls or not self._take(caller):
@@ -127,16 +127,20 @@ class SharedExecutor:
 
     def _leave(self, caller: Caller) -> None:
         """Want nothing more for now; where nobody is inside then, wake who waits for that."""
-        for queue in (self._calls, self._idle):
-            if caller in queue:
-                queue.remove(caller)
+        if self._calls or self._idle:
+            for queue in (self._calls, self._idle):
+                with suppress(ValueError):  # it was not there
+                    queue.remove(caller)
         if self._turn.get("now") is caller:
             del self._turn["now"]
-        if not self._turn:
-            for queue in (self._calls, self._idle):
-                with suppress(IndexError):  # nobody waits, or not any more
-                    queue[0].inbox.put(None)
-                    return
+        if (self._calls or self._idle) and not self._turn:
+            self._wake()
+
+    def _wake(self) -> None:
+        for queue in (self._calls, self._idle):
+            with suppress(IndexError):  # nobody waits, or not any more
+                queue[0].inbox.put(None)
+                return
 
     def _wait_for_output(self, caller: Caller) -> Output | None:
         """Wait for an output or for the turn; None: look again."""

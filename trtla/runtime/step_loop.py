@@ -24,7 +24,7 @@ from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
 from trtla.runtime.rejection import accept_by_rejection
 from trtla.runtime.scheduler import Plan
-from trtla.runtime.sequence import Blamed, Sequence
+from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.step_forward import FeedModel, step_forward
 from trtla.runtime.verify import Accepted, accept
 
@@ -58,8 +58,10 @@ class StepLoop(OpenExecutor):
         for feed, prediction in zip(feeds, predictions, strict=True):
             self._count_fed(feed)
             if feed.rows:
-                with Blamed(feed.sequence):
+                try:
                     self._commit(feed, prediction, moves)
+                except Exception as error:
+                    raise RequestFailed(feed.sequence) from error
             else:
                 feed.sequence.num_cached += feed.length
         self._move_accepted(moves)
