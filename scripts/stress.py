@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # rounds set their own; forks cannot use a pool
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from stress_child import Round, run_random, run_world, warm_up
