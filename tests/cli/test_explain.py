@@ -150,8 +150,8 @@ BAD = [
     (("-o", "a.svg", "--strip", "a.svg"), "--output and --strip are both a.svg"),
     (("-o", "nowhere/step.svg"), "the folder nowhere of --output does not exist"),
     (("--drafter", "medusa"), "prompt-lookup"),
-    (("--temperature", "-1"), "--temperature must be at least 0"),
-    (("--max-output-len", "0"), "--max-output-len must be at least 1"),
+    (("--temperature", "-1"), "--temperature must be a number, at least 0"),
+    (("--max-output-len", "0"), "--max-output-len must be a whole number, at least 1"),
 ]
 
 

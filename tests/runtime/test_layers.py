@@ -44,7 +44,7 @@ def test_build_and_runtime_meet_in_the_engine_only():
     assert offenders(build, "trtla.runtime") == []
     # The parts of `trtla.build.engine` that open engines: the whole of it loads the builders too.
     parts = ("engine", "engine_folder", "in_memory", "settings", "folder_kind")
-    parts += ("encoder_decoder", "t5_config")
+    parts += ("encoder_decoder", "t5_config", "hugging_face")
     allowed = {f"trtla.build.{part}" for part in parts}
     used = {name for path in runtime for name in imports(path) if name.startswith("trtla.build")}
     assert used <= allowed
