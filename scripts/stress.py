@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin count as endless loops
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # rounds set their own; forks cannot use a pool
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -18,7 +18,7 @@ from stress_judge import Judge, Plain
 from stress_requests import World, random_requests, random_world, world_of
 from stress_round import play
 
-_CPU_SECONDS, _IDLE_SECONDS = 30, 120.0
+_CPU_SECONDS, _IDLE_SECONDS = 120, 120.0
 """When a round counts as one without end: of the processor's time, or without using any of it. A
 round takes 1 to 4 seconds of the processor, and on a busy machine any number by the clock.
 """
