@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trtla import LLM, SamplingParams
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.cost_probe import measure_costs
 from trtla.runtime.cost_table import CostPlan, CostTable, get, load, save
@@ -95,9 +96,9 @@ def test_broken_and_foreign_files_are_written_anew(tmp_path, text):
     path = tmp_path / "trtla-cost-k.json"
     path.write_text(text)
     assert load("k", [tmp_path]) is None
-    assert get("k", [tmp_path], PLAN, lambda: TABLE) == TABLE
+    assert get("k", [tmp_path], PLAN, lambda plan: TABLE) == TABLE
     assert json.loads(path.read_text())["key"] == "k"
-    assert get("k", [tmp_path], PLAN, lambda: pytest.fail("measured again")) == TABLE
+    assert get("k", [tmp_path], PLAN, lambda plan: pytest.fail("measured again")) == TABLE
 
 
 def test_a_table_of_fewer_sequences_or_smaller_steps_is_completed(tmp_path):
@@ -105,18 +106,18 @@ def test_a_table_of_fewer_sequences_or_smaller_steps_is_completed(tmp_path):
     save(TABLE, "k", [tmp_path])
     plan = replace(PLAN, batches=(1, 16), needed=12)
     more = CostTable(((1, ((1, 1.5), (12, 4.5))), (16, ((16, 8.0), (192, 9.0)))))
-    found = get("k", [tmp_path], plan, lambda: more)
+    found = get("k", [tmp_path], plan, lambda _: more)
     assert found.rows[0] == (1, ((1, 1.0), (2, 2.0), (8, 4.5), (12, 4.5)))
     assert [count for count, _ in found.rows] == [1, 4, 16]
     for again in (PLAN, plan):
-        assert get("k", [tmp_path], again, lambda: pytest.fail("measured again")) == found
+        assert get("k", [tmp_path], again, lambda plan: pytest.fail("measured again")) == found
 
 
 def test_a_disturbed_table_is_taken_again_until_a_calm_one_but_not_for_ever(tmp_path):
     busy = [CostTable.of([(1, 2.0 + i), (2, 11.0 - i), (8, 11.0)]) for i in range(5)]
     alone, takes = replace(PLAN, batches=(1,)), []
 
-    def take():
+    def take(plan):
         takes.append(len(takes))
         return replace(busy[takes[-1]], takes_left=3)
 
@@ -124,14 +125,14 @@ def test_a_disturbed_table_is_taken_again_until_a_calm_one_but_not_for_ever(tmp_
     assert len(takes) == 4
     assert tables[-1].rows == ((1, ((1, 2.0), (2, 8.0), (8, 11.0))),)
     save(replace(busy[0], takes_left=2), "k", [tmp_path])
-    assert get("k", [tmp_path], alone, lambda: busy[4]).takes_left == 0
+    assert get("k", [tmp_path], alone, lambda plan: busy[4]).takes_left == 0
 
 
 def test_nothing_is_kept_where_nothing_can_be_measured(tmp_path):
-    assert get("k", [tmp_path], PLAN, lambda: None) is None
+    assert get("k", [tmp_path], PLAN, lambda plan: None) is None
     assert os.listdir(tmp_path) == []
     save(TABLE, "k", [tmp_path])
-    assert get("k", [tmp_path], replace(PLAN, needed=99), lambda: None) == TABLE
+    assert get("k", [tmp_path], replace(PLAN, needed=99), lambda plan: None) == TABLE
 
 
 def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
@@ -148,3 +149,16 @@ def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
     finally:
         torch.set_num_threads(before)
     assert len(keys) == 3
+
+
+def test_only_what_is_in_flight_is_measured(tiny_llama, monkeypatch, tmp_path):
+    """One request waits for forwards of one sequence; a batch measures what is missing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
+    rows = []
+    with LLM(tiny_llama, dtype="float32", max_batch_size=16) as llm:
+        for prompts in (["def f("], ["a", "b", "c"]):
+            llm.generate(prompts, SamplingParams(max_output_len=4), "auto")
+            (file,) = tmp_path.rglob("trtla-cost-*")
+            rows.append([row["sequences"] for row in json.loads(file.read_text())["rows"]])
+    assert rows == [[1], [1, 4]]

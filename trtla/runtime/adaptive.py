@@ -23,10 +23,16 @@ class _LimitedDrafter(Guesser, Protocol):
 
 
 class AdaptiveSteps:
-    """What of every draft is fed: all of it for fixed sequences, what pays for adaptive ones."""
+    """What of every draft is fed: all of it for fixed sequences, what pays for adaptive ones.
 
-    def __init__(self, costs: Callable[[], CostTable | None]) -> None:
+    Args:
+        costs: (sequences) -> what forwards of up to so many cost; None: it cannot be measured now.
+    """
+
+    def __init__(self, costs: Callable[[int], CostTable | None]) -> None:
         self._costs = costs
+        self._most = 1
+        """Sequences that costs were asked for."""
         self._policy: AutoPolicy | None = None
         self._waiting: list[Sequence_] = []
         """Adaptive sequences until costs are known: they feed no drafts."""
@@ -47,7 +53,7 @@ class AdaptiveSteps:
     def _begin(self) -> None:
         """Let waiting sequences draft, as soon as costs can be measured."""
         if self._policy is None:
-            table = self._costs()
+            table = self._costs(self._most)
             if table is None:
                 return
             self._policy = AutoPolicy(table)
@@ -57,6 +63,13 @@ class AdaptiveSteps:
                 text = sequence.output_ids
                 sequence.pilot = self._policy.join(sequence.lookahead, drafter, text)
         self._waiting = []
+
+    def _ask_for(self, sequences: int) -> None:
+        """More are adaptive than ever before: what steps of so many cost is asked for, once."""
+        self._most = sequences
+        table = self._costs(sequences)
+        if table is not None and self._policy is not None:
+            self._policy.use(table)
 
     def _ask_again(self) -> None:
         """Blocks may be free by now; those that have ended wait no longer."""
@@ -95,6 +108,8 @@ class AdaptiveSteps:
         drafts = [NO_DRAFT if s.pilot else s.propose(limit) for s in generation]
         pilots = [s.pilot for s in generation if s.pilot]
         self._adaptive = len(pilots)
+        if self._adaptive > self._most:
+            self._ask_for(self._adaptive)
         self._fed = self._base = prompt_tokens + len(drafts)
         if len(pilots) < len(drafts):
             drafts = fit(drafts, room)

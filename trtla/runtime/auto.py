@@ -52,6 +52,10 @@ class AutoPolicy:
         self._worth = 2.0 * _LOOK_MARGIN * self._looking_s
         self._now = self._last = self._due = 0
 
+    def use(self, table: CostTable) -> None:
+        """Go on with a table that knows more."""
+        self._costs.use(table)
+
     def join(self, triple: LookaheadConfig, drafter: Guesser, text: list[int]) -> Pilot:
         """Take a sequence in; its chances start with those of the ones before it.
 

@@ -58,6 +58,20 @@ def measure_costs(
             cache.pool.release(blocks)
 
 
+def measured_costs(
+    run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
+) -> CostTable | None:
+    """`measure_costs` for steps of up to a number of sequences, remembered by nobody."""
+    plan = replace(_PLAN, batches=rows_for(sequences, _PLAN.batches))
+    return measure_costs(run, cache, limits, plan)
+
+
+def rows_for(sequences: int, batches: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of sequences to time, up to the first that is not below the one asked for."""
+    pairs = zip(batches, (0, *batches), strict=False)
+    return tuple(count for count, before in pairs if before < sequences)
+
+
 def fitted_plan(plan: CostPlan, cache: KVCache, limits: ExecutorLimits) -> CostPlan:
     """What of a plan an executor can run, and all sizes that its adaptive steps can have."""
     step, most = 1 + limits.lookahead.max_draft_len, limits.max_num_tokens
@@ -116,16 +130,20 @@ def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
 
 def cost_source(
     engine: Engine, arithmetic: str, device: torch.device
-) -> Callable[[StepForward, KVCache, ExecutorLimits], CostTable | None]:
+) -> Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]:
     """An engine's table, from a file in the engine's folder or the user's, or measured now.
 
-    A Hugging Face folder is never written to. None: it cannot be measured now.
+    Only what the number of sequences asked for needs is measured: others may never come. A Hugging
+    Face folder is never written to. None: it cannot be measured now.
     """
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
 
-    def source(run: StepForward, cache: KVCache, limits: ExecutorLimits) -> CostTable | None:
+    def source(
+        run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
+    ) -> CostTable | None:
         key, plan = cost_key(engine, arithmetic, device), fitted_plan(_PLAN, cache, limits)
-        return get(key, folders, plan, lambda: measure_costs(run, cache, limits))
+        wanted = replace(plan, batches=rows_for(sequences, plan.batches))
+        return get(key, folders, wanted, lambda missing: measure_costs(run, cache, limits, missing))
 
     return source

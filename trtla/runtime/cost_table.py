@@ -9,7 +9,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -101,13 +101,10 @@ class CostTable:
         share = (sequences - lower) / (upper - lower)
         return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
 
-    def covers(self, plan: CostPlan) -> bool:
-        """Whether it holds what a plan times in any case."""
-        rows = dict(self.rows)
-        return all(
-            count in rows and rows[count][-1][0] >= count * plan.top(count)
-            for count in plan.batches
-        )
+    def missing(self, plan: CostPlan) -> tuple[int, ...]:
+        """Numbers of sequences for which it lacks what a plan times in any case."""
+        longest = {count: points[-1][0] for count, points in self.rows}
+        return tuple(n for n in plan.batches if longest.get(n, 0) < n * plan.top(n))
 
     def merged(self, earlier: CostTable) -> CostTable:
         """With the points of an earlier table; of two times the smaller is the less disturbed."""
@@ -198,17 +195,18 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def get(
-    key: str, folders: Sequence[Path], plan: CostPlan, make: Callable[[], CostTable | None]
+    key: str, folders: Sequence[Path], plan: CostPlan, make: Callable[[CostPlan], CostTable | None]
 ) -> CostTable | None:
     """The kept table where it serves the plan, else a new one, kept from then on.
 
     Args:
-        make: measures; None: that is not possible now.
+        make: measures a plan; None: that is not possible now.
     """
     kept = load(key, folders)
-    if kept is not None and not kept.takes_left and kept.covers(plan):
+    batches = plan.batches if kept is None or kept.takes_left else kept.missing(plan)
+    if kept is not None and not batches:
         return kept
-    made = make()
+    made = make(replace(plan, batches=batches))
     if made is None:
         return kept
     table = made if kept is None else made.merged(kept)

@@ -31,6 +31,11 @@ class StepCosts:
         self._known: dict[tuple[int, int], tuple[float, _Correction, int, float]] = {}
         self._corrections: dict[int, _Correction] = {}
 
+    def use(self, table: CostTable) -> None:
+        """Go on with a table that knows more; what steps have shown is kept."""
+        self._table = table
+        self._known.clear()
+
     def seconds(self, tokens: int, sequences: int) -> float:
         """The time of a step that feeds so many tokens over so many sequences."""
         forward, correction, low, share = self._place(tokens, sequences)

@@ -19,7 +19,7 @@ from trtla.lookahead import LookaheadConfig
 from trtla.runtime.adaptive import AdaptiveSteps
 from trtla.runtime.beam import BeamSettings, Hypothesis, beam_search
 from trtla.runtime.beam_cache import CachedBeams
-from trtla.runtime.cost_probe import measure_costs
+from trtla.runtime.cost_probe import measure_costs, measured_costs
 from trtla.runtime.cost_table import CostPlan, CostTable
 from trtla.runtime.draft import Drafter, SharingDrafters, close_drafter
 from trtla.runtime.drafters.lookahead import NoDrafter, lookahead_drafter
@@ -39,9 +39,10 @@ T = TypeVar("T")
 DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
 """(the triple that holds for it, request) -> its drafter."""
 
-CostSource = Callable[[StepForward, KVCache, ExecutorLimits], CostTable | None]
-"""Measures what forwards cost, or remembers it; asked when the first adaptive request comes, and
-again later where it says None: not now."""
+CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
+"""Measures what forwards of up to a number of sequences cost, or remembers it. Asked when the first
+adaptive request comes, when more are in flight than before, and again where it says None: not now.
+"""
 
 
 class TorchExecutor(StepLoop):
@@ -65,7 +66,7 @@ class TorchExecutor(StepLoop):
         cache: KVCache,
         limits: ExecutorLimits,
         drafter: DrafterFactory = lookahead_drafter,
-        costs: CostSource = measure_costs,
+        costs: CostSource = measured_costs,
         max_reused_len: int = 0,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
@@ -78,6 +79,8 @@ class TorchExecutor(StepLoop):
         self._make_drafter = drafter
         self._cost_source = costs
         self._cost_table: CostTable | None = None
+        self._costed = 0
+        """Sequences that the table was asked for."""
         self._max_reused_len = max_reused_len
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
@@ -96,10 +99,13 @@ class TorchExecutor(StepLoop):
         self._taken: list[int] = []
         """Ended requests whose last output the last `poll` has reported."""
 
-    def _costs(self) -> CostTable | None:
-        """What forwards cost, asked for until it is known."""
-        if self._cost_table is None:
-            self._cost_table = self._cost_source(self._forward, self._cache, self._limits)
+    def _costs(self, sequences: int) -> CostTable | None:
+        """What forwards of up to so many sequences cost, asked for until it is known."""
+        if sequences > self._costed:
+            place = (self._forward, self._cache, self._limits)
+            found = self._cost_source(*place, sequences)
+            if found is not None:
+                self._cost_table, self._costed = found, sequences
         return self._cost_table
 
     @property
