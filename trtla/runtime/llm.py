@@ -202,7 +202,7 @@ class LLM:
                 f"{name} has a stop string, but the model has no tokenizer",
                 "leave stop away, or give --tokenizer-dir",
             )
-        runs = self.tokenizer.byte_tokens if self.tokenizer else frozenset()
+        runs = self.tokenizer.byte_tokens if self.tokenizer else None
         check = StopStrings(decode, start, stop, runs) if decode and stop else None
         settings = drafter or self._drafter
         request = Request(

@@ -50,11 +50,11 @@ class Tokenizer:
         return str(text)
 
     @cached_property
-    def byte_tokens(self) -> frozenset[int]:
-        """Ids of the byte-fallback tokens `<0x00>` to `<0xFF>`; empty where there are none."""
-        names = (f"<0x{byte:02X}>" for byte in range(256))
+    def byte_tokens(self) -> dict[int, int]:
+        """The byte of each byte-fallback token `<0x00>` to `<0xFF>`, by id; empty without them."""
         find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
-        return frozenset(token for token in map(find, names) if token is not None)
+        found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token: byte for token, byte in found if token is not None}
 
     @cached_property
     def has_chat_template(self) -> bool:

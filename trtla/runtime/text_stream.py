@@ -7,13 +7,14 @@ came in a step makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 """Ids to text without special tokens and without any tidying of spaces."""
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what decoders show for an unfinished UTF-8 sequence
 _CONTEXT = 6  # prompt tokens decoded along, so that the first piece keeps its leading space
+_LONGEST_CHARACTER = 4  # tokens: one byte each
 _WINDOW = 12  # final tokens decoded along with new ones: so many, and at most twice as many
 
 
@@ -28,7 +29,7 @@ class TextStream:
         decode: ids to text.
         prompt: ids that the output continues.
         stop: the text ends before the first of them.
-        byte_tokens: ids of byte-fallback tokens.
+        byte_tokens: ids of byte-fallback tokens, and the byte of each.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class TextStream:
         decode: Decode,
         prompt: Sequence[int],
         stop: Sequence[str],
-        byte_tokens: frozenset[int] = frozenset(),
+        byte_tokens: Mapping[int, int] | None = None,
     ) -> None:
-        self._decode, self._stop, self._bytes = decode, tuple(stop), byte_tokens
+        self._decode, self._stop, self._bytes = decode, tuple(stop), byte_tokens or {}
         self._window = self._context(prompt)  # begins where the text before it is final
         self._cut = 0  # the window may begin here: the text before it is final
-        self._known = decode(self._window)  # of the window, up to the last final token
-        self._in_run = False
+        self._shown = self._known = decode(self._window)  # of the window: all of it, what is final
+        self._run: bytearray | None = None  # an open run of byte tokens behind final text
+        self._in_run = bool(self._window) and self._window[-1] in self._bytes
         self._final = ""
         self._rest = ""  # what follows the final text as long as no further token changes it
         self._sent = 0
@@ -52,11 +54,18 @@ class TextStream:
         start = max(0, len(prompt) - _CONTEXT)
         while start and not self._stands_alone(prompt[start]):
             start -= 1
-        return list(prompt[start:])
+        window = list(prompt[start:])
+        while len(window) > 1 and self._is_silent(window[-1]):
+            window.pop()
+        return window
 
     def _stands_alone(self, token: int) -> bool:
         text = self._decode([token])
         return bool(text) and _BROKEN not in text and token not in self._bytes
+
+    def _is_silent(self, token: int) -> bool:
+        """Whether decoding leaves it out; twice, since the first space of a text may be dropped."""
+        return not self._decode([token, token])
 
     @property
     def stopped(self) -> bool:
@@ -77,31 +86,51 @@ class TextStream:
 
     def _add(self, token: int) -> None:
         self._window.append(token)
+        if token in self._bytes and self._extends_run(token):
+            return
         after = self._decode(self._window)
+        if after == self._shown and self._is_silent(token):
+            self._window.pop()
+            return
+        self._run, self._in_run, self._shown = None, token in self._bytes, after
         # The common beginning, not the length: a character that the prompt began is the output's.
         self._rest = after[_shared(self._known, after) :]
-        if self._runs_on(token) or not self._rest or after.endswith(_BROKEN):
+        if self._in_run or not self._rest:
             return
-        self._final += self._rest
-        self._rest, self._known = "", after
+        # Of what cannot be read only the last sign may become a character.
+        self._rest = after[len(after.rstrip(_BROKEN)) :][-1:]
+        final = after[: len(after) - len(self._rest)]
+        self._final += final[_shared(self._known, final) :]
+        self._known = final
         self._shorten()
+
+    def _extends_run(self, token: int) -> bool:
+        """Add a byte to a run; decoders show each of its bytes as U+FFFD if it is no UTF-8.
+
+        False where the decoder has to say: at the beginning of a text, behind a prompt's own run.
+        """
+        if self._run is None:
+            if self._in_run or self._rest or not self._known:
+                return False
+            self._run = bytearray()
+        self._run.append(self._bytes[token])
+        self._in_run = True
+        try:
+            self._rest = self._run.decode()
+        except UnicodeDecodeError:
+            self._rest = _BROKEN * len(self._run)
+        self._shown = self._known + self._rest
+        return True
 
     def _shorten(self) -> None:
         """Forget old tokens of a long window; those that stay show text, so it keeps its spaces."""
         if len(self._window) - self._cut < _WINDOW:
             return
-        window, self._cut = self._window[self._cut :], len(self._window)
-        known = self._decode(window)
-        if known.strip(" "):
-            self._window, self._known, self._cut = window, known, len(window)
-
-    def _runs_on(self, token: int) -> bool:
-        """Whether a run of byte tokens may go on; tokens that show nothing do not end it."""
-        if self._in_run and token not in self._bytes:
-            self._in_run = not self._decode([token])
-        else:
-            self._in_run = token in self._bytes
-        return self._in_run
+        window, self._cut = self._window[self._cut :], len(self._window) - _LONGEST_CHARACTER
+        shown = self._decode(window)
+        if len(shown) > len(self._rest):
+            self._window, self._cut = window, len(window) - _LONGEST_CHARACTER
+            self._shown, self._known = shown, shown[: len(shown) - len(self._rest)]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins; it is not in what was sent."""
@@ -139,7 +168,7 @@ class StopStrings:
         decode: Decode,
         prompt: Sequence[int],
         stop: Sequence[str],
-        byte_tokens: frozenset[int] = frozenset(),
+        byte_tokens: Mapping[int, int] | None = None,
     ) -> None:
         self._given = (decode, prompt, stop, byte_tokens)
         self._stream, self._ids = TextStream(*self._given), list[int]()
