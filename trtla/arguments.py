@@ -26,8 +26,11 @@ def shown(value: object) -> str:
 
 def wrong(name: str, value: object, rule: str) -> UsageError:
     """The refusal of a value: NAME is VALUE, --NAME must be RULE."""
-    flag = name.replace("_", "-").replace(" ", "-")
-    return UsageError(f"{name} is {shown(value)}", f"--{flag} must be {rule}")
+    return UsageError(f"{name} is {shown(value)}", f"{_flag(name)} must be {rule}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-").replace(" ", "-")
 
 
 def is_whole(value: object) -> bool:
@@ -69,6 +72,8 @@ def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
     Raises:
         UsageError: it is anything else.
     """
+    if value in ("", ("",), [""]):
+        raise UsageError(f"{name} is empty", f"{_flag(name)} must be {rule}")
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, (tuple, list)):
         raise wrong(name, value, rule)

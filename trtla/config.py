@@ -38,6 +38,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_OWN_FILE = "correct the value, or make the file again with trtla"
+
 LARGEST = 2**31 - 1
 """Of a dimension or a number of tokens: they are C ints in TensorRT-LLM."""
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -302,12 +304,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 
 
-def validate(model: type[ModelT], data: Any, where: str) -> ModelT:
-    """Build a pydantic model; its first error becomes a `UsageError` naming key and value."""
+def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) -> ModelT:
+    """Build a pydantic model; its first error becomes a `UsageError` naming key and value.
+
+    Args:
+        where: what errors call the data.
+        hint: what to do about a wrong value.
+    """
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        raise UsageError(f"{where}: {describe_first(error)}", _hint(error)) from None
+        raise UsageError(f"{where}: {describe_first(error)}", _hint(error, hint)) from None
 
 
 def describe_first(error: pydantic.ValidationError) -> str:
@@ -326,7 +333,7 @@ def describe_first(error: pydantic.ValidationError) -> str:
     return f'"{key}" is {shown}: {message[0].lower()}{message[1:]}'
 
 
-def _hint(error: pydantic.ValidationError) -> str:
+def _hint(error: pydantic.ValidationError, otherwise: str) -> str:
     if error.errors(include_url=False)[0]["type"] == "extra_forbidden":
         return "remove the key, or check its spelling"
-    return "correct the value, or make the file again with trtla"
+    return otherwise

@@ -81,6 +81,11 @@ class Console:
             yield _Lines(label).update
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which is regular: `1 thread`, `2 threads`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def command_line() -> str:
     """This process's command as it was typed, to stand beside its results."""
     return shlex.join(["trtla", *sys.argv[1:]])

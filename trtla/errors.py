@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_NEAR = 0.75
+"""Likeness of what may be a slip of the fingers: `nsad` for `nasd`, not `bogus` for `verbose`."""
+
 
 class TrtlaError(Exception):
     """An operation failed; the base class of everything trtla raises on purpose (exit code 1)."""
@@ -44,12 +47,21 @@ def sentence(error: BaseException) -> str:
 
 
 def closest(given: str, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped one is most like; None where none is like it."""
+    """The known name that a mistyped one is most like; None where none is like it.
+
+    `float8` is not a mistyped `float32`: numbers without a common digit are meant to differ.
+    """
     from difflib import get_close_matches
 
     names = {name.lower(): name for name in known}
-    found = get_close_matches(given.lower(), names, 1)
+    digits = _digits(given)
+    same = [name for name in names if not digits or digits & _digits(name)]
+    found = get_close_matches(given.lower(), same, 1, _NEAR)
     return names[found[0]] if found else None
+
+
+def _digits(name: str) -> set[str]:
+    return set(filter(str.isdigit, name))
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -163,7 +163,9 @@ def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, Lin
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"line {number} of {name}"
-            found.append((where, validate(model, _parse_line(line, where), where)))
+            found.append(
+                (where, validate(model, _parse_line(line, where), where, "correct the line"))
+            )
     return found
 
 

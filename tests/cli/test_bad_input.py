@@ -246,3 +246,30 @@ def test_the_same_in_a_process(engine: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: text 0")
+
+
+def test_the_hint_on_a_wrong_line_is_to_correct_it(engine: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": 5, "article": 7, "highlights": "a"}\n')
+    refused(run(engine, "--input-file", own), 2, "line 1 of", "hint: correct the line")
+    ran = trtla("summarize", "--engine-dir", engine, "--dataset", own)
+    refused(ran, 2, "line 1 of", "hint: correct the line")
+
+
+def test_an_empty_stop_string_is_called_empty(engine: Path) -> None:
+    refused(
+        run(engine, "--input-text", "a", "--stop", ""),
+        2,
+        "error: stop is empty",
+        "hint: --stop must",
+    )
+
+
+@pytest.mark.parametrize("flag", ["--threads", "--allotted-time-ms", "--max-batch-size"])
+def test_only_numbers_of_tokens_are_said_to_take_a_k(engine: Path, flag: str) -> None:
+    ran = run(engine, "--input-text", "a", flag, "0")
+    refused(ran, 2, flag, "'0' is not a whole number of at least 1")
+    assert "8k" not in ran.err
+    for command, tokens in (("build", "--max-seq-len"), ("summarize", "--max-input-length"),
+                            ("bench", "--prompt-len")):  # fmt: skip
+        refused(trtla(command, tokens, "0"), 2, tokens, "such as 512 or 8k")

@@ -101,8 +101,8 @@ def test_markdown_tells_the_circumstances(model: Path) -> None:
     assert ran.code == 0, ran.err
     assert "- machine: " in ran.out
     assert "read bandwidth" in ran.out
-    assert "(cpu, float32, 1 threads)" in ran.out
-    assert "(cpu, bfloat16, 1 threads)" in ran.out
+    assert "(cpu, float32, 1 thread)" in ran.out
+    assert "(cpu, bfloat16, 1 thread)" in ran.out
     assert ran.out.count("| lookahead 2,3,2 |") == 2
     assert ran.out.count("| hf ") == 2
 

@@ -156,3 +156,16 @@ def test_what_is_like_nothing_is_not_guessed() -> None:
     ran = trtla("run", "--engine-dir", "x", "--input-text", "a", "--dtype", "qqq")
     refused(ran, 2, "qqq", "bfloat16")
     assert "did you mean" not in ran.err
+
+
+@pytest.mark.parametrize("args", [("--bogus",), ("--dtype", "float8"), ("--dtype", "int8")])
+def test_a_name_that_is_another_one_is_not_guessed(args: tuple[str, ...]) -> None:
+    ran = trtla("run", "--engine-dir", "x", "--input-text", "a", *args)
+    refused(ran, 2, args[-1] if len(args) == 1 else args[0])
+    assert "did you mean" not in ran.err
+
+
+def test_a_mistyped_flag_is_guessed() -> None:
+    for wrong, meant in (("--verbos", "--verbose"), ("--max-output", "--max-output-len")):
+        ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
+        refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")

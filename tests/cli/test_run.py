@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,30 @@ def test_quiet_leaves_the_texts(engine: Path) -> None:
     assert ran.out.count("\n") >= 2
     assert "tokens/step" not in ran.out
     assert ran.err == ""
+
+
+def ends_at_once(model: Path, folder: Path, prompt: str) -> Path:
+    """A copy of the model that takes its first token after the prompt for the end."""
+    first = trtla("run", "--engine-dir", model, "--input-text", prompt, "--json").json
+    shutil.copytree(model, folder)
+    for name in ("config.json", "generation_config.json"):
+        said = json.loads((folder / name).read_text())
+        said["eos_token_id"] = first["results"][0]["output_ids"][0]
+        (folder / name).write_text(json.dumps(said))
+    return folder
+
+
+def test_an_empty_output_comes_with_its_reason(model: Path, tmp_path: Path) -> None:
+    folder = ends_at_once(model, tmp_path / "model", "one")
+    said = "note: text 0 is empty: the model ended it at once"
+    flags = ("run", "--engine-dir", folder, "--input-text", "one")
+    ran = trtla(*flags)
+    assert 'Output [Text 0]: ""' in ran.out
+    assert f"{said}\n" in ran.err
+    assert "is empty" not in trtla(*flags, "--quiet").err
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "chat_template": "{{ messages[0].content }}"}))
+    ran = trtla(*flags, "two", "--stream")
+    assert f"{said}; it has a chat template, see trtla chat\n" in ran.err
+    assert "text 1 is empty" not in ran.err

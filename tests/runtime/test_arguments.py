@@ -210,6 +210,40 @@ def test_a_path_of_another_type_is_named() -> None:
             LLM(path)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"lookahead": (7, 7, 7)}, "lookahead is (7, 7, 7), not a LookaheadConfig",
+         "give LookaheadConfig(7, 7, 7)"),
+        ({"lookahead": "5,3,2"}, "lookahead is '5,3,2', not a LookaheadConfig",
+         "give LookaheadConfig(5, 3, 2)"),
+        ({"lookahead": [[2, 2, 2]]}, "lookahead triples hold [2, 2, 2] in [[2, 2, 2]]",
+         "give LookaheadConfig(2, 2, 2)"),
+        ({"lookahead": (7, 7)}, "lookahead triples hold 7 in (7, 7)",
+         "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"),
+        ({"sampling": {"max_output_len": 3}}, "sampling is {'max_output_len': 3}, "
+         "not SamplingParams", "give SamplingParams(max_output_len=3)"),
+        ({"sampling": {"max_tokens": 3}}, "sampling is {'max_tokens': 3}, not SamplingParams",
+         "give SamplingParams, such as SamplingParams(max_output_len=32)"),
+    ],
+)  # fmt: skip
+def test_the_hint_is_what_to_pass_instead(llm: LLM, options: Any, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        llm.generate(["a"], **options)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_a_model_is_opened_with_a_triple_and_not_a_tuple(tiny_llama: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        LLM(tiny_llama, lookahead=(7, 7, 7))  # type: ignore[arg-type]
+    assert caught.value.message == "lookahead is (7, 7, 7), not a LookaheadConfig"
+    assert caught.value.hint == "give LookaheadConfig(7, 7, 7)"
+    with pytest.raises(UsageError) as caught:
+        LLM(None)  # type: ignore[arg-type]
+    assert caught.value.message == "model is None, not the path of a folder"
+    assert "Hugging Face folder" in str(caught.value.hint)
+
+
 def test_a_closed_model_says_so(tiny_llama: Path) -> None:
     opened = LLM(tiny_llama, dtype="float32", lookahead=PLAIN)
     description = opened.description

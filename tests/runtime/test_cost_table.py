@@ -36,7 +36,7 @@ def test_seconds_are_linear_between_points_and_rows(tokens, sequences, seconds):
     [
         (), ((1, ()),), ((1, ((1, 0.0),)),), ((1, ((2, 1.0), (1, 2.0))),),
         ((1, ((1, 2.0), (2, 1.0))),), ((2, ((2, 1.0),)), (1, ((1, 1.0),))),
-        ((1, ((1, float("nan")),)),),
+        ((1, ((1, float("nan")),)),), ((1, ((1, 5e-324), (2, 1.0))),), ((1, ((1, 1e-10),)),),
     ],
 )  # fmt: skip
 def test_tables_out_of_order_are_refused(rows):
@@ -77,6 +77,7 @@ def test_the_next_folder_is_taken_when_one_cannot_be_written(tmp_path):
 
 POINTS = '[{"sequences": 1, "points": [[1, 1.0]]}]'
 NEGATIVE, SHORT = POINTS.replace("1.0", "-1.0"), POINTS.replace(", 1.0", "")
+HUGE, TINY = POINTS.replace("1.0", "1" + "0" * 400), POINTS.replace("1.0", "5e-324")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,9 @@ NEGATIVE, SHORT = POINTS.replace("1.0", "-1.0"), POINTS.replace(", 1.0", "")
         f'{{"format_version": 2, "takes_left": null, "key": "k", "rows": {POINTS}}}',
         f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {NEGATIVE}}}',
         f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {SHORT}}}',
+        f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {HUGE}}}',
+        f'{{"format_version": 2, "takes_left": 0, "key": "k", "rows": {TINY}}}',
+        f'{{"format_version": 2, "takes_left": 1e999, "key": "k", "rows": {POINTS}}}',
     ],
 )  # fmt: skip
 def test_broken_and_foreign_files_are_written_anew(tmp_path, text):

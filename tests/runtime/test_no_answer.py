@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.runtime.test_beam import tiny_model
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.lookahead import AUTOREGRESSIVE
+from trtla.runtime.batch import make_batch
+from trtla.runtime.beam import BeamSettings, beam_search
+from trtla.runtime.beam_cache import CachedBeams
 from trtla.runtime.cpu.library import library
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
 from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.log_probs import text_log_probs
 from trtla.runtime.no_answer import NO_TOKEN
 from trtla.runtime.sampling import argmax, draw_at
 
@@ -166,3 +171,66 @@ def test_a_broken_draft_model_drafts_nothing(broken, tmp_path, drafter):
         plain = llm.generate([[1, 2, 3]], sampling, drafter=NO_DRAFTER)
         assert done.output_ids == plain[0].output_ids
     assert done.stats.drafted == 0
+
+
+def no_answer_at(forward_number, row):
+    """A small model, its cache, and its forward, whose logits are `row` from a forward on."""
+    model, count = tiny_model(), 0
+    cache = model.new_cache(16)
+
+    def forward(feeds):
+        nonlocal count
+        count += 1
+        logits = model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+        return torch.full_like(logits, row) if count >= forward_number else logits
+
+    return forward, cache
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize(("forwards", "place"), [(1, 0), (2, 1), (4, 3)])
+def test_a_beam_search_without_an_answer_is_an_error(bad, forwards, place):
+    forward, cache = no_answer_at(forwards, bad)
+    said = f"line 2: the model's logits for output token {place} are not finite"
+    with (
+        pytest.raises(TrtlaError, match=said),
+        CachedBeams(forward, cache, (3, 1, 4), 3, 8, 64, label="line 2") as target,
+    ):
+        beam_search(target, BeamSettings(3), 8, frozenset())
+    assert cache.pool.num_free == 16
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize(("forwards", "place"), [(1, 0), (2, 1), (3, 33)])
+def test_log_probs_without_an_answer_are_an_error(bad, forwards, place):
+    forward, cache = no_answer_at(forwards, bad)
+    said = f"line 2: the model's logits for output token {place} are not finite"
+    with pytest.raises(TrtlaError, match=said):
+        text_log_probs(forward, cache, (3, 1, 4), [1, 5] * 20, 64, label="line 2")
+    assert cache.pool.num_free == 16
+
+
+def test_broken_weights_are_an_error_in_beams_and_log_probs(broken):
+    with LLM(broken, lookahead=LookaheadConfig(3, 3, 3)) as llm:
+        with pytest.raises(TrtlaError, match="line 3: the model's logits for output token 0"):
+            llm.beam_search([1, 2, 3], name="line 3")
+        with pytest.raises(TrtlaError, match="the prompt: the model's logits for output token 0"):
+            llm.log_probs([1, 2, 3], [4, 5])
+
+
+def test_a_hidden_token_has_no_probability_and_is_no_error():
+    model = tiny_model()
+    cache = model.new_cache(16)
+
+    def forward(feeds):
+        logits = model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+        return logits.index_fill(-1, torch.tensor([5]), -INF)
+
+    found = text_log_probs(forward, cache, (3, 1, 4), [1, 5, 1], 64)
+    assert found[1] == -INF
+    assert -INF < found[0] < 0.0
+    assert -INF < found[2] < 0.0
+    with CachedBeams(forward, cache, (3, 1, 4), 3, 8, 64) as target:
+        beams = beam_search(target, BeamSettings(3), 8, frozenset())
+    assert len(beams) == 3
+    assert all(5 not in beam.tokens for beam in beams)

@@ -14,7 +14,7 @@ from typing import Any
 import trtla
 from trtla.bench.peer_names import LLAMA_CPP
 from trtla.bench.sweep import Results, Sweep
-from trtla.console import cell, markdown
+from trtla.console import cell, counted, markdown
 from trtla.machine import look
 from trtla.processors import filters_text
 
@@ -129,7 +129,7 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     gpus = f", {', '.join(found['gpus'])}" if found["gpus"] else ""
     ends = "ignored" if sweep.ignore_eos else "respected"
     bandwidth = {c["threads"]: c["read_bandwidth_gb_per_s"] for c in results.cells}
-    told = ", ".join(f"{gb:.1f} GB/s with {n} threads" for n, gb in bandwidth.items())
+    told = ", ".join(f"{gb:.1f} GB/s with {counted(n, 'thread')}" for n, gb in bandwidth.items())
     llama_cpp = any(name in LLAMA_CPP for name in sweep.peers)
     peer = f", llama-cpp-python {found['llama_cpp_python']}" if llama_cpp else ""
     return "\n".join(
@@ -141,7 +141,7 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
             f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
             f"{peer}",
             f"- engine: {', '.join(results.executors)}; {sweep.sampling.max_output_len} tokens a "
-            f"prompt, end tokens {ends}, {sweep.rounds} rounds in turns, medians",
+            f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} in turns, medians",
         )
     )
 
@@ -151,7 +151,7 @@ def _title(axes: Sequence[Any]) -> str:
     length = f", prompts of {prompt_len} tokens" if prompt_len else ""
     return (
         f"**{category}, {filters_text(temperature, *rest)}, batch {batch_size}** "
-        f"({device}, {dtype}, {threads} threads{length})"
+        f"({device}, {dtype}, {counted(threads, 'thread')}{length})"
     )
 
 

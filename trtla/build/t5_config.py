@@ -123,7 +123,7 @@ def read_t5_config(folder: Path) -> T5Config:
     said = read_json(generation) if generation.is_file() else None
     if isinstance(said, dict) and said.get("decoder_start_token_id") is not None:
         data = {**data, "decoder_start_token_id": said["decoder_start_token_id"]}
-    return validate(T5Config, data, str(path))
+    return validate(T5Config, data, str(path), "copy the file again")
 
 
 def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:

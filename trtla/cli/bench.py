@@ -37,7 +37,7 @@ from trtla.cli.options import (
     trtllm_settings,
 )
 from trtla.cli.processor_option import processors_flag, refuse_filters
-from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS
+from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, TOKEN_COUNTS, TOKENS
 from trtla.console import Console, command_line
 from trtla.lookahead import LookaheadConfig
 from trtla.processors import Filters, filters_text
@@ -116,7 +116,7 @@ listed = partial(setting, callback=_or_empty)
 @listed(
     "--prompt-len",
     section="Lists: every combination is measured",
-    type=COUNTS,
+    type=TOKEN_COUNTS,
     show_default="the prompts' own",
     help="Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
     "front.",
@@ -159,7 +159,7 @@ listed = partial(setting, callback=_or_empty)
     help="0 takes the most probable token.",
 )
 @processors_flag
-@setting("--max-output-len", section="Sampling", type=COUNT, default=128, help="Tokens to write.")
+@setting("--max-output-len", section="Sampling", type=TOKENS, default=128, help="Tokens to write.")
 @filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(

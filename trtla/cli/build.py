@@ -14,7 +14,7 @@ from trtla.cli.build_report import show_plan, show_start, show_written
 from trtla.cli.command import Command
 from trtla.cli.options import DTYPES, PATH, json_flag, setting, switch
 from trtla.cli.settings import source, sources
-from trtla.cli.values import COUNT, TRIPLE
+from trtla.cli.values import COUNT, TOKENS, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.lookahead import AUTOREGRESSIVE
@@ -64,19 +64,19 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 @setting("--max-batch-size", type=COUNT, default=32, help="Requests decoded at a time, at most.")
 @setting(
     "--max-input-len",
-    type=COUNT,
+    type=TOKENS,
     show_default="1024, at most max_seq_len",
     help="Longest prompt in tokens.",
 )
 @setting(
     "--max-seq-len",
-    type=COUNT,
+    type=TOKENS,
     show_default="2048, at most the model's",
     help="Longest prompt and output together.",
 )
 @setting(
     "--max-num-tokens",
-    type=COUNT,
+    type=TOKENS,
     show_default="8192, at least max_batch_size x (max_draft_len + 1)",
     help="Tokens in one forward, at most.",
 )

@@ -19,7 +19,7 @@ from trtla import mpi
 from trtla.cli import INTERRUPTED, Interrupt
 from trtla.cli.app import cli
 from trtla.console import Console
-from trtla.errors import CheckFailed, TrtlaError, sentence
+from trtla.errors import CheckFailed, TrtlaError, did_you_mean, sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,13 @@ def classify(error: Exception) -> Failure:
 
 
 def _usage(error: click.ClickException) -> Failure:
-    message = error.format_message().rstrip(".").replace("\n", " ")
+    wrong_flag = isinstance(error, click.NoSuchOption)
+    said = error.message if wrong_flag else error.format_message()  # click guesses far-off names
+    message = said.rstrip(".").replace("\n", " ")
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
+    if isinstance(error, click.NoSuchOption):
+        hint = did_you_mean(error.option_name, error.possibilities or ()) + hint
     before, found, guess = message.partition(" Did you mean ")
     if found:
         message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"

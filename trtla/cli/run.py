@@ -224,8 +224,19 @@ def _decode_and_report(
         console.document(document(decoded, plain, llm.description), line=given.stream)
     else:
         transcript.finish(decoded, plain)
+        _note_empty(console, llm, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
+
+
+def _note_empty(console: Console, llm: LLM, decoded: Decoded) -> None:
+    """Say why there is nothing to read."""
+    template = llm.tokenizer is not None and llm.tokenizer.may_have_chat_template
+    advice = "; it has a chat template, see trtla chat" if template else ""
+    for done in decoded.completions:
+        if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
+            index = done.index
+            console.note(f"note: text {index} is empty: the model ended it at once{advice}")
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:

@@ -34,7 +34,7 @@ from trtla.cli.options import (
     trtllm_flags,
 )
 from trtla.cli.output_file import check_folder
-from trtla.cli.values import COUNT
+from trtla.cli.values import COUNT, TOKENS
 from trtla.console import Console, command_line
 from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
@@ -115,11 +115,13 @@ class SummarizeFlags(ModelFlags, TrtllmFlags):
 @setting(
     "--max-input-length",
     section="Data",
-    type=COUNT,
+    type=TOKENS,
     default=923,
     help="Longest prompt in tokens; longer articles lose their beginning.",
 )
-@setting("--output-len", section="Data", type=COUNT, default=100, help="Longest summary in tokens.")
+@setting(
+    "--output-len", section="Data", type=TOKENS, default=100, help="Longest summary in tokens."
+)
 @sampling_flags
 @drafter_flags
 @draft_flags

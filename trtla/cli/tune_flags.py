@@ -18,7 +18,7 @@ from trtla.cli.options import (
     switch,
     tokenizer_flag,
 )
-from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, _Type
+from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS, _Type
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
 _FACTOR = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -112,7 +112,7 @@ tune_flags = stack(
     setting(
         "--num-prompts", section="Text", type=COUNT, default=4, help="Most prompts of a category."
     ),
-    setting("--max-output-len", section="Text", type=COUNT, default=96, help="Tokens to write."),
+    setting("--max-output-len", section="Text", type=TOKENS, default=96, help="Tokens to write."),
     setting(
         "--temperature",
         section="Sampling",

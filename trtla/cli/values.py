@@ -55,14 +55,16 @@ class CountType(_Type):
 
     name = "count"
 
+    def __init__(self, example: str = "") -> None:
+        self.example = example
+        """What an error ends with."""
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse the number."""
         match = _COUNT.fullmatch(str(value))
         number = int(match[1]) * _FACTOR[match[2]] if match else 0
         if number < 1:
-            self.fail(
-                f"{value!r} is not a whole number of at least 1, such as 512 or 8k.", param, ctx
-            )
+            self.fail(f"{value!r} is not a whole number of at least 1{self.example}.", param, ctx)
         return number
 
 
@@ -111,9 +113,11 @@ class ListType(_Type):
 TRIPLE = TripleType()
 LOOKAHEAD = LookaheadType()
 COUNT = CountType()
+TOKENS = CountType(", such as 512 or 8k")
 DEVICE = DeviceType()
 TEXT = TextType()
 NAMES = ListType(TEXT)
 COUNTS = ListType(COUNT)
+TOKEN_COUNTS = ListType(TOKENS)
 DEVICES = ListType(DEVICE)
 NUMBERS = ListType(click.FLOAT)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtla.console import counted
 from trtla.processors import filters_text
 from trtla.report.documents import Ablation, AblationRow, Bench, BenchRow, Tune, Verified
 from trtla.report.reading import Source
@@ -29,7 +30,7 @@ class Conditions:
 
     def __str__(self) -> str:
         """In words, for captions."""
-        threads = f", {self.threads} thread{'s'[: self.threads != 1]}" if self.threads else ""
+        threads = f", {counted(self.threads, 'thread')}" if self.threads else ""
         length = f", prompts of {self.prompt_len} tokens" if self.prompt_len else ""
         place = ", ".join(part for part in (self.device, self.dtype) if part)
         return f"{self.model}, {place}{threads}, batch {self.batch_size}, {self.sampling}{length}"

@@ -18,7 +18,7 @@ from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
-from trtla.runtime.log_probs import prompt_logits
+from trtla.runtime.log_probs import log_prob_rows, prompt_logits
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.runtime.step_forward import StepForward
 
@@ -34,6 +34,7 @@ class CachedBeams:
         max_output_len: most tokens of a hypothesis.
         max_num_tokens: prompt tokens of one forward.
         encoder_ids: what the encoder reads, where the model has one.
+        label: what errors call the prompt.
 
     Raises:
         TrtlaError: too few blocks are free.
@@ -48,9 +49,11 @@ class CachedBeams:
         max_output_len: int,
         max_num_tokens: int,
         encoder_ids: tuple[int, ...] | None = None,
+        *,
+        label: str = "the prompt",
     ) -> None:
         self._forward, self._cache, self._chunk = forward, cache, max_num_tokens
-        self._request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
+        self._request = Request(0, tuple(prompt), name=label, encoder_ids=encoder_ids)
         self._free: list[tuple[int, ...]] = []
         self._live: list[Beam] = []
         for _ in range(num_beams):
@@ -83,19 +86,28 @@ class CachedBeams:
         self._free, self._live = [], []
 
     def start(self) -> list[float]:
-        """Log probabilities after the prompt."""
+        """Log probabilities after the prompt; raises `TrtlaError` where there are none."""
         beam = self._beam(self._free.pop(), 0)
         self._live = [beam]
-        return _log_probs(prompt_logits(self._forward, beam, self._chunk))[0]
+        return self._log_probs(prompt_logits(self._forward, beam, self._chunk), 0)[0]
 
     def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
-        """Log probabilities after these continuations of the hypotheses of the last call."""
+        """Log probabilities after these continuations of the hypotheses of the last call.
+
+        Raises:
+            TrtlaError: the model's logits are not finite.
+        """
         self._rearrange(parents)
         for beam, token in zip(self._live, tokens, strict=True):
             beam.output_ids = [token]
-        rows = _log_probs(self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live]))
+        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live])
         for beam in self._live:
             beam.num_cached += 1
+        return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))
+
+    def _log_probs(self, logits: Tensor, place: int) -> list[list[float]]:
+        places = [place] * len(logits)
+        rows: list[list[float]] = log_prob_rows(logits, self._request.label, places).tolist()
         return rows
 
     def _beam(self, blocks: tuple[int, ...], num_cached: int) -> Beam:
@@ -121,8 +133,3 @@ class CachedBeams:
 
     def _cached_slots(self, blocks: tuple[int, ...], count: int) -> Tensor:
         return self._cache.table(blocks).slots[:count]
-
-
-def _log_probs(logits: Tensor) -> list[list[float]]:
-    rows: list[list[float]] = logits.double().log_softmax(dim=-1).tolist()
-    return rows

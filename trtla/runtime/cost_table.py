@@ -20,6 +20,9 @@ from trtla.whole_file import write_whole
 
 FORMAT_VERSION = 2
 
+_LEAST_S = 1e-9
+"""No forward is faster; times near 0 would overflow where others are divided by them."""
+
 Point = tuple[int, float]
 
 
@@ -65,7 +68,7 @@ class CostTable:
     seconds never falling. Past its ends a row goes on with its last slope.
 
     Raises:
-        ValueError: a row is empty, not in order, or holds a time that is not positive.
+        ValueError: a row is empty, not in order, or holds a time below a nanosecond.
     """
 
     rows: tuple[tuple[int, tuple[Point, ...]], ...]
@@ -81,8 +84,10 @@ class CostTable:
             tokens, seconds = [p[0] for p in points], [p[1] for p in points]
             if not tokens or tokens != sorted(set(tokens)) or tokens[0] < 1:
                 raise ValueError("points are missing or out of order")
-            if seconds != sorted(seconds) or not 0.0 < seconds[0] <= seconds[-1] < float("inf"):
-                raise ValueError("times must be positive and never fall")
+            if seconds != sorted(seconds) or not _LEAST_S <= seconds[0] <= seconds[-1] < float(
+                "inf"
+            ):
+                raise ValueError("times must be positive, a nanosecond at least, and never fall")
 
     @classmethod
     def of(cls, points: Sequence[Point], sequences: int = 1) -> CostTable:
@@ -161,7 +166,7 @@ def cost_measurer(executor: object, name: str) -> CostMeasurer:
 def load(key: str, folders: Sequence[Path]) -> CostTable | None:
     """The kept table of this key; None where there is none, or a file is broken or foreign."""
     for folder in folders:
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             found = parse_json(_file(folder, key).read_text(encoding="utf-8"))
             if found["format_version"] == FORMAT_VERSION and found["key"] == key:
                 return _from_json(found["rows"], int(found["takes_left"]))

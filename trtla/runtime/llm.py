@@ -246,7 +246,7 @@ class LLM:
 
         Raises:
             UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
-            TrtlaError: the K/V cache has no room for the beams.
+            TrtlaError: the K/V cache has no room for the beams, or the logits are not finite.
         """
         searcher = self._executor
         if not isinstance(searcher, BeamSearcher):
@@ -266,7 +266,7 @@ class LLM:
 
         Raises:
             UsageError: prompt and output do not fit, or the engine is TensorRT-LLM's.
-            TrtlaError: the K/V cache has no room for them.
+            TrtlaError: the K/V cache has no room for them, or the logits are not finite.
         """
         executor = scorer(self._executor, self.engine.name)
         if not output_ids:

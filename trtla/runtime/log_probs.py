@@ -18,6 +18,7 @@ from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import NoDrafter
 from trtla.runtime.executor import Request
 from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.no_answer import no_answer
 from trtla.runtime.sequence import Sequence as Text
 from trtla.runtime.step_forward import StepForward
 
@@ -32,6 +33,8 @@ def text_log_probs(
     output_ids: Sequence[int],
     max_num_tokens: int,
     encoder_ids: tuple[int, ...] | None = None,
+    *,
+    label: str = "the prompt",
 ) -> list[float]:
     """Log probability of each output token after the prompt and those before it.
 
@@ -40,9 +43,10 @@ def text_log_probs(
         output_ids: at least one.
         max_num_tokens: tokens of one forward.
         encoder_ids: what the encoder reads, where the model has one.
+        label: what errors call the text.
 
     Raises:
-        TrtlaError: too few blocks are free.
+        TrtlaError: too few blocks are free, or the logits of a token are not finite.
     """
     length = len(prompt) + len(output_ids)
     blocks = cache.pool.allocate(length)
@@ -54,14 +58,17 @@ def text_log_probs(
     request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
     text = Text(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
     try:
-        found = _of_targets(prompt_logits(forward, text, max_num_tokens), output_ids[:1])
+        logits = prompt_logits(forward, text, max_num_tokens)
+        found = _of_targets(log_prob_rows(logits, label, [0]), output_ids[:1])
         stretch = min(_STRETCH, max_num_tokens)
         for start in range(0, len(output_ids) - 1, stretch):
             fed = tuple(output_ids[:-1][start : start + stretch])
             draft = Draft.chain(fed[1:])
             logits = forward([Feed(text, fed, draft.rows, draft)])
             text.num_cached += len(fed)
-            found += _of_targets(logits, output_ids[start + 1 : start + 1 + len(fed)])
+            places = range(start + 1, start + 1 + len(fed))
+            rows = log_prob_rows(logits, label, places)
+            found += _of_targets(rows, [output_ids[place] for place in places])
         return found
     finally:
         cache.pool.release(blocks)
@@ -78,8 +85,25 @@ def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Tens
     return logits
 
 
-def _of_targets(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+def log_prob_rows(logits: Tensor, label: str, places: Sequence[int]) -> Tensor:
+    """Log probabilities of every token, float64 [rows, vocab]; -inf is legal for single tokens.
+
+    Args:
+        logits: [rows, vocab].
+        label: what errors call the text.
+        places: the output token that each row is for, counted from 0.
+
+    Raises:
+        TrtlaError: a row holds NaN or +inf, or nothing but -inf.
+    """
     rows = logits.double().log_softmax(dim=-1)
+    broken: list[bool] = rows.isnan().any(dim=-1).tolist()  # any such logit makes its row NaN
+    if True in broken:
+        raise no_answer(label, places[broken.index(True)])
+    return rows
+
+
+def _of_targets(rows: Tensor, tokens: Sequence[int]) -> list[float]:
     places = torch.tensor([tokens], device=rows.device).T
     found: list[float] = rows.gather(1, places)[:, 0].tolist()
     return found

@@ -6,6 +6,7 @@ What they are is checked here, whether they fit the model is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -30,25 +31,64 @@ _TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 class _Setting:
     """What prompts share, or bring one each."""
 
+    name: str
     plural: str
+    kind: str
     fits: Callable[[object], bool]
     hint: str
+    instead: Callable[[object], str | None] = lambda _: None
+    """What to pass for a value of another type that is as clear."""
+
+    def refusal(self, one: object, value: object) -> UsageError:
+        """Of one value, which stands alone or in `value`."""
+        whole = self.instead(value)
+        if whole or one is value:
+            message = f"{self.name} is {shown(value)}, not {self.kind}"
+        else:
+            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
+        found = whole or self.instead(one)
+        return UsageError(message, f"give {found}" if found else self.hint)
 
 
 def _is_lookahead(value: object) -> bool:
     return value is None or value == "auto" or isinstance(value, LookaheadConfig)
 
 
+def _as_lookahead(value: object) -> str | None:
+    if isinstance(value, (str, list, tuple)):
+        with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
+            triple = LookaheadConfig.parse(value).as_tuple()
+            return f"LookaheadConfig{triple}"
+    return None
+
+
+def _as_sampling(value: object) -> str | None:
+    if isinstance(value, dict):
+        with suppress(UsageError, TypeError):
+            SamplingParams(**value)
+            return f"SamplingParams({', '.join(f'{k}={shown(v)}' for k, v in value.items())})"
+    return None
+
+
 _SAMPLING = _Setting(
-    "sampling settings", lambda value: isinstance(value, SamplingParams), "give SamplingParams"
+    "sampling",
+    "sampling settings",
+    "SamplingParams",
+    lambda value: isinstance(value, SamplingParams),
+    "give SamplingParams, such as SamplingParams(max_output_len=32)",
+    _as_sampling,
 )
-_LOOKAHEADS = _Setting("lookahead triples", _is_lookahead, _TRIPLES)
+_LOOKAHEADS = _Setting(
+    "lookahead", "lookahead triples", "a LookaheadConfig", _is_lookahead, _TRIPLES, _as_lookahead
+)
 _DRAFTERS = _Setting(
+    "drafter",
     "drafters",
+    "DrafterSettings",
     lambda value: value is None or isinstance(value, DrafterSettings),
     "give DrafterSettings, such as DrafterSettings(('ngram',))",
 )
-_NAMES = _Setting("names", lambda value: isinstance(value, str), "give texts")
+_NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
 
 
 def asked(
@@ -81,13 +121,13 @@ def check_opened_with(model: object, lookahead: object, drafter: object) -> None
         UsageError: the first of them is named.
     """
     if not isinstance(model, (str, PathLike)):
-        raise UsageError(f"model is {shown(model)}", "give the path of a folder")
-    for name, value, setting in (
-        ("lookahead", lookahead, _LOOKAHEADS),
-        ("drafter", drafter, _DRAFTERS),
-    ):
+        raise UsageError(
+            f"model is {shown(model)}, not the path of a folder",
+            "give an engine directory or a Hugging Face folder, such as LLM('engine')",
+        )
+    for value, setting in ((lookahead, _LOOKAHEADS), (drafter, _DRAFTERS)):
         if not setting.fits(value):
-            raise UsageError(f"{name} is {shown(value)}", setting.hint)
+            raise setting.refusal(value, value)
 
 
 def prompt_ids(prompt: object, name: str) -> tuple[int, ...]:
@@ -116,8 +156,7 @@ def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
     each = list(value) if isinstance(value, (list, tuple)) else [value] * number
     for one in each:
         if not setting.fits(one):
-            place = "" if one is value else f" in {shown(value)}"
-            raise UsageError(f"{setting.plural} hold {shown(one)}{place}", setting.hint)
+            raise setting.refusal(one, value)
     if len(each) != number:
         raise UsageError(
             f"{len(each)} {setting.plural} for {number} prompts",

@@ -59,7 +59,12 @@ class Tokenizer:
     @cached_property
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template; transformers is loaded if one is likely."""
-        return _may_have_template(self._folder) and bool(self.inner.chat_template)
+        return self.may_have_chat_template and bool(self.inner.chat_template)
+
+    @property
+    def may_have_chat_template(self) -> bool:
+        """Whether the folder's files look like it; transformers is not loaded."""
+        return _may_have_template(self._folder)
 
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
         """Messages (role, content) in the chat template, up to where the next answer begins.

@@ -171,7 +171,7 @@ class TorchExecutor(StepLoop):
 
         Raises:
             UsageError: the request does not fit.
-            TrtlaError: the cache has no room for the beams.
+            TrtlaError: the cache has no room for the beams, or the logits are not finite.
         """
         self._check_new(request, ())
         length = request.sampling.max_output_len
@@ -179,7 +179,7 @@ class TorchExecutor(StepLoop):
         ids = (request.input_ids, *sizes, request.encoder_ids)
 
         def search() -> list[Hypothesis]:
-            with CachedBeams(self._forward, self._cache, *ids) as target:
+            with CachedBeams(self._forward, self._cache, *ids, label=request.label) as target:
                 return beam_search(target, settings, length, request.end_ids)
 
         return self._beside(search)
@@ -205,14 +205,14 @@ class TorchExecutor(StepLoop):
 
         Raises:
             UsageError: prompt and output do not fit.
-            TrtlaError: the cache has no room for them.
+            TrtlaError: the cache has no room for them, or the logits are not finite.
         """
         self._check_new(request, ())
         self._limits.check_ids(output_ids, request.label)
         ids = (request.input_ids, output_ids)
         sizes = (self._limits.max_num_tokens, request.encoder_ids)
         place = (self._forward, self._cache)
-        return self._beside(lambda: text_log_probs(*place, *ids, *sizes))
+        return self._beside(lambda: text_log_probs(*place, *ids, *sizes, label=request.label))
 
     def _beside(self, work: Callable[[], T]) -> T:
         """Do something with blocks of its own, between two steps."""

@@ -12,6 +12,7 @@ import torch
 
 from trtla import __version__
 from trtla.bench.opened import take_tokenizer
+from trtla.console import counted
 from trtla.errors import TrtlaError
 from trtla.lookahead import LookaheadConfig
 from trtla.runtime.cost_table import CostPlan, CostTable
@@ -93,7 +94,7 @@ class _Tuning:
         tokenizer, limits = take_tokenizer(self._llm), self._llm.limits
         samples, cut = make_samples(self._settings.sets, tokenizer, limits, self._settings.sampling)
         if cut:
-            self._note(f"{cut} prompts are cut to the model's limits")
+            self._note(f"cut to the model's limits: {counted(cut, 'prompt')}")
         return samples
 
     def _facts(self, samples: Sequence[Sample]) -> dict[str, object]:
@@ -124,7 +125,8 @@ class _Tuning:
                 "give a larger --budget, or a smaller --max-output-len",
             )
         if len(done) < len(samples):
-            self._note(f"{len(samples) - len(done)} prompts are left out: the budget is small")
+            left_out = counted(len(samples) - len(done), "prompt")
+            self._note(f"the budget is small: {left_out} left out")
         self._acceptance.samples = tuple(done)
 
     def _by_category(self) -> dict[str, list[Sample]]:
@@ -148,7 +150,8 @@ class _Tuning:
         table = self._table()
         self._note("steps of real requests are timed")
         found = self._measured_clocks(table, _TURNS)
-        what = f"forwards on {self._llm.description}, {torch.get_num_threads()} threads"
+        threads = counted(torch.get_num_threads(), "thread")
+        what = f"forwards on {self._llm.description}, {threads}"
         if self._settings.planned:
             what += "; TensorRT-LLM's own kernels are faster, and have not been timed"
         return Cost("measured", what, table, knee(table)), found
@@ -266,8 +269,9 @@ class _Tuning:
     def _run(self, jobs: Sequence[Job], deadline: float) -> bool:
         left = [job for job in jobs if self._acceptance.get(*job) is None]
         if left:
-            triples = len({triple for triple, _ in left})
-            self._note(f"{triples} triples are run on {len({s.name for _, s in left})} prompts")
+            triples = counted(len({triple for triple, _ in left}), "triple")
+            prompts = counted(len({sample.name for _, sample in left}), "prompt")
+            self._note(f"to run on {prompts}: {triples}")
         return self._acceptance.run(self._llm, left, deadline)
 
     def _rows(self) -> list[Row]:
