@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from trtla.runtime.sequence import Sequence
+from trtla.runtime.executor import Request, RequestStats
+
+
+class Decoded(Protocol):
+    """What is counted of a request."""
+
+    request: Request
+    output_ids: list[int]
+    stats: RequestStats
+
+
+DecodedT = TypeVar("DecodedT", bound=Decoded)
 
 
 class Counts(NamedTuple):
@@ -20,7 +31,7 @@ class Counts(NamedTuple):
     new_tokens: int = 0
     accepted: int = 0
 
-    def plus(self, sequence: Sequence) -> Counts:
+    def plus(self, sequence: Decoded) -> Counts:
         """With those of one request more; a prompt counts once it is answered."""
         written = len(sequence.output_ids)
         read = len(sequence.request.given_ids) if written else 0
@@ -35,13 +46,13 @@ _NONE = Counts()
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Generic[DecodedT]):
     """Sequences by request id, in the order in which they came, and the counts of earlier ones.
 
     A sequence that has ended stays until its last output was taken for certain.
     """
 
-    sequences: dict[int, Sequence] = field(default_factory=dict)
+    sequences: dict[int, DecodedT] = field(default_factory=dict)
     earlier: Counts = _NONE
 
     def counts(self) -> Counts:
@@ -51,7 +62,7 @@ class InFlight:
             counts = counts.plus(sequence)
         return counts
 
-    def without(self, request_ids: Iterable[int]) -> InFlight:
+    def without(self, request_ids: Iterable[int]) -> InFlight[DecodedT]:
         """These are done with; unknown ones are ignored."""
         left, counts = dict(self.sequences), self.earlier
         for request_id in request_ids:

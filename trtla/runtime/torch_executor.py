@@ -84,7 +84,7 @@ class TorchExecutor(StepLoop):
         self._max_reused_len = max_reused_len
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
-        self._in_flight = InFlight()
+        self._in_flight: InFlight[Sequence] = InFlight()
         self._torn = False
         """A change has begun and not ended: nothing but `_in_flight` is certain."""
         self._reset()

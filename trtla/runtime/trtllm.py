@@ -7,69 +7,30 @@ every active request there (lookaheadDecodingLayer.cpp, executorImpl.cpp).
 Requests always stream, so that end ids, stop strings and limits are decided by the same function as
 in the torch executor. The C++ executor gets one end id; what else ends a text is cut off and
 cancelled here.
+
+What an interrupt leaves behind is made anew from each request's record, as in the torch executor.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from collections import deque
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from trtla.errors import TrtlaError, first_line
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.commit import committed_prefix
-from trtla.runtime.executor import (
-    ExecutorStats,
-    FinishReason,
-    Output,
-    Request,
-    RequestStats,
-    SamplingParams,
-)
+from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, SamplingParams
+from trtla.runtime.in_flight import InFlight
 from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.trtllm_answer import TrtllmAnswer
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
-
-_ALL_ENDED = "Encountered an error in forward"
-
-
-class _Answer:
-    """A request in flight: its output so far, as the C++ executor streams it."""
-
-    def __init__(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> None:
-        self.request, self.end_id = request, end_id
-        allotted = request.sampling.allotted_time_ms
-        self.deadline = math.inf if allotted is None else time.monotonic() + allotted / 1000
-        """C++ would not count the time in its queue (llmRequest.h)."""
-        self.output_ids: list[int] = []
-        self.stats = RequestStats(lookahead, fed=None, drafted=None)
-
-    def add(self, result: Any) -> Output:
-        """Take the result of one iteration; the output may end here before it ends there."""
-        ended = _finish_reason(result)
-        tokens = list(result.output_token_ids[0])
-        if ended == "end_id" and self.end_id is not None and tokens[-1:] != [self.end_id]:
-            tokens.append(self.end_id)  # C++ drops the end token, outputs here have it
-        count, reason = committed_prefix(self.request, self.output_ids, tokens)
-        new_tokens = tuple(tokens[:count])
-        start, before = len(self.output_ids), self.stats.accepted
-        self.output_ids += new_tokens
-        if new_tokens:
-            self._count(count, result.decoding_iter)
-        reason, error = reason or ended, None
-        if reason == "length" and len(self.output_ids) < self.request.sampling.max_output_len:
-            reason, error = "failed", _shortened(self.request, len(self.output_ids))
-        told = (self.request.request_id, new_tokens, reason, self.stats, (), error)
-        return Output(*told, start=start, accepted=self.stats.accepted - before)
-
-    def _count(self, count: int, iterations: int) -> None:
-        """`decoding_iter` counts the prompt pass too, as TensorRT-LLM's average does."""
-        self.stats.step_lengths.append(count)
-        self.stats.steps = iterations - 1
-        self.stats.accepted = max(0, len(self.output_ids) - iterations)
 
 
 class TrtllmExecutor(OpenExecutor):
@@ -89,11 +50,16 @@ class TrtllmExecutor(OpenExecutor):
         self._bindings, self._executor = bindings, executor
         self._description = description
         self._is_leader = bool(executor.can_enqueue_requests())
-        self._answers: dict[int, _Answer] = {}
-        """The executor's id -> the request in flight."""
-        self._ids: dict[int, int] = {}
-        """The request's id -> the executor's."""
-        self._ended: list[Output] = []
+        self._in_flight: InFlight[TrtllmAnswer] = InFlight()
+        self._running: dict[int, TrtllmAnswer] = {}
+        """The executor's id -> the request that has not ended."""
+        self._arrived: deque[Any] = deque()
+        """Responses that are not in a record yet."""
+        self._new: list[Output] = []
+        self._taken: list[int] = []
+        """Ended requests whose last output the last `poll` has reported."""
+        self._torn = False
+        """A change has begun and not ended: `_in_flight` and `_arrived` alone are certain."""
         self._stats = ExecutorStats(fed=None, drafted=None, forward_s=None)
 
     @property
@@ -110,11 +76,13 @@ class TrtllmExecutor(OpenExecutor):
         """Counters since the executor was opened; passes are counted by TensorRT-LLM."""
         if not self._closed:
             self._read_iterations()
-        return self._stats
+        return replace(self._stats, **self._in_flight.counts()._asdict())
 
     def submit(self, request: Request) -> None:
         """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        self._check_new(request, self._ids)
+        if request.request_id in self._taken and not self._torn:
+            self._forget_taken()
+        self._check_new(request, self._in_flight.sequences)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         end_id = _end_id(request.end_ids, self._limits.vocab_size)
         try:
@@ -124,8 +92,9 @@ class TrtllmExecutor(OpenExecutor):
                 f"{request.label} was refused by TensorRT-LLM: {first_line(error)}",
                 "correct the request; the message is TensorRT-LLM's own",
             ) from error
-        self._ids[request.request_id] = theirs
-        self._answers[theirs] = _Answer(request, lookahead, end_id)
+        answer = TrtllmAnswer(request, theirs, lookahead, end_id)
+        self._in_flight.sequences[request.request_id] = answer
+        self._running[theirs] = answer
 
     def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
         """The request in the library's terms; names that all releases from 0.20 to 1.2 have."""
@@ -154,77 +123,104 @@ class TrtllmExecutor(OpenExecutor):
         )
 
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Wait for new outputs, at most `timeout` seconds; empty when none is in flight or due."""
+        """Wait for new outputs, at most `timeout` seconds; empty when none is in flight or due.
+
+        After a `poll` that raised, the next one reports all outputs of what is in flight again.
+        """
         self._check_open()
+        self._begin()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._answers and not self._ended:
-            self._take(self._executor.await_responses(timeout=self._patience()))
+        while self._running and not self._new:
+            self._await()
+            self._take()
             self._end_late_ones()
             if deadline is not None and time.monotonic() >= deadline:
                 break
-        outputs, self._ended = self._ended, []
+        outputs, self._new = self._new, []
+        self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
+        self._torn = False
         return outputs
+
+    def _begin(self) -> None:
+        """Begin a change: `_torn` is False again when it has ended as it should."""
+        if self._torn:
+            self._recover()
+        else:
+            self._forget_taken()
+            self._torn = True
+
+    def _forget_taken(self) -> None:
+        """The last outputs have arrived: who came back for more had no exception in between."""
+        if self._taken:
+            self._in_flight = self._in_flight.without(self._taken)
+            self._taken = []
+
+    def _recover(self) -> None:
+        """Make all anew from the records, and report all of them again."""
+        answers = self._in_flight.sequences.values()
+        for answer in answers:
+            answer.rewind()
+            if answer.is_cut:  # it may not have been cancelled there
+                self._executor.cancel_request(answer.theirs)
+        self._running = {a.theirs: a for a in answers if not a.has_ended}
+        self._taken, self._new = [], [output for a in answers for output, _ in a.record]
+
+    def _await(self) -> None:
+        """Wait for responses; they are kept the moment they arrive.
+
+        The library returns each of them once. No instruction of the interpreter lies between its
+        return and their being kept, so that an interrupt, which the interpreter raises between
+        two of them, comes before or after.
+        """
+        if not self._arrived:
+            wait = partial(self._executor.await_responses, timeout=self._patience())
+            self._arrived.extend(chain.from_iterable(islice(iter(wait, None), 1)))
 
     def _patience(self) -> timedelta:
         """How long to wait: until the next request is late, at most."""
-        left = min(answer.deadline for answer in self._answers.values()) - time.monotonic()
+        left = min(answer.deadline for answer in self._running.values()) - time.monotonic()
         return _WAIT if left > _WAIT.total_seconds() else timedelta(seconds=max(left, 0.0))
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
-        late = [theirs for theirs, answer in self._answers.items() if answer.deadline <= now]
-        for theirs in late:
-            self._end(theirs, "timed_out")
+        for answer in [a for a in self._running.values() if a.deadline <= now]:
+            self._end(answer, "timed_out")
 
-    def _take(self, responses: list[Any]) -> None:
+    def _take(self) -> None:
+        """Record what has arrived; a response is let go of when its output is recorded."""
         self._read_iterations()
-        for response in responses:
-            answer = self._answers.get(response.request_id)
-            if answer is None:  # ended here already: cancelled, or cut at a stop string
-                continue
-            if response.has_error():
-                self._fail(response.request_id, answer, response.error_msg)
-            else:
-                self._add(response.request_id, answer, response.result)
+        while self._arrived:
+            response = self._arrived[0]
+            answer = self._running.get(response.request_id)
+            # None: ended here already, cancelled or cut at a stop string
+            if answer is not None and not answer.has_recorded(response):
+                self._add(answer, answer.read(response), response)
+            self._arrived.popleft()
 
-    def _fail(self, theirs: int, answer: _Answer, message: str) -> None:
-        self._forget(theirs)
-        error = _failure(answer.request, message)
-        request_id, start = answer.request.request_id, len(answer.output_ids)
-        self._ended.append(Output(request_id, (), "failed", answer.stats, error=error, start=start))
-
-    def _add(self, theirs: int, answer: _Answer, result: Any) -> None:
-        first = not answer.output_ids
-        accepted = answer.stats.accepted
-        output = answer.add(result)
-        self._stats.prompt_tokens += len(answer.request.input_ids) if first else 0
-        self._stats.new_tokens += len(output.new_tokens)
-        self._stats.accepted += answer.stats.accepted - accepted
+    def _add(self, answer: TrtllmAnswer, output: Output, response: Any = None) -> None:
+        if not output.new_tokens and output.finish_reason is None:
+            return
+        answer.commit(output, response)
+        self._new.append(output)
         if output.finish_reason is not None:
-            self._forget(theirs)
-            if not result.is_final:
-                self._executor.cancel_request(theirs)
-        if output.new_tokens or output.finish_reason is not None:
-            self._ended.append(output)
+            self._running.pop(answer.theirs, None)
+            if answer.is_cut:
+                self._executor.cancel_request(answer.theirs)
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
-        theirs = self._ids.get(request_id)
-        if theirs is not None:
-            self._end(theirs, "cancelled")
+        answer = self._in_flight.sequences.get(request_id)
+        if answer is not None and not answer.has_ended:
+            before, self._torn = self._torn, True
+            self._end(answer, "cancelled")
+            self._torn = before
 
-    def _end(self, theirs: int, reason: FinishReason) -> None:
-        self._executor.cancel_request(theirs)
-        answer = self._answers[theirs]
-        self._forget(theirs)
-        start = len(answer.output_ids)
-        self._ended.append(Output(answer.request.request_id, (), reason, answer.stats, start=start))
+    def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
+        self._add(answer, answer.ending(reason))
 
     def resend(self) -> None:
-        """Nothing: what a `poll` has returned is not kept."""
-
-    def _forget(self, theirs: int) -> None:
-        del self._ids[self._answers.pop(theirs).request.request_id]
+        """Outputs of the last `poll` may be lost: the next one reports all of them again."""
+        self._torn = True
 
     def _read_iterations(self) -> None:
         """Drain the iteration statistics; the library keeps the last 1000 only.
@@ -246,11 +242,11 @@ class TrtllmExecutor(OpenExecutor):
         """
         executor, self._executor = self._executor, None
         try:
-            for theirs in self._answers:
+            for theirs in self._running:
                 executor.cancel_request(theirs)
         finally:
-            self._answers.clear()
-            self._ids.clear()
+            self._running, self._arrived = {}, deque()
+            self._in_flight = self._in_flight.without(self._in_flight.sequences)
             executor.__exit__(None, None, None)
 
 
@@ -275,32 +271,6 @@ def _end_id(end_ids: frozenset[int], vocab_size: int) -> int | None:
     The largest: chat models list the token that ends a turn after the one that ends a text.
     """
     return max((i for i in end_ids if i < vocab_size), default=None)
-
-
-def _finish_reason(result: Any) -> FinishReason | None:
-    if not result.is_final:
-        return None
-    name = result.finish_reasons[0].name.lower() if result.finish_reasons else "not_finished"
-    reasons: tuple[FinishReason, ...] = ("end_id", "stop_words", "length")
-    return next((reason for reason in reasons if reason == name), "cancelled")
-
-
-def _failure(request: Request, message: str) -> TrtlaError:
-    first = first_line(message)
-    hint = "the other requests go on; correct this one"
-    if first.startswith(_ALL_ENDED):
-        hint = "TensorRT-LLM ended all active requests with it; run trtla doctor, report the text"
-    return TrtlaError(f"{request.label} failed in TensorRT-LLM: {first}", hint)
-
-
-def _shortened(request: Request, count: int) -> TrtlaError:
-    """Releases before 1.0 cannot be told to fail at their start instead."""
-    return TrtlaError(
-        f"{request.label} was ended by TensorRT-LLM after {count} of "
-        f"{request.sampling.max_output_len} tokens: its K/V cache has no room for max_seq_len",
-        "free GPU memory, raise --kv-cache-free-gpu-memory-fraction, or rebuild with a smaller "
-        "--max-seq-len",
-    )
 
 
 def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:
