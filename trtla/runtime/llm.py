@@ -308,7 +308,7 @@ class LLM:
             finally:  # the consumer may stop early
                 self._shared.abandon(caller, answers)
         finally:
-            self._shared.abandon(caller, answers)  # an interrupt may have come before the first one
+            self._shared.drop(caller, answers)  # an interrupt may have come before that was done
 
     def _chunks(self, answers: dict[int, Answer], caller: Caller) -> Iterator[Chunk]:
         """Decode; the answers that have ended are taken out."""

@@ -1,8 +1,10 @@
 """One executor for many threads: whose turn it is with it, and which output is for whom.
 
 No thread of its own: who waits for outputs steps the executor for all, and the others wait for
-theirs meanwhile. What outlives a call changes in single steps of the interpreter, so an interrupt
-or a finaliser may come between any two of them.
+theirs meanwhile. Calls come in order of arrival; where streams wait, a step follows each call, and
+where calls wait, a call follows each step. The turn is never assigned: who waits takes it when it
+is next, so nobody can hold it without knowing. What outlives a call changes in single steps of the
+interpreter, so an interrupt or a finaliser may come between any two of them.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ class SharedExecutor:
         self._executor = executor
         self._process = os.getpid()
         self._turn: dict[str, Caller] = {}  # one entry at most: who is inside the executor
-        self._calls: deque[Caller] = deque()  # wait to get inside; they come before streams
+        self._calls: deque[Caller] = deque()  # wait to get inside, the oldest first
         self._idle: deque[Caller] = deque()  # streams that wait for outputs
+        self._step_due = False
+        """A call has been inside since the last step: streams that wait come first."""
         self._receivers: dict[int, Caller] = {}
         self._abandoned: deque[int] = deque()
         self._torn = False
@@ -67,8 +71,9 @@ class SharedExecutor:
         try:
             try:
                 self._calls.append(caller)
-                while not self._take(caller):
+                while self._next() is not caller or not self._take(caller):
                     self._wait(caller)
+                self._step_due = True
                 self._settle()
                 return work(self._executor)
             finally:
@@ -77,7 +82,8 @@ class SharedExecutor:
             self._leave(caller)  # an interrupt may have come before the first one was done
 
     def submit(self, requests: Iterable[Request], caller: Caller) -> None:
-        """Queue requests whose outputs this caller receives; it must `abandon` them in the end."""
+        """Queue requests whose outputs this caller receives; in the end it must `abandon` them and,
+        since an interrupt may come within that, `drop` them."""
 
         def work(executor: Executor) -> None:
             for request in requests:
@@ -98,10 +104,10 @@ class SharedExecutor:
             while output is None:
                 if not caller.inbox.empty():
                     output = caller.inbox.get()
-                elif self._calls or not self._take(caller):
-                    output = self._wait_for_output(caller)
-                else:
+                elif self._may_step() and self._take(caller):
                     self._step(caller)
+                else:
+                    output = self._wait_for_output(caller)
             return output
         finally:
             self._leave(caller)
@@ -111,43 +117,64 @@ class SharedExecutor:
         self._receivers.pop(request_id, None)
 
     def abandon(self, caller: Caller, request_ids: Iterable[int]) -> None:
-        """No output of these is wanted any more. May be called anywhere, by finalisers too."""
+        """`drop`, and cancel at once where nobody is inside the executor."""
         caller.thread = threading.get_ident()
-        for request_id in request_ids:
-            self._receivers.pop(request_id, None)
-            self._abandoned.append(request_id)
-        self._leave(caller)
+        self.drop(caller, request_ids)
         if self._abandoned and not self.is_foreign and self._take(caller):
             self._settle()
             self._leave(caller)
+
+    def drop(self, caller: Caller, request_ids: Iterable[int]) -> None:
+        """No output of these is wanted any more; the next who is inside cancels them.
+
+        May be called anywhere, by finalisers too, and again, which does what is left to be done.
+        """
+        for request_id in request_ids:
+            if request_id in self._receivers:
+                self._abandoned.append(request_id)
+                self._receivers.pop(request_id, None)
+        self._leave(caller)
+
+    def _next(self) -> Caller | None:
+        """Whose turn it is when nobody is inside, of those who wait."""
+        queues = (self._calls, self._idle)
+        for queue in reversed(queues) if self._step_due else queues:
+            with suppress(IndexError):  # nobody waits there, or not any more
+                return queue[0]
+        return None
+
+    def _may_step(self) -> bool:
+        """Whether no call comes first; any stream may step, as that serves all of them."""
+        return self._step_due or not self._calls
 
     def _take(self, caller: Caller) -> bool:
         """Take the turn if it is free; True also where the caller has it already."""
         return self._turn.setdefault("now", caller) is caller
 
     def _leave(self, caller: Caller) -> None:
-        """Want nothing more for now; where nobody is inside then, wake who waits for that."""
+        """Want nothing more for now."""
         if self._calls or self._idle:
             for queue in (self._calls, self._idle):
                 with suppress(ValueError):  # it was not there
                     queue.remove(caller)
+        self._pass_on(caller)
+
+    def _pass_on(self, caller: Caller) -> None:
+        """Give the turn back; where nobody is inside then, wake who is next."""
         if self._turn.get("now") is caller:
             del self._turn["now"]
         if (self._calls or self._idle) and not self._turn:
-            self._wake()
-
-    def _wake(self) -> None:
-        for queue in (self._calls, self._idle):
-            with suppress(IndexError):  # nobody waits, or not any more
-                queue[0].inbox.put(None)
-                return
+            waiting = self._next()
+            if waiting is not None:
+                waiting.inbox.put(None)
 
     def _wait_for_output(self, caller: Caller) -> Output | None:
         """Wait for an output or for the turn; None: look again."""
-        self._leave(caller)
-        self._idle.append(caller)
+        if caller not in self._idle:
+            self._idle.append(caller)
+        self._pass_on(caller)
         # A look after that, since who leaves looks for those who wait after it has left.
-        return self._wait(caller) if self._turn or self._calls else None
+        return self._wait(caller) if self._turn or not self._may_step() else None
 
     def _wait(self, caller: Caller) -> Output | None:
         inside = self._turn.get("now")
@@ -171,6 +198,7 @@ class SharedExecutor:
 
     def _step(self, caller: Caller) -> None:
         """Step, and put the outputs into their receivers' inboxes."""
+        self._step_due = False
         self._settle()
         self._torn = True
         outputs = self._executor.poll()
