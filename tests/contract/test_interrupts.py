@@ -72,7 +72,7 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(llm):
     stop, whole = text.text[2], Lines(STATE)
     assert interrupted_run(llm, expected, whole, stop) == "stop_words"
     places = once_each(whole.seen)
-    assert len(places) > 90
+    assert len(places) > 60
     for place in places:
         lines = Lines(STATE, place)
         interrupted_run(llm, expected, lines, stop)
