@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import time
@@ -201,3 +202,34 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(monkeypatch
     assert len(whole.seen) > 20
     for place in range(len(whole.seen)):
         interrupted(Lines((shared_executor,), place))
+
+
+def test_a_signal_handler_may_use_the_model_while_its_thread_waits(monkeypatch, expected) -> None:
+    """Whoever waits below the handler cannot go on before it, so it does not come first."""
+    monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 0.01)
+    opened, threads, got = Opened(monkeypatch), Threads(), list[tuple[int, ...]]()
+    shared, inside, go = opened.llm._shared, threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        inside.set()
+        until(lambda: len(shared._calls) > 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        assert go.wait(60)
+
+    def handle(*_: object) -> None:
+        go.set()
+        for _ in range(2):
+            stream = opened.stream("other")
+            threads.start(lambda: rest(opened.stream("third"), []))
+            got.append(rest(stream, []).output_ids)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        threads.start(shared.call, hold)
+        assert inside.wait(60)
+        shared.call(lambda _: got.append(()))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    threads.join()
+    assert got == [expected["other"], expected["other"], ()]
+    opened.settled(0)

@@ -71,7 +71,7 @@ class SharedExecutor:
         try:
             try:
                 self._calls.append(caller)
-                while self._next() is not caller or not self._take(caller):
+                while not self._may_call(caller) or not self._take(caller):
                     self._wait(caller)
                 self._step_due = True
                 self._settle()
@@ -104,7 +104,7 @@ class SharedExecutor:
             while output is None:
                 if not caller.inbox.empty():
                     output = caller.inbox.get()
-                elif self._may_step() and self._take(caller):
+                elif self._may_step(caller) and self._take(caller):
                     self._step(caller)
                 else:
                     output = self._wait_for_output(caller)
@@ -143,9 +143,17 @@ class SharedExecutor:
                 return queue[0]
         return None
 
-    def _may_step(self) -> bool:
+    def _may_call(self, caller: Caller) -> bool:
+        return self._next() is caller or self._interrupts(caller)
+
+    def _may_step(self, caller: Caller) -> bool:
         """Whether no call comes first; any stream may step, as that serves all of them."""
-        return self._step_due or not self._calls
+        return self._step_due or not self._calls or self._interrupts(caller)
+
+    def _interrupts(self, caller: Caller) -> bool:
+        """Whether its thread waits already: a signal handler goes on before what it interrupts."""
+        waiting = (*self._calls.copy(), *self._idle.copy())
+        return any(w.thread == caller.thread and w is not caller for w in waiting)
 
     def _take(self, caller: Caller) -> bool:
         """Take the turn if it is free; True also where the caller has it already."""
@@ -174,7 +182,7 @@ class SharedExecutor:
             self._idle.append(caller)
         self._pass_on(caller)
         # A look after that, since who leaves looks for those who wait after it has left.
-        return self._wait(caller) if self._turn or not self._may_step() else None
+        return self._wait(caller) if self._turn or not self._may_step(caller) else None
 
     def _wait(self, caller: Caller) -> Output | None:
         inside = self._turn.get("now")
