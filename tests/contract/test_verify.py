@@ -68,6 +68,7 @@ def test_only_a_parting_at_a_near_tie_is_rounding(
     )
     report = script.Report()
     ours = {"index": 0, "output_ids": output_ids, "tokens_per_step": 1.0}
+    ours |= {"text": None, "finish_reason": "length"}
     assert script._row(report, "lookahead", ours, plain) is good
     assert report.equal is equal
     assert (f"{margin:.4f}" in report.lines[0]) is not equal
