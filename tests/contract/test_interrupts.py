@@ -16,12 +16,12 @@ import pytest
 from tests.runtime.interrupts import Lines, once_each
 from trtla import LLM, SamplingParams, TrtlaError
 from trtla.lookahead import LookaheadConfig
-from trtla.runtime import in_flight, trtllm, trtllm_answer
+from trtla.runtime import in_flight, recovery, trtllm, trtllm_answer
 from trtla.runtime.executor import Request
 from trtla.runtime.trtllm import TrtllmExecutor
 from trtla.runtime.trtllm_answer import TrtllmAnswer
 
-STATE = (trtllm, trtllm_answer, in_flight)
+STATE = (trtllm, trtllm_answer, in_flight, recovery)
 BROKEN, OTHER = "def read(path):\n    ", "aaaaaaaaaaaa"
 LENGTH = 6
 

@@ -27,6 +27,7 @@ from trtla.runtime import (
     in_flight,
     kv_cache,
     llm,
+    recovery,
     scheduler,
     sequence,
     shared_executor,
@@ -46,7 +47,7 @@ SAMPLING = {
     "third": SamplingParams(7, 1.2, seed=4),
 }
 STATE = {
-    "executor": (torch_executor, in_flight, sequence),
+    "executor": (torch_executor, in_flight, recovery, sequence),
     "step": (step_loop, adaptive),
     "threads": (shared_executor, llm, answer),
     "blocks": (scheduler, kv_cache, block_reuse),
@@ -131,7 +132,7 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, p
 
 def test_an_interrupt_of_the_recovery_is_recovered_from(monkeypatch, expected):
     """The second one comes at every line on the way from a torn step back to the next."""
-    modules = (torch_executor, sequence, in_flight, draft_model, factory)
+    modules = (torch_executor, sequence, in_flight, recovery, draft_model, factory)
 
     def run_twice(second):
         opened, first = Opened(monkeypatch), Lines((step_loop,), 90)

@@ -16,12 +16,12 @@ from trtla.runtime.device import synchronize
 from trtla.runtime.draft import RankingDrafter
 from trtla.runtime.executor import ExecutorStats, Output
 from trtla.runtime.kv_cache import KVCache
-from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.model import TargetModel
 from trtla.runtime.no_answer import no_answer
 from trtla.runtime.prediction import Prediction, predict
 from trtla.runtime.ranking import most_probable
+from trtla.runtime.recovery import RecoveringExecutor
 from trtla.runtime.rejection import accept_by_rejection
 from trtla.runtime.scheduler import Plan
 from trtla.runtime.sequence import RequestFailed, Sequence
@@ -32,20 +32,17 @@ _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
 
 
-class StepLoop(OpenExecutor):
+class StepLoop(RecoveringExecutor[Sequence]):
     """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
 
     def __init__(
         self, model: TargetModel | FeedModel, cache: KVCache, limits: ExecutorLimits
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, ExecutorStats(weight_bytes=model.weight_bytes))
         self._model, self._cache = model, cache
         self._forward = step_forward(model, cache, limits)
         self._by_row = model if isinstance(model, FeedModel) else None
-        self._stats = ExecutorStats(weight_bytes=model.weight_bytes)
         self._adaptive: AdaptiveSteps
-        self._new: list[Output] = []
-        """Outputs that the next `poll` reports."""
 
     def _step(self, plan: Plan) -> None:
         feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]

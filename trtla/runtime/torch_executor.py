@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from contextlib import suppress
-from dataclasses import replace
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
@@ -23,8 +22,7 @@ from trtla.runtime.cost_probe import measure_costs, measured_costs
 from trtla.runtime.cost_table import CostPlan, CostTable
 from trtla.runtime.draft import Drafter, SharingDrafters, close_drafter
 from trtla.runtime.drafters.lookahead import NoDrafter, lookahead_drafter
-from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, RequestStats
-from trtla.runtime.in_flight import InFlight
+from trtla.runtime.executor import FinishReason, Output, Request, RequestStats
 from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.log_probs import text_log_probs
@@ -84,9 +82,6 @@ class TorchExecutor(StepLoop):
         self._max_reused_len = max_reused_len
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
-        self._in_flight: InFlight[Sequence] = InFlight()
-        self._torn = False
-        """A change has begun and not ended: nothing but `_in_flight` is certain."""
         self._reset()
 
     def _reset(self) -> None:
@@ -95,9 +90,7 @@ class TorchExecutor(StepLoop):
         self._scheduler = Scheduler(*sizes, self._cache.pool, self._max_reused_len)
         self._adaptive = AdaptiveSteps(self._costs)
         self._deadlines: dict[int, float] = {}
-        self._new = []
-        self._taken: list[int] = []
-        """Ended requests whose last output the last `poll` has reported."""
+        self._new, self._taken = [], []
 
     def _costs(self, sequences: int) -> CostTable | None:
         """What forwards of up to so many sequences cost, asked for until it is known."""
@@ -118,15 +111,9 @@ class TorchExecutor(StepLoop):
         """Always: one process runs the model."""
         return True
 
-    def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened, as they are now."""
-        return replace(self._stats, **self._in_flight.counts()._asdict())
-
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
-        if request.request_id in self._taken and not self._torn:
-            self._forget_taken()
-        self._check_new(request, self._in_flight.sequences)
+        self._check_submitted(request)
         lookahead, drafting = self._limits.triple_of(request), self._limits.drafter_of(request)
         sequence = Sequence(
             request,
@@ -238,10 +225,6 @@ class TorchExecutor(StepLoop):
             self._end(self._cancelled[0], "cancelled")
             self._cancelled.popleft()
 
-    def resend(self) -> None:
-        """Outputs of the last `poll` may be lost: the next one reports all of them again."""
-        self._torn = True
-
     def poll(self, timeout: float | None = None) -> list[Output]:
         """Step until there is something to report; `timeout` is for executors that wait.
 
@@ -252,10 +235,7 @@ class TorchExecutor(StepLoop):
         self._begin()
         while not self._new and self._advance():
             pass
-        outputs, self._new = self._new, []
-        self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
-        self._torn = False
-        return outputs
+        return self._report()
 
     def _advance(self) -> bool:
         """One step, or the end of requests that are late; False where there is nothing to do."""
@@ -278,19 +258,8 @@ class TorchExecutor(StepLoop):
         return True
 
     def _begin(self) -> None:
-        """Begin a change: `_torn` is False again when it has ended as it should."""
-        if self._torn:
-            self._recover()
-        else:
-            self._forget_taken()
-            self._torn = True
+        super()._begin()
         self._end_cancelled()
-
-    def _forget_taken(self) -> None:
-        """The last outputs have arrived: who came back for more had no exception in between."""
-        if self._taken:
-            self._in_flight = self._in_flight.without(self._taken)
-            self._taken = []
 
     def _recover(self, failure: RequestFailed | None = None) -> None:
         """Make all anew from what was committed; every text goes on as if nothing had happened.
@@ -360,7 +329,7 @@ class TorchExecutor(StepLoop):
         return True
 
     def _release(self) -> None:
-        self._in_flight = self._in_flight.without(self._in_flight.sequences)
+        super()._release()
         del self._model, self._cache, self._forward, self._by_row, self._make_drafter
         del self._scheduler, self._adaptive, self._cost_source
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
@@ -24,16 +23,15 @@ from typing import Any
 from trtla.errors import TrtlaError, first_line
 from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.executor import ExecutorStats, FinishReason, Output, Request, SamplingParams
-from trtla.runtime.in_flight import InFlight
-from trtla.runtime.lifecycle import OpenExecutor
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.recovery import RecoveringExecutor
 from trtla.runtime.trtllm_answer import TrtllmAnswer
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
 
 
-class TrtllmExecutor(OpenExecutor):
+class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
     """An `Executor` on TensorRT-LLM.
 
     Args:
@@ -46,21 +44,14 @@ class TrtllmExecutor(OpenExecutor):
     def __init__(
         self, bindings: Any, executor: Any, limits: ExecutorLimits, description: str
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, ExecutorStats(fed=None, drafted=None, forward_s=None))
         self._bindings, self._executor = bindings, executor
         self._description = description
         self._is_leader = bool(executor.can_enqueue_requests())
-        self._in_flight: InFlight[TrtllmAnswer] = InFlight()
         self._running: dict[int, TrtllmAnswer] = {}
         """The executor's id -> the request that has not ended."""
         self._arrived: deque[Any] = deque()
-        """Responses that are not in a record yet."""
-        self._new: list[Output] = []
-        self._taken: list[int] = []
-        """Ended requests whose last output the last `poll` has reported."""
-        self._torn = False
-        """A change has begun and not ended: `_in_flight` and `_arrived` alone are certain."""
-        self._stats = ExecutorStats(fed=None, drafted=None, forward_s=None)
+        """Responses that are not in a record yet; they are as certain as the records."""
 
     @property
     def description(self) -> str:
@@ -76,13 +67,11 @@ class TrtllmExecutor(OpenExecutor):
         """Counters since the executor was opened; passes are counted by TensorRT-LLM."""
         if not self._closed:
             self._read_iterations()
-        return replace(self._stats, **self._in_flight.counts()._asdict())
+        return super().stats()
 
     def submit(self, request: Request) -> None:
         """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        if request.request_id in self._taken and not self._torn:
-            self._forget_taken()
-        self._check_new(request, self._in_flight.sequences)
+        self._check_submitted(request)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         end_id = _end_id(request.end_ids, self._limits.vocab_size)
         try:
@@ -136,24 +125,7 @@ class TrtllmExecutor(OpenExecutor):
             self._end_late_ones()
             if deadline is not None and time.monotonic() >= deadline:
                 break
-        outputs, self._new = self._new, []
-        self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
-        self._torn = False
-        return outputs
-
-    def _begin(self) -> None:
-        """Begin a change: `_torn` is False again when it has ended as it should."""
-        if self._torn:
-            self._recover()
-        else:
-            self._forget_taken()
-            self._torn = True
-
-    def _forget_taken(self) -> None:
-        """The last outputs have arrived: who came back for more had no exception in between."""
-        if self._taken:
-            self._in_flight = self._in_flight.without(self._taken)
-            self._taken = []
+        return self._report()
 
     def _recover(self) -> None:
         """Make all anew from the records, and report all of them again."""
@@ -218,10 +190,6 @@ class TrtllmExecutor(OpenExecutor):
     def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
         self._add(answer, answer.ending(reason))
 
-    def resend(self) -> None:
-        """Outputs of the last `poll` may be lost: the next one reports all of them again."""
-        self._torn = True
-
     def _read_iterations(self) -> None:
         """Drain the iteration statistics; the library keeps the last 1000 only.
 
@@ -246,7 +214,7 @@ class TrtllmExecutor(OpenExecutor):
                 executor.cancel_request(theirs)
         finally:
             self._running, self._arrived = {}, deque()
-            self._in_flight = self._in_flight.without(self._in_flight.sequences)
+            super()._release()
             executor.__exit__(None, None, None)
 
 
