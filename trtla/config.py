@@ -297,7 +297,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = first_line(error)  # ValueError: a number or a date that Python does not know
+        reason = first_line(error)  # ValueError: a number or date that Python cannot represent
         raise UsageError(f"{path} is not YAML: {reason}", "see configs/") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no settings", "write key: value lines, see configs/")

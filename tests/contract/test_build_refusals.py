@@ -1,4 +1,4 @@
-"""What is refused before TensorRT-LLM builds, and what is told, with the stand-in."""
+"""What is refused before TensorRT-LLM builds, and what is noted, with the stand-in."""
 
 from __future__ import annotations
 

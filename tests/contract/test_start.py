@@ -120,7 +120,7 @@ def test_chunked_context_on_a_lookahead_engine_is_refused(engine: Engines) -> No
     options = ExecutorOptions(trtllm=TrtllmSettings(enable_chunked_context=True))
     with pytest.raises(UsageError, match="chunked context does not go with lookahead") as refusal:
         open_executor(open_engine(engine()), options)
-    assert "leave --enable-chunked-context away" in str(refusal.value.hint)
+    assert "omit --enable-chunked-context" in str(refusal.value.hint)
     with open_executor(open_engine(engine(1, 1, 0)), options) as executor:
         executor.submit(request(0))
         assert drain(executor)[0].finish_reason == "length"

@@ -205,7 +205,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(monkeypatch
 
 
 def test_a_signal_handler_may_use_the_model_while_its_thread_waits(monkeypatch, expected) -> None:
-    """Whoever waits below the handler cannot go on before it, so it does not come first."""
+    """A caller that the handler interrupted cannot go on before it, so it must not come first."""
     monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 0.01)
     opened, threads, got = Opened(monkeypatch), Threads(), list[tuple[int, ...]]()
     shared, inside, go = opened.llm._shared, threading.Event(), threading.Event()

@@ -1,7 +1,7 @@
 """Opens models and tokenizers in transformers: the only file that calls `from_pretrained`.
 
 Code that a folder brings is never run, and nothing is asked on stdin or fetched: transformers does
-all of that unless it is told not to.
+all of that by default.
 """
 
 from __future__ import annotations

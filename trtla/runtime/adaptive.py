@@ -80,7 +80,7 @@ class AdaptiveSteps:
 
     def observe(self, sequence: Sequence_, greedy: Sequence[int], tokens: Sequence[int]) -> None:
         """What a forward said goes to the drafter; adaptive ones without a window ask for it."""
-        if sequence in self._waiting:  # its pilot will tell the drafter all of it
+        if sequence in self._waiting:  # its pilot passes all of it on to the drafter
             return
         if sequence.pilot is None:
             sequence.drafter.observe(greedy, tokens)

@@ -199,7 +199,7 @@ class ExecutorStats:
     drafted: int | None = 0
     accepted: int = 0
     forward_s: float | None = 0.0
-    """Seconds inside the model's forwards, device synchronised; None where it is not told."""
+    """Seconds inside the model's forwards, device synchronised; None where it is not reported."""
     max_in_flight: int = 0
     weight_bytes: int | None = None
     """Of weights that a forward reads; None where it is not told."""

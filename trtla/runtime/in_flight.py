@@ -1,4 +1,4 @@
-"""The requests in flight and what ended ones have brought: the one place that nothing can tear.
+"""The requests in flight and the counts of ended ones: the record that recovery starts from.
 
 It changes in single steps of the interpreter only: an entry more in the dictionary, an output more
 in a sequence's record, or all of it replaced by a new object. An interrupt comes before or after.

@@ -95,7 +95,7 @@ class TrtllmAnswer:
         self._count(output, response)
 
     def _count(self, output: Output, response: Any) -> None:
-        """`decoding_iter` counts the prompt pass too, as TensorRT-LLM's average does."""
+        """`decoding_iter` includes the prefill, as in TensorRT-LLM's own average."""
         if output.new_tokens:
             self.output_ids += output.new_tokens
             self.stats.step_lengths.append(len(output.new_tokens))
@@ -112,7 +112,7 @@ class TrtllmAnswer:
             self._count(output, response)
 
     def _shortened(self, count: int) -> TrtlaError:
-        """Releases before 1.0 cannot be told to fail at their start instead."""
+        """The error on releases before 1.0; later ones fail at their start instead."""
         request, length = self.request, self.request.sampling.max_output_len
         if self._was_interrupted:
             return TrtlaError(

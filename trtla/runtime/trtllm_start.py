@@ -121,7 +121,7 @@ def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
         raise UsageError(
             f"chunked context does not go with lookahead on {engine.name}: TensorRT-LLM would "
             "move the keys and values of other requests by wrong lengths",
-            "leave --enable-chunked-context away, or build a plain engine with --lookahead 1,1,0",
+            "omit --enable-chunked-context, or build a plain engine with --lookahead 1,1,0",
         )
 
 

@@ -43,7 +43,7 @@ class Loop:
         self.request_stats: deque[Any] = deque(maxlen=config.request_stats_max_iterations)
         self._iterations = 0
         self._latency_ms = 0.0
-        """Of the pass before, which the next record tells."""
+        """Of the pass before, which the next record reports."""
         self._mark = time.perf_counter()
         """When the last pass ended: the clock of the next one runs while it waits for requests."""
 
