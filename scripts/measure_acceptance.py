@@ -26,8 +26,8 @@ from tiny_llama_data import held_out_files, read_texts
 
 import trtla
 from trtla import LLM, Completion, DraftOptions, LookaheadConfig, SamplingParams
-from trtla.bench.prompt_sets import load_sets
-from trtla.run import totals
+from trtla.data.prompt_sets import load_sets
+from trtla.results.run import totals
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 _START = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)

@@ -19,17 +19,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.attention import attend
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.cuda.graph_runner import CudaCapture
-from trtla.runtime.cuda.paged_attention import paged_attend, triton_attends
-from trtla.runtime.cuda.step_inputs import Room, StepInputs
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.models.attention import attend
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.cuda.graphs import CudaCapture
+from trtla.runtime.models.cuda.inputs import Room, StepInputs
+from trtla.runtime.models.cuda.paged_attention import paged_attend, triton_attends
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as TokenSequence
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 ROUNDS, WARM_UP = 21, 3
 BYTES_PER_POINT = 2 * 2**30

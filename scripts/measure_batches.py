@@ -20,8 +20,8 @@ import torch
 from measure_acceptance import SHIPPED, held_out_prompts
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.lookahead import Lookahead
-from trtla.run import totals
+from trtla.results.run import totals
+from trtla.settings.lookahead import Lookahead
 
 ARMS: dict[str, Lookahead] = {
     "1,1,0": LookaheadConfig(1, 1, 0),

@@ -20,7 +20,7 @@ from statistics import median
 import torch
 
 from trtla import LLM, SamplingParams
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 PROMPT = "The capital of France is"
 

@@ -27,19 +27,20 @@ from tiny_llama_data import held_out_files, read_texts, training_files
 from torch import Tensor
 
 import trtla
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.calibration_data import TEXT_CHARS, calibration
-from trtla.config import Quantization
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.device import resolve_device
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
-from trtla.runtime.model import LlamaModel
+from trtla.data.calibration import TEXT_CHARS, calibration
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.config import Quantization
+from trtla.llm.text import Tokenizer
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import NoDrafter
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.load import resolve_device
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as TokenSequence
-from trtla.runtime.text import Tokenizer
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 

@@ -26,13 +26,14 @@ from measure_acceptance import SHIPPED
 from torch import Tensor
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.runtime import torch_executor
-from trtla.runtime.batch import Batch, Feed
-from trtla.runtime.cost_probe import measure_costs
-from trtla.runtime.cost_table import CostTable
-from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import KVCache
+from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop import executor as torch_executor
+from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed
 
 SEVEN = LookaheadConfig(7, 7, 7)
 ARMS: dict[str, LookaheadConfig | None] = {

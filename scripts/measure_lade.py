@@ -105,10 +105,10 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
     """Print one table."""
     from trtla import LLM, SamplingParams
     from trtla.bench.arms import engine_arms
-    from trtla.bench.prompt_sets import batches, encode, fit, load_sets
     from trtla.bench.rounds import Cell
     from trtla.bench.rounds import measure as in_turns
-    from trtla.lookahead import LookaheadConfig
+    from trtla.data.prompt_sets import batches, encode, fit, load_sets
+    from trtla.settings.lookahead import LookaheadConfig
 
     triples = [LookaheadConfig.parse(text) for text in args.lookahead]
     server = LookaheadConfig(*map(max, zip(*(t.as_tuple() for t in triples), strict=True)))

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import trtla
 from trtla import LookaheadConfig
-from trtla.build.engine import BuildSettings, build_engine
+from trtla.build.engine import build_engine
+from trtla.formats.engine_limits import BuildSettings
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 TORCH = "import torch"

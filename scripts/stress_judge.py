@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trtla import SamplingParams
-from trtla.runtime.llm import Completion
-from trtla.runtime.sampling import draw_at, uniform
+from trtla.llm.llm import Completion
+from trtla.runtime.sampling.draw import draw_at, uniform
 
 _ROUNDING = 1e-5
 """Logits of PyTorch's operations differ by about this with the shape of the batch."""

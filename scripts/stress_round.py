@@ -22,11 +22,10 @@ from stress_requests import Asked, World, fed
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli import Interrupt
 from trtla.cli.failure import execute
-from trtla.drafting import DrafterSettings
 from trtla.errors import TrtlaError
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
-from trtla.runtime.llm import Chunk, Completion
+from trtla.llm.llm import Chunk, Completion
+from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 
 MAX_SEQ_LEN = 192
 _OPEN_STREAMS = 3
@@ -102,7 +101,7 @@ def _memory(world: World, block: int) -> Any:
         return patch.dict({})
     longest = -(-(MAX_SEQ_LEN + fed(world.triple) + 16) // TOKENS_PER_BLOCK)
     free = (longest + world.spare_blocks) * block
-    return patch("trtla.runtime.device._free_bytes", lambda device: free)
+    return patch("trtla.runtime.models.load._free_bytes", lambda device: free)
 
 
 def _engine(world: World, root: Path) -> Path:

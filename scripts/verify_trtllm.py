@@ -23,8 +23,8 @@ from typing import Any
 
 import trtla
 from trtla import LLM, SamplingParams
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.run import divergence
+from trtla.results.run import divergence
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 ASSETS = Path(trtla.__file__).parent / "assets"
 ROUNDING = 0.05

@@ -15,8 +15,8 @@ import torch
 from hypothesis import settings
 
 import trtla
-from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
-from trtla.trtllm_library import installed
+from trtla.runtime.models.cpu.library import NotCompiled, compiled_library
+from trtla.trtllm.library import installed
 
 torch.set_num_threads(1)
 settings.register_profile("trtla", deadline=None, print_blob=True)

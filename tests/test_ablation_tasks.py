@@ -8,9 +8,9 @@ import pytest
 
 import trtla
 from trtla.bench.ablation_cases import TASKS, cases, load_tasks
-from trtla.bench.prompt_sets import load_sets
+from trtla.data.prompt_sets import load_sets
 from trtla.errors import UsageError
-from trtla.processors import parse_processor
+from trtla.settings.sampling import parse_processor
 
 FOLDER = Path(trtla.__file__).parent / "assets" / "ablation"
 SIZES = {"dialogue": 20, "translation": 20, "continuation": 10, "code": 20}

@@ -14,13 +14,13 @@ from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import Run
 from trtla.bench.figures import Hardware, agreement, rows
-from trtla.bench.hardware import peak_bytes, read_bandwidth, reset_peak
-from trtla.bench.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
+from trtla.bench.opened import peak_bytes, read_bandwidth, reset_peak
 from trtla.bench.rounds import Cell, add, measure
-from trtla.config import CheckpointConfig
+from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.weight_bytes import weight_bytes
+from trtla.formats.config import CheckpointConfig
+from trtla.runtime.models.llama import weight_bytes
+from trtla.settings.sampling import SamplingParams
 
 CELL = Cell("cpu", "float32", 1, 2, None, 0.0, "code")
 PLAIN = Run(
@@ -191,7 +191,7 @@ def test_weight_bytes_of_the_shipped_model(tiny_llama: Path) -> None:
     """With a tied embedding the head is all of it, so a forward reads every parameter."""
     from transformers import AutoModelForCausalLM
 
-    from trtla.build.engine import engine_from_hugging_face
+    from trtla.formats.engine import engine_from_hugging_face
 
     engine = engine_from_hugging_face(tiny_llama)
     model = AutoModelForCausalLM.from_pretrained(tiny_llama)

@@ -13,7 +13,7 @@ import torch
 from tests.build.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.peer_names import LLAMA_CPP
-from trtla.bench.prompt_sets import Ids, encode, load_sets
+from trtla.data.prompt_sets import Ids, encode, load_sets
 
 pytest.importorskip("llama_cpp")
 

@@ -203,7 +203,7 @@ def test_tensorrt_llm_is_installed_beside_a_torch_that_is_held() -> None:
 
 
 def test_what_says_how_to_install_it_names_that_section() -> None:
-    from trtla.trtllm_library import HOW_TO_INSTALL
+    from trtla.trtllm.library import HOW_TO_INSTALL
 
     name, heading = re.search(r"(\S+\.md), (.+)", HOW_TO_INSTALL).groups()
     assert f"\n## {heading}\n" in (ROOT / name).read_text()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.drafting import (
+from trtla.errors import UsageError
+from trtla.settings.drafting import (
     LOOKAHEAD,
     NO_DRAFTER,
     DrafterSettings,
@@ -13,8 +14,7 @@ from trtla.drafting import (
     check_used,
     parse_drafter,
 )
-from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 BAD = [
     ({"gamma": 0}, "gamma is 0", "from 1"),

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtla.config import read_json, read_yaml
 from trtla.errors import UsageError
-from trtla.json_text import JsonError, parse_json, parse_texts
+from trtla.files import JsonError, parse_json, parse_texts, read_json, read_yaml
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.errors import UsageError
-from trtla.lookahead import (
+from trtla.settings.lookahead import (
     LookaheadConfig,
     check_request,
     check_server,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.errors import UsageError
-from trtla.processors import parse_processor, processor
+from trtla.settings.sampling import parse_processor, processor
 
 
 @pytest.mark.parametrize(

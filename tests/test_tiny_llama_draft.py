@@ -42,7 +42,7 @@ def test_it_has_the_target_s_tokenizer(name: str) -> None:
 
 
 def test_held_out_loss(model: Any) -> None:
-    from trtla.runtime.text import Tokenizer
+    from trtla.llm.text import Tokenizer
 
     if not (LIBRARY / HELD_OUT).is_file():
         pytest.skip("this Python has no such file")
@@ -57,9 +57,9 @@ def test_held_out_loss(model: Any) -> None:
 
 def test_it_often_says_what_the_target_says() -> None:
     """On code, greedily: that is what it ships for."""
-    from trtla.drafting import DrafterSettings
-    from trtla.runtime.executor import SamplingParams
-    from trtla.runtime.llm import LLM
+    from trtla.llm.llm import LLM
+    from trtla.settings.drafting import DrafterSettings
+    from trtla.settings.sampling import SamplingParams
 
     prompt = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n"
     drafting = DrafterSettings((f"draft:{FOLDER}",))

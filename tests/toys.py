@@ -12,16 +12,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.attention import AttentionGroup
-from trtla.runtime.batch import Batch
-from trtla.runtime.cost_table import CostTable
-from trtla.runtime.drafters.lookahead import LookaheadDrafter, NoDrafter
-from trtla.runtime.executor import Output, Request, SamplingParams
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
+from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import NoDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.torch_executor import DrafterFactory, TorchExecutor
+from trtla.runtime.loop.executor import DrafterFactory, TorchExecutor
+from trtla.runtime.models.attention import AttentionGroup
+from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Output, Request
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 Rule = Callable[[list[int]], int]
 Scores = Callable[[list[int]], list[float]]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtla.drafting import DrafterSettings
 from trtla.errors import CheckFailed, TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig, max_draft_len
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig, max_draft_len
+from trtla.version import __version__
 
 if TYPE_CHECKING:
-    from trtla.runtime.beam import BeamSettings
-    from trtla.runtime.beam_text import BeamText
-    from trtla.runtime.drafters.options import DraftOptions
-    from trtla.runtime.executor import SamplingParams
-    from trtla.runtime.llm import LLM, Chunk, Completion
+    from trtla.llm.answer import BeamText
+    from trtla.llm.llm import LLM, Chunk, Completion
+    from trtla.runtime.loop.beams import BeamSettings
+    from trtla.settings.drafting import DraftOptions
+    from trtla.settings.sampling import SamplingParams
 
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 _LAZY = {
-    "LLM": "trtla.runtime.llm",
-    "BeamSettings": "trtla.runtime.beam",
-    "BeamText": "trtla.runtime.beam_text",
-    "Chunk": "trtla.runtime.llm",
-    "Completion": "trtla.runtime.llm",
-    "DraftOptions": "trtla.runtime.drafters.options",
+    "LLM": "trtla.llm.llm",
+    "BeamSettings": "trtla.runtime.loop.beams",
+    "BeamText": "trtla.llm.answer",
+    "Chunk": "trtla.llm.llm",
+    "Completion": "trtla.llm.llm",
+    "DraftOptions": "trtla.settings.drafting",
     "SamplingParams": "trtla.runtime.executor",
 }
 

@@ -16,7 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 from trtla.errors import first_line, sentence
-from trtla.kernels import Capability
+
+Capability = tuple[int, int]
+"""A GPU's compute capability, such as (9, 0)."""
+
 
 _SETS = (
     *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16"),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.build.models import Variant
-from trtla.build.calibration import Calibration
 from trtla.build.convert import convert
+from trtla.build.quantize import Calibration
 
 BIASED = Variant("biased", {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True})
 PROMPTS = [[i * 7 % 101 for i in range(12)], [5, 3], [i * i % 101 for i in range(16)]]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.build.models import Variant, make_model, save_model
-from trtla.build.atomic import atomic_directory, check_target, restore
 from trtla.build.convert import convert
-from trtla.build.folder_kind import folder_kind
 from trtla.errors import TrtlaError, UsageError
+from trtla.formats.atomic import atomic_directory, check_target, restore
+from trtla.formats.folder import folder_kind
 
 KILL = """
 import os, random, signal, sys, time
@@ -153,7 +153,7 @@ def test_a_disk_without_room_is_refused_before_the_first_byte(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("trtla.build.rank_writer.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("trtla.formats.writer.shutil.disk_usage", lambda path: usage)
     with pytest.raises(TrtlaError, match="the disk is full") as caught:
         convert(hf, tmp_path / "ckpt")
     assert caught.value.hint
@@ -169,7 +169,7 @@ def test_no_permission_is_one_sentence(
     def refuse(**_: object) -> str:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("trtla.build.atomic.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("trtla.formats.atomic.tempfile.mkdtemp", refuse)
     with pytest.raises(TrtlaError, match=sentence) as caught:
         convert(hf, tmp_path / "new" / "ckpt")
     assert caught.value.hint

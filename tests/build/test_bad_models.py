@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.build.models import Variant, make_model, save_model
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.build.engine import BuildSettings, build_engine
+from trtla.build.engine import build_engine
+from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
-from trtla.inspect_folder import inspect
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.engine_limits import BuildSettings
 
 Change = Callable[[Path], None]
 

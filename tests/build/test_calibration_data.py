@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.build.fp8_models import PROMPTS
-from trtla.build.calibration import Calibration, calibrate
-from trtla.build.hf import HFModel
-from trtla.calibration_data import calibration, texts
+from trtla.build.quantize import Calibration, calibrate
+from trtla.data.calibration import calibration, texts
 from trtla.errors import TrtlaError, UsageError
+from trtla.formats.hf import HFModel
 
 
 def test_texts_of_files(tmp_path: Path) -> None:
@@ -48,13 +48,13 @@ def test_articles_come_from_the_train_split(
         asked.append(args)
         return [{"article": f"def f{i}(): pass", "highlights": ""} for i in range(3)]
 
-    monkeypatch.setattr("trtla.calibration_data.load_rows", rows)
+    monkeypatch.setattr("trtla.data.calibration.load_rows", rows)
     assert len(list(calibration(tiny_llama, size=2).prompts)) == 2
     assert asked[0][:2] == ("train", 2)
 
 
 def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtla.calibration_data.find_spec", lambda name: None)
+    monkeypatch.setattr("trtla.data.calibration.find_spec", lambda name: None)
     with pytest.raises(TrtlaError, match='"datasets" package') as caught:
         list(texts("cnn_dailymail", 3))
     assert "pip install" in str(caught.value.hint)

@@ -10,12 +10,12 @@ import pytest
 
 from tests.build.trtllm_engines import RELEASES, edit_plugins, write_engine
 from trtla import LookaheadConfig
-from trtla.build.adopt import adopt_engine
-from trtla.build.engine import open_engine
 from trtla.cli.engine_check import check_triples
+from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
-from trtla.inspect_folder import inspect
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.formats.engine import open_engine
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.trtllm.adopt import adopt_engine
 
 SEVENS = LookaheadConfig(7, 7, 7)
 

@@ -18,13 +18,11 @@ from tests.build.models import (
     model_of,
     save_model,
 )
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.build.engine import (
-    BuildSettings,
-    build_engine,
-    engine_from_hugging_face,
-)
+from trtla.build.engine import build_engine
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.engine import engine_from_hugging_face
+from trtla.formats.engine_limits import BuildSettings
 
 
 @lru_cache(maxsize=2)

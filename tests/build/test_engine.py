@@ -13,23 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.build.models import Variant, make_model, save_model
-from trtla import LookaheadConfig, trtllm_library
+from trtla import LookaheadConfig
 from trtla.build.convert import convert
-from trtla.build.engine import (
-    BuildSettings,
-    build_engine,
-    choose_backend,
-    describe_build,
-    engine_from_hugging_face,
-    open_engine,
-    plan_build_config,
-)
-from trtla.build.hf_config import read_hf_config
-from trtla.config import CheckpointConfig
+from trtla.build.engine import build_engine, choose_backend, describe_build
+from trtla.doctor.folder import inspect
 from trtla.errors import TrtlaError, UsageError
-from trtla.inspect_folder import inspect
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.trtllm_library import Library
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.engine import engine_from_hugging_face, open_engine
+from trtla.formats.engine_limits import BuildSettings, plan_build_config
+from trtla.formats.hf_config import read_hf_config
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.trtllm import library as trtllm_library
+from trtla.trtllm.library import Library
 
 LOOKAHEAD = LookaheadConfig(7, 7, 7)
 GQA = Variant("gqa", {"max_position_embeddings": 4096, "eos_token_id": [2, 5]})

@@ -18,16 +18,17 @@ from tests.build.fp8_models import LINEARS, PROMPTS, to_fp8
 from tests.build.models import VARIANTS, assemble, make_model, save_model
 from tests.build.test_split_properties import configs
 from tests.examples import examples
-from trtla.build.calibration import Calibration, calibrate
-from trtla.build.checkpoint import Checkpoint, RankFiles
-from trtla.build.engine import BuildSettings, build_engine, describe_build, open_engine
-from trtla.build.hf import HFModel
-from trtla.build.plan import DTYPE_BYTES, fp8_groups, rank_plan, source_shapes
-from trtla.build.rank_writer import RankWriter, weight_bytes
-from trtla.build.source import torch_dtype
-from trtla.config import CheckpointConfig, Quantization
+from trtla.build.engine import build_engine, describe_build
+from trtla.build.quantize import Calibration, calibrate
+from trtla.doctor.folder import inspect
 from trtla.e4m3 import dequantize, quantize, scale_of
-from trtla.inspect_folder import inspect
+from trtla.formats.checkpoint import Checkpoint, RankFiles, torch_dtype
+from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.engine import open_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.hf import HFModel
+from trtla.formats.plan import DTYPE_BYTES, fp8_groups, rank_plan, source_shapes
+from trtla.formats.writer import RankWriter, weight_bytes
 
 
 def layer_table(tp: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.build.models import BASE, Variant
-from trtla.build.hf_config import read_hf_config
-from trtla.build.plan import hf_shapes
+from trtla.formats.hf_config import read_hf_config
+from trtla.formats.plan import hf_shapes
 
 MEASURE = """
 import resource, sys

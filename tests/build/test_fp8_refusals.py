@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.build.fp8_models import to_fp8
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.build.engine import BuildSettings, build_engine
-from trtla.build.fp8 import Fp8Source
-from trtla.build.hf import HFModel
+from trtla.build.engine import build_engine
+from trtla.build.quantize import Fp8Source
+from trtla.doctor.folder import inspect
 from trtla.errors import TrtlaError, UsageError
-from trtla.inspect_folder import inspect
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.hf import HFModel
 
 Change = Callable[[dict[str, torch.Tensor]], object]
 SCALE = "transformer.layers.1.mlp.fc.weights_scaling_factor"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtla.build.hf_config import read_hf_config
-from trtla.config import CheckpointConfig
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.hf_config import read_hf_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,9 +10,10 @@ import pytest
 from tests.build.models import VARIANTS, make_model, save_model
 from trtla import LookaheadConfig
 from trtla.build.convert import convert
-from trtla.build.engine import BuildSettings, build_engine
+from trtla.build.engine import build_engine
+from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
-from trtla.inspect_folder import inspect
+from trtla.formats.engine_limits import BuildSettings
 
 TIED = next(v for v in VARIANTS if v.name == "tied")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from trtla.build.hf_config import read_hf_config
-from trtla.build.plan import hf_shapes
+from trtla.formats.hf_config import read_hf_config
+from trtla.formats.plan import hf_shapes
 
 MEASURE = """
 import os, resource, sys

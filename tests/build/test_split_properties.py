@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from trtla.build import source as source_module
-from trtla.build.checkpoint import RankFiles
-from trtla.build.plan import hf_shapes, rank_plan
-from trtla.build.rank_writer import RankWriter, weight_bytes
-from trtla.config import CheckpointConfig, Mapping
+from trtla.formats import checkpoint as source_module
+from trtla.formats.checkpoint import RankFiles
+from trtla.formats.config import CheckpointConfig, Mapping
+from trtla.formats.plan import hf_shapes, rank_plan
+from trtla.formats.writer import RankWriter, weight_bytes
 
 
 class DictSource:

@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.build.trtllm_engines import edit_plugins, write_engine
-from trtla import LookaheadConfig, trtllm_library
-from trtla.build.engine import BuildSettings, describe_build, open_engine
-from trtla.build.memory import estimate_memory
-from trtla.build.plan import rank_plan
-from trtla.build.settings import plan_limits
-from trtla.build.trtllm import check_written
-from trtla.build.trtllm_check import check_trtllm
-from trtla.config import BuildConfig, CheckpointConfig, Mapping, Quantization
+from trtla import LookaheadConfig
+from trtla.build.engine import describe_build, estimate_memory
 from trtla.errors import TrtlaError, UsageError
+from trtla.formats.config import BuildConfig, CheckpointConfig, Mapping, Quantization
+from trtla.formats.engine import open_engine
+from trtla.formats.engine_limits import BuildSettings, plan_limits
+from trtla.formats.plan import rank_plan
+from trtla.trtllm import library as trtllm_library
+from trtla.trtllm.build import check_written
+from trtla.trtllm.rules import check_trtllm
 
 SEVENS = LookaheadConfig(7, 7, 7)
 LLAMA_8B = CheckpointConfig(

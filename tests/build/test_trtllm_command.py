@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from trtla import LookaheadConfig
-from trtla.build.engine import BuildDescription, BuildSettings, describe_build
-from trtla.build.trtllm_command import CONVERT_SCRIPT
+from trtla.build.engine import BuildDescription, describe_build
+from trtla.formats.engine_limits import BuildSettings
+from trtla.trtllm.ranks import CONVERT_SCRIPT
 
 LLAMA_8B = {
     "architecture": "LlamaForCausalLM",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trtla.build.trtllm_workers import build_ranks
 from trtla.errors import TrtlaError
+from trtla.trtllm.ranks import build_ranks
 
 
 @dataclass(frozen=True)

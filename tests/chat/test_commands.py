@@ -12,10 +12,10 @@ from trtla.chat.compare import read_side
 from trtla.chat.completion import complete
 from trtla.chat.help import help_text
 from trtla.chat.settings import ChatSettings, changed, read
-from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.executor import SamplingParams
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 REFERENCE = [
     *("help", "quit", "clear", "debug", "chat", "speculative", "target", "drafter", "ngram"),

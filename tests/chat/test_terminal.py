@@ -17,7 +17,7 @@ from trtla.chat.session import Session
 from trtla.chat.status_row import StatusRow
 from trtla.chat.terminal import CommandCompleter, TerminalPrinter
 from trtla.console import Console
-from trtla.runtime.answer import Chunk
+from trtla.llm.answer import Chunk
 
 
 def test_history_is_kept_for_its_owner(tmp_path: Path) -> None:

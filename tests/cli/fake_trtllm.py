@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.trtllm_library import installed
+from trtla.trtllm.library import installed
 
 EXECUTOR = "class Executor: ...\nclass LookaheadDecodingConfig: ...\n"
 REQUEST = "class Request:\n    lookahead_config = None\n"

@@ -23,7 +23,7 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.ablation_arms import METHODS
 from trtla.bench.ablation_cases import load_tasks
 from trtla.bench.ablation_rows import COLUMNS, FIGURES, TIMES
-from trtla.bench.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids
 
 HEADER = [
     "run_id", "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta",

@@ -237,7 +237,7 @@ def test_an_unexpected_error_is_called_a_bug(engine: Path, monkeypatch: pytest.M
     def broken(*args: object, **kwargs: object) -> None:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr("trtla.prompts.gather", broken)
+    monkeypatch.setattr("trtla.data.prompts.gather", broken)
     refused(run(engine, "--input-text", "a"), 1, "IndexError", "bug in trtla", "--verbose")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Ran, refused, trtla
 from trtla import LLM, BeamSettings
-from trtla.runtime.text import Tokenizer
+from trtla.llm.text import Tokenizer
 
 BEAM_KEYS = {"text", "output_ids", "log_prob", "score", "finished"}
 

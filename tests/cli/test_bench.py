@@ -30,7 +30,7 @@ AXES = {
 @pytest.fixture(autouse=True)
 def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     from trtla.bench import sweep
-    from trtla.bench.hardware import read_bandwidth
+    from trtla.bench.opened import read_bandwidth
 
     monkeypatch.setattr(sweep, "read_bandwidth", lambda device: read_bandwidth(device, 2**22))
 
@@ -240,7 +240,8 @@ def test_llama_cpp_writes_the_engines_texts(engine: Path) -> None:
 def test_llama_cpp_reads_fp8_dequantised_and_says_so(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     from tests.build.fp8_models import to_fp8
-    from trtla.build.engine import BuildSettings, build_engine
+    from trtla.build.engine import build_engine
+    from trtla.formats.engine_limits import BuildSettings
 
     checkpoint = to_fp8(model, tmp_path / "checkpoint", fp8_kv_cache=True)
     build_engine(checkpoint, tmp_path / "engine", BuildSettings(max_input_len=128))

@@ -236,4 +236,4 @@ def test_transformers_opens_folders_in_one_place_only() -> None:
         for path in sorted((ROOT / "trtla").rglob("*.py"))
         if ".from_pretrained(" in path.read_text()
     ]
-    assert callers == ["trtla/build/hugging_face.py"]
+    assert callers == ["trtla/formats/hf.py"]

@@ -23,7 +23,7 @@ from tests.cli.fake_trtllm import (
     put_program,
     without_tensorrt_llm,
 )
-from trtla import kernels
+from trtla.trtllm import rules as kernels
 
 pytestmark = without_tensorrt_llm
 

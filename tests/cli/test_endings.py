@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, refused, trtla
-from trtla.lookahead import LookaheadConfig
-from trtla.run import Divergence, distinct_4grams, divergence
-from trtla.runtime.executor import RequestStats
-from trtla.runtime.llm import Completion
+from trtla.llm.llm import Completion
+from trtla.results.run import Divergence, distinct_4grams, divergence
+from trtla.runtime.stats import RequestStats
+from trtla.settings.lookahead import LookaheadConfig
 
 
 def start(*args: str | Path) -> subprocess.Popen[str]:
@@ -95,7 +95,9 @@ def test_another_text_or_reason_of_the_same_ids_is_a_divergence() -> None:
 
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("trtla.cli.transcript")  # or it would keep the patched name for good
-    monkeypatch.setattr("trtla.run.divergence", lambda ours, plain: Divergence(1, 9, 6, 0.25))
+    monkeypatch.setattr(
+        "trtla.results.run.divergence", lambda ours, plain: Divergence(1, 9, 6, 0.25)
+    )
     ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
     refused(ran, 3, "1 of 1 texts differ")
     assert ran.json["results"][0]["lossless"] is False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, refused, trtla
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -119,8 +119,8 @@ def test_a_missing_preset() -> None:
 
 
 def test_the_default_batch_size_is_the_builders() -> None:
-    from trtla.build.settings import BuildSettings
     from trtla.cli.build import build
+    from trtla.formats.engine_limits import BuildSettings
 
     flag = next(p for p in build.params if p.name == "max_batch_size")
     assert flag.default == BuildSettings().max_batch_size

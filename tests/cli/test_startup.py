@@ -18,7 +18,12 @@ from tests.cli.conftest import ROOT, refused, trtla
 _LIGHT = {"trtla", "click", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
 _LIGHT |= {"typing_extensions", "tokenizers"}
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils.cpp_extension")
-_BUILDERS = ("trtla.build.builder", "trtla.build.convert", "trtla.build.trtllm", "trtla.doctor")
+_BUILDERS = (
+    "trtla.build.engine",
+    "trtla.build.convert",
+    "trtla.trtllm.build",
+    "trtla.doctor.report",
+)
 _LOADED = """
 import gc, json, sys
 import torch

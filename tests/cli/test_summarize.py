@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
-from trtla.summarize import Article, Side, check_rouge1, load_articles, prompt_text
+from trtla.bench.summarize import Article, Side, check_rouge1, load_articles, prompt_text
 
 SIDE_KEYS = {
     "name", "latency_s", "output_tokens", "tokens_per_s", "steps", "tokens_per_step",
@@ -68,8 +68,8 @@ def test_prompts_are_cut_to_the_engine(engine: Path, tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_long_article_stays(model: Path) -> None:
-    from trtla.runtime.text import Tokenizer
-    from trtla.summarize import encode
+    from trtla.bench.summarize import encode
+    from trtla.llm.text import Tokenizer
 
     tokenizer = Tokenizer(model).inner
     article = Article(article="start " + "word " * 50 + "end", highlights="")
@@ -82,8 +82,8 @@ def test_prompt_text() -> None:
 
 
 def test_rouge_is_that_of_rouge_score(model: Path) -> None:
-    from trtla.runtime.text import Tokenizer
-    from trtla.summarize import Answer, score
+    from trtla.bench.summarize import Answer, score
+    from trtla.llm.text import Tokenizer
 
     tokenizer = Tokenizer(model).inner
     side = Side("s", answers=[Answer(tuple(tokenizer.encode("the cat sat")), 2, 0)])
@@ -124,7 +124,7 @@ def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(
     engine: Path, articles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtla.summarize.find_spec", lambda name: None)
+    monkeypatch.setattr("trtla.bench.summarize.find_spec", lambda name: None)
     refused(summarize(engine, articles), 1, "rouge-score", "pip install 'trtla[eval]'")
 
 
@@ -136,7 +136,7 @@ def test_an_unreachable_hub_names_the_way_out(
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("cannot reach the hub")
 
-    monkeypatch.setattr("trtla.cnn_dailymail._hub_answers", lambda: True)
+    monkeypatch.setattr("trtla.data.cnn_dailymail._hub_answers", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trtla import SamplingParams
-from trtla.runtime.executor import Executor, Output, Request
+from trtla.runtime.executor import Executor
+from trtla.runtime.request import Output, Request
 
 PROMPT = tuple(b"def read(path):\n    ")
 Engines = Callable[..., Path]

@@ -173,7 +173,8 @@ def engine(tiny_checkpoint: Path, tmp_path: Path) -> Callable[..., Path]:
     """Builds an engine of a triple; `bare` is without trtla.json, as trtllm-build leaves it."""
 
     from trtla import LookaheadConfig
-    from trtla.build.engine import BuildSettings, build_engine
+    from trtla.build.engine import build_engine
+    from trtla.formats.engine_limits import BuildSettings
 
     def build(w: int = 4, n: int = 4, g: int = 4, *, bare: bool = False, **limits: int) -> Path:
         folder = tmp_path / f"{w}-{n}-{g}-{bare}-{'-'.join(map(str, limits.values()))}"

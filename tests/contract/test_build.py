@@ -20,17 +20,14 @@ import torch
 
 from tests.contract.conftest import Standin
 from trtla import LookaheadConfig, TrtlaError
-from trtla.build.adopt import adopt_engine
-from trtla.build.calibration import Calibration
 from trtla.build.convert import convert
-from trtla.build.engine import (
-    BuildSettings,
-    build_engine,
-    describe_build,
-    open_engine,
-)
-from trtla.config import EngineManifest
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.build.engine import build_engine, describe_build
+from trtla.build.quantize import Calibration
+from trtla.formats.config import EngineManifest
+from trtla.formats.engine import open_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.trtllm.adopt import adopt_engine
 
 RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(

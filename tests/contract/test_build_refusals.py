@@ -13,13 +13,9 @@ import torch
 from tests.contract import standin_engines
 from tests.contract.conftest import Standin
 from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
-from trtla.build.engine import (
-    BuildSettings,
-    build_engine,
-    choose_backend,
-    describe_build,
-)
-from trtla.trtllm_library import REMOVED
+from trtla.build.engine import build_engine, choose_backend, describe_build
+from trtla.formats.engine_limits import BuildSettings
+from trtla.trtllm.library import REMOVED
 
 RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(

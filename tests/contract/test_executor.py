@@ -16,10 +16,14 @@ import pytest
 import torch
 
 from trtla import SamplingParams, TrtlaError, UsageError
-from trtla.build.engine import BuildSettings, build_engine, open_engine
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.executor import Executor, Output, Request, open_executor
-from trtla.runtime.executor_options import ExecutorOptions
+from trtla.build.engine import build_engine
+from trtla.formats.engine import open_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.llm.open import open_executor
+from trtla.runtime.executor import Executor
+from trtla.runtime.request import Output, Request
+from trtla.settings.executor import ExecutorOptions
+from trtla.settings.lookahead import LookaheadConfig
 
 SERVER = LookaheadConfig(4, 4, 4)
 TRIPLES = [(4, 4, 4), (1, 1, 0), (2, 2, 1), (3, 4, 2), (1, 2, 0)]

@@ -15,11 +15,14 @@ import pytest
 
 from tests.runtime.interrupts import Lines, once_each
 from trtla import LLM, SamplingParams, TrtlaError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime import in_flight, recovery, trtllm, trtllm_answer
-from trtla.runtime.executor import Request
-from trtla.runtime.trtllm import TrtllmExecutor
-from trtla.runtime.trtllm_answer import TrtllmAnswer
+from trtla.runtime import executor as in_flight
+from trtla.runtime import executor as recovery
+from trtla.runtime.request import Request
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.trtllm import answer as trtllm_answer
+from trtla.trtllm import executor as trtllm
+from trtla.trtllm.answer import TrtllmAnswer
+from trtla.trtllm.executor import TrtllmExecutor
 
 STATE = (trtllm, trtllm_answer, in_flight, recovery)
 BROKEN, OTHER = "def read(path):\n    ", "aaaaaaaaaaaa"

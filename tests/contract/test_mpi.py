@@ -102,7 +102,8 @@ def test_rank_0_alone_reads_the_prompt_and_gives_the_text_of_one_process(
     launch: Launch, split_engine: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     from trtla import LLM
-    from trtla.build.engine import BuildSettings, build_engine
+    from trtla.build.engine import build_engine
+    from trtla.formats.engine_limits import BuildSettings
 
     build_engine(tiny_checkpoint, tmp_path / "one", BuildSettings(), backend="torch")
     with LLM(tmp_path / "one") as llm:
@@ -130,7 +131,8 @@ def test_one_process_for_two_ranks_is_told_what_to_type(launch: Launch, split_en
 def test_a_torch_engine_runs_in_one_process(
     launch: Launch, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    from trtla.build.engine import BuildSettings, build_engine
+    from trtla.build.engine import build_engine
+    from trtla.formats.engine_limits import BuildSettings
 
     build_engine(tiny_checkpoint, tmp_path / "one", BuildSettings(), backend="torch")
     ended = launch(2, "run", "--engine-dir", str(tmp_path / "one"), "--input-text", PROMPT)

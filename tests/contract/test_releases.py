@@ -8,8 +8,9 @@ import pytest
 
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams
-from trtla.build.engine import BuildSettings, build_engine
-from trtla.lookahead import LookaheadConfig
+from trtla.build.engine import build_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 PROMPTS = ["def read(path):\n    ", "aaaaaaaaaaaa", "x"]
 TRIPLES = [None, LookaheadConfig(2, 2, 1), LookaheadConfig(1, 1, 0)]

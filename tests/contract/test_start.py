@@ -13,12 +13,13 @@ from tests.contract import standin_engines
 from tests.contract.asked import Engines, drain, request
 from tests.contract.conftest import Standin
 from trtla import TrtlaError, UsageError
-from trtla.build.engine import BuildSettings, build_engine, open_engine
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.executor import open_executor
-from trtla.runtime.executor_options import ExecutorOptions
-from trtla.runtime.trtllm_settings import TrtllmSettings
-from trtla.trtllm_library import REMOVED
+from trtla.build.engine import build_engine
+from trtla.formats.engine import open_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.llm.open import open_executor
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.trtllm.library import REMOVED
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 
@@ -38,7 +39,7 @@ def test_an_engine_without_a_known_triple_is_not_started(engine: Engines) -> Non
 
 def test_the_configuration_says_what_changed_between_releases(standin: Standin) -> None:
     bindings = standin.load("bindings.executor")
-    from trtla.runtime.trtllm_start import executor_config
+    from trtla.trtllm.start import executor_config
 
     config = executor_config(bindings, LookaheadConfig(7, 7, 7), 8, TrtllmSettings())
     assert config.decoding_config.decoding_mode.isLookahead()

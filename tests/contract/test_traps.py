@@ -17,11 +17,13 @@ from tests.cli.conftest import refused, trtla
 from tests.contract.asked import PROMPT, Engines, drain, request
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
-from trtla.build.engine import open_engine
 from trtla.cli.drafter_options import check_drafters
-from trtla.drafting import NO_DRAFTER, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.executor import Executor, Request, open_executor
+from trtla.formats.engine import open_engine
+from trtla.llm.open import open_executor
+from trtla.runtime.executor import Executor
+from trtla.runtime.request import Request
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 

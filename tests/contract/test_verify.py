@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.cli.conftest import trtla
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.executor import RequestStats
-from trtla.runtime.llm import Completion
+from trtla.llm.llm import Completion
+from trtla.runtime.stats import RequestStats
+from trtla.settings.lookahead import LookaheadConfig
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_trtllm.py"
 

@@ -17,11 +17,11 @@ from tests.toys import (
 )
 from trtla.explain.record import RecordedRun, RecordingDrafter
 from trtla.explain.words import Words
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.answer import Completion
+from trtla.llm.answer import Completion
 from trtla.runtime.draft import Drafter
-from trtla.runtime.executor import Request
-from trtla.runtime.torch_executor import DrafterFactory
+from trtla.runtime.loop.executor import DrafterFactory
+from trtla.runtime.request import Request
+from trtla.settings.lookahead import LookaheadConfig
 
 
 def recorded(

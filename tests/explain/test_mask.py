@@ -14,15 +14,15 @@ from tests.runtime.test_properties import cases
 from tests.runtime.test_traces import M17, T4_PROMPT
 from tests.toys import greedy_scores, request
 from trtla.explain.canvas import Canvas
-from trtla.explain.cells import plain
 from trtla.explain.mask import blocks, paths, positions, roles, visible
 from trtla.explain.mask_picture import MaskPicture
-from trtla.explain.text_mask import mask_lines
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.batch import tree_bias
+from trtla.explain.text_view import mask_lines
+from trtla.explain.words import plain
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.drafters.options import DraftOptions
+from trtla.runtime.models.batch import tree_bias
+from trtla.settings.drafting import DraftOptions
+from trtla.settings.lookahead import LookaheadConfig
 
 
 @st.composite

@@ -21,9 +21,9 @@ from trtla.explain.step_story import tell
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.drafters.ngram import NgramDrafter
-from trtla.runtime.drafters.options import DraftOptions
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.limits import ExecutorLimits
+from trtla.settings.drafting import DraftOptions
 
 # forward of the published trace: (levels, new level, harvested n-grams)
 DEEP_WINDOWS = {

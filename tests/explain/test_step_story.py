@@ -9,9 +9,8 @@ from tests.runtime.test_traces import C4, M17, POS, T4_PROMPT
 from tests.toys import request, traced_drafter
 from trtla.explain.step_story import busiest, tell
 from trtla.explain.words import why
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.settings.lookahead import LookaheadConfig
 
 
 def told_of(run, number):

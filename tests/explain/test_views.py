@@ -15,13 +15,11 @@ from tests.explain.recorded import numbers, recorded
 from tests.runtime.test_traces import C4, FIB7, M17, T4_PROMPT
 from trtla import UsageError
 from trtla.charts import save
-from trtla.explain.cells import clip, fit, plain
 from trtla.explain.picture import step_picture
 from trtla.explain.step_story import busiest
-from trtla.explain.strip import strip_lines, strip_rows, summary
-from trtla.explain.strip_picture import strip_picture
+from trtla.explain.strip import strip_lines, strip_picture, strip_rows, summary
 from trtla.explain.text_view import step_lines
-from trtla.explain.words import Words, escaped
+from trtla.explain.words import Words, clip, escaped, fit, plain
 from trtla.runtime.draft import Draft
 
 ODD = [

@@ -6,8 +6,8 @@ import pytest
 
 from trtla.bench.ablation_arms import METHODS
 from trtla.bench.peer_names import PEERS
-from trtla.drafting import DRAFTERS
-from trtla.report.methods import is_plain, method
+from trtla.report.measures import is_plain, method
+from trtla.settings.drafting import DRAFTERS
 
 
 @pytest.mark.parametrize("arm", [*METHODS, *PEERS, *DRAFTERS, "draft:small", "auto"])

@@ -9,10 +9,10 @@ import pytest
 from tests.runtime.test_hf_equality import folder_and_model
 from tests.toys import Rule, greedy_scores, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.draft import Drafter
-from trtla.runtime.executor import Request
-from trtla.runtime.torch_executor import DrafterFactory
+from trtla.runtime.loop.executor import DrafterFactory
+from trtla.runtime.request import Request
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 
 def one_per_request(make: Callable[[Request], Drafter]) -> DrafterFactory:

@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 
-from trtla.build.encoder_decoder import open_encoder_decoder
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.formats.engine import open_encoder_decoder
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.encoder_decoder.load import load_t5
-from trtla.runtime.encoder_decoder.t5_model import T5Model
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.torch_executor import TorchExecutor
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models.t5.load import load_t5
+from trtla.runtime.models.t5.model import T5Model
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 KINDS = ("T5", "T5-1.1", "MT5", "UMT5")
 VOCAB = 48

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.attention import attend
-from trtla.runtime.batch import Feed
-from trtla.runtime.cuda.paged_attention import HEADER
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import Request, SamplingParams
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
-from trtla.runtime.sequence import Sequence
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.models.attention import attend
+from trtla.runtime.models.cuda.paged_attention import HEADER
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import SamplingParams
 
 NUM_BLOCKS = 40
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ import sys
 import torch
 
 from tests.runtime.test_compiled_forward import KINDS, config_of, draft_of, filled, text, weights_of
-from trtla.runtime.batch import Feed
-from trtla.runtime.cpu import library as native
-from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.no_answer import NO_TOKEN
+from trtla.runtime.models.cpu import library as native
+from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.request import NO_TOKEN
+from trtla.runtime.sequence import Feed
+from trtla.settings.sampling import SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 HEATS = [5e-324, 1e-39, 0.7, 1e300]

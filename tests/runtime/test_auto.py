@@ -13,13 +13,12 @@ from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.acceptance import Acceptance
-from trtla.runtime.auto import AutoPolicy
-from trtla.runtime.cost_table import CostTable
+from trtla.runtime.auto.chances import Acceptance
+from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.auto.pilot import NOTHING
+from trtla.runtime.auto.policy import AutoPolicy, WindowBudget
 from trtla.runtime.draft import NO_DRAFT, Guess, StepLimit
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
-from trtla.runtime.pilot import NOTHING
-from trtla.runtime.window_budget import WindowBudget
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from tests.toys import request
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.kv_cache import KVCache
-from trtla.runtime.sequence import Sequence
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.lookahead import LookaheadConfig
 
 
 def step(prompt_len, parents):

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.build.plan import rank_plan
-from trtla.config import CheckpointConfig
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.batch import make_batch
-from trtla.runtime.beam import BeamSettings, beam_search
-from trtla.runtime.beam_cache import CachedBeams
-from trtla.runtime.model import LlamaModel
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import rank_plan
+from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.llama import LlamaModel
 
 NO_ENDS: frozenset[int] = frozenset()
 

@@ -26,15 +26,15 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.cost_probe import measure_costs
+from trtla.runtime.auto.probe import measure_costs
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 RULE = hash_rule(5, 3)
 LONGEST = 160

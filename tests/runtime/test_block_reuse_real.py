@@ -16,12 +16,12 @@ import trtla
 from tests.examples import examples
 from tests.runtime import encoder_decoders, test_fp8, test_hf_equality
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
-from trtla.runtime.cpu.library import library
-from trtla.runtime.executor_options import ExecutorOptions
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
-from trtla.runtime.trtllm_start import refuse_torch_choices
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.cpu.library import library
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.executor import ExecutorOptions
+from trtla.trtllm.start import refuse_torch_choices
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 DRAFT = f"draft:{SHIPPED}-draft"

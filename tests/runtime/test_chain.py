@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor, plain_texts
 from tests.toys import cyclic_window, request, run, tokens_of
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import LookaheadConfig
 from trtla.runtime.draft import Draft, StepLimit
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 
 class Says:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.toys import request
-from trtla.runtime.commit import committed_prefix
+from trtla.runtime.request import committed_prefix
 
 
 class Unreadable(list):

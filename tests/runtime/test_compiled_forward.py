@@ -18,21 +18,19 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.build.plan import rank_plan
-from trtla.config import CheckpointConfig
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
-from trtla.runtime.cpu.library import library
-from trtla.runtime.cpu.native_llama import NativeLlama, native_problem
-from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
-from trtla.runtime.load_model import load_model, not_compiled
-from trtla.runtime.model import LlamaModel
-from trtla.runtime.sampling import draw_at
-from trtla.runtime.sequence import Sequence
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import rank_plan
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.cpu.library import NotCompiled, compiled_library, library
+from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.load import load_model, not_compiled
+from trtla.runtime.request import Request
+from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 CPU = torch.device("cpu")
 PAIRED = [torch.float32, torch.bfloat16]
@@ -371,7 +369,7 @@ def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_
     compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
     compiler.write_text(COMPILER.format(library=compiled_library(), sign=sign))
     compiler.chmod(0o755)
-    code = "from trtla.runtime.cpu.library import library; print(library().lanes)"
+    code = "from trtla.runtime.models.cpu.library import library; print(library().lanes)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
 
     def start():

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from trtla import LLM, SamplingParams
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.cost_probe import measure_costs
-from trtla.runtime.cost_table import CostPlan, CostTable, get, load, save
+from trtla.runtime.auto.costs import CostPlan, CostTable, get, load, save
+from trtla.runtime.auto.probe import measure_costs
+from trtla.settings.lookahead import LookaheadConfig
 
 PLAN = CostPlan(batches=(1, 4), needed=2)
 TABLE = CostTable(((1, ((1, 1.0), (2, 2.0), (8, 5.0))), (4, ((4, 4.0), (8, 6.0)))))
@@ -140,8 +140,9 @@ def test_nothing_is_kept_where_nothing_can_be_measured(tmp_path):
 
 
 def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
-    from trtla.build.engine import BuildSettings, engine_from_hugging_face
-    from trtla.runtime.cost_probe import cost_key
+    from trtla.formats.engine import engine_from_hugging_face
+    from trtla.formats.engine_limits import BuildSettings
+    from trtla.runtime.auto.probe import cost_key
 
     engine = engine_from_hugging_face(tiny_llama, BuildSettings(LookaheadConfig(3, 3, 3)))
     cpu = torch.device("cpu")

@@ -25,12 +25,13 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.drafters.draft_model import DraftModelDrafter, DraftModelDrafters
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 PLAIN = LookaheadConfig(1, 1, 0)
 DRAFT = ("draft:toy",)

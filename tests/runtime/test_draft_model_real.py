@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 
 import trtla
 from tests.toys import request, run, tokens_of
-from trtla.build.engine import engine_from_hugging_face
-from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.formats.engine import engine_from_hugging_face
 from trtla.runtime.drafters.draft_model import open_draft_model
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.load_model import load_model
-from trtla.runtime.torch_executor import TorchExecutor
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models.load import load_model
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 ROOT = Path(trtla.__file__).parent.parent

@@ -27,15 +27,15 @@ from tests.toys import (
     toy_executor,
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.cost_table import CostTable
+from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.draft import StepLimit
 from trtla.runtime.drafters.lookahead import (
     LookaheadDrafter,
     LookaheadDrafters,
     random_from_prompt,
 )
-from trtla.runtime.executor_options import ExecutorOptions
-from trtla.runtime.trtllm_start import refuse_torch_choices
+from trtla.settings.executor import ExecutorOptions
+from trtla.trtllm.start import refuse_torch_choices
 
 options = st.builds(
     DraftOptions,

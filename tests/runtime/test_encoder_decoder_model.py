@@ -24,19 +24,17 @@ from tests.runtime.encoder_decoders import (
 )
 from tests.toys import run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.build.encoder_decoder import EncoderDecoder, open_encoder_decoder
-from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.batch import Feed
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.encoder_decoder.relative_bias import distance_buckets
-from trtla.runtime.encoder_decoder.t5_model import T5Model
-from trtla.runtime.executor import Request
+from trtla.formats.engine import EncoderDecoder, open_encoder_decoder
+from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.load_model import load_engine
-from trtla.runtime.sequence import Sequence
+from trtla.runtime.models.load import load_engine
+from trtla.runtime.models.t5.model import T5Model
+from trtla.runtime.models.t5.relative_bias import distance_buckets
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 TEXT = (0, 7, 3, 3, 19, 21, 7, 3, 44, 1, 2, 30, 30, 5, 12, 8, 8, 41)
 
@@ -196,7 +194,7 @@ def test_llm_holds_nothing_when_texts_and_beams_are_done(monkeypatch: pytest.Mon
         models.append(load_engine(engine, *place))  # type: ignore[arg-type]
         return models[0]
 
-    monkeypatch.setattr("trtla.runtime.torch_start.load_engine", kept)
+    monkeypatch.setattr("trtla.runtime.loop.start.load_engine", kept)
     with LLM(folder("T5"), lookahead="auto") as llm:
         llm.generate(PROMPTS, SamplingParams(max_output_len=5))
         llm.beam_search(PROMPTS[0], max_output_len=5)

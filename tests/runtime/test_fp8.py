@@ -19,19 +19,21 @@ from transformers import DynamicCache
 from tests.build.models import Variant, make_model, save_model
 from tests.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.build.calibration import Calibration
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.build.engine import BuildSettings, build_engine
-from trtla.config import Quantization
+from trtla.build.engine import build_engine
+from trtla.build.quantize import Calibration
 from trtla.e4m3 import E4M3, E4M3_MAX, dequantize, quantize
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.device import cache_blocks
-from trtla.runtime.executor import Request
-from trtla.runtime.fp8 import Fp8Linear, Fp8Pair, fp8_products
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, KVCache
-from trtla.runtime.model import LlamaModel
-from trtla.runtime.sequence import Sequence
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.config import Quantization
+from trtla.formats.engine_limits import BuildSettings
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.load import cache_blocks
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed, Sequence
 
 COUNT = 24
 VARIANT = Variant(
@@ -304,7 +306,7 @@ def test_a_cache_that_is_not_fp8_has_no_scale():
 
 
 def test_an_fp8_cache_holds_four_times_the_tokens_of_float32(monkeypatch):
-    monkeypatch.setattr("trtla.runtime.device._free_bytes", lambda device: 2**20)
+    monkeypatch.setattr("trtla.runtime.models.load._free_bytes", lambda device: 2**20)
     config = Checkpoint.open(checkpoint()[1]).config
     wide, narrow = (cache_blocks(config, 999, 64, d, CPU) for d in (torch.float32, E4M3))
     assert narrow == 4 * wide

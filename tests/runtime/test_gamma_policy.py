@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime.test_draft_model import decode, guided
 from tests.toys import hash_scores, request
-from trtla.drafting import DrafterSettings
 from trtla.runtime.drafters.draft_model import entropies
-from trtla.runtime.drafters.gamma_policy import (
-    DraftStep,
-    DraftTotals,
-    EntropyGuidedGamma,
-    FixedGamma,
-    gamma_policy,
-)
+from trtla.runtime.drafters.gamma import EntropyGuidedGamma, FixedGamma, gamma_policy
+from trtla.runtime.stats import DraftStep, DraftTotals
+from trtla.settings.drafting import DrafterSettings
 
 VOCAB = 128256
 DRAFT = ("draft:small",)

@@ -143,7 +143,7 @@ def test_margins_are_the_top_two_logits_apart():
 
 
 def test_long_prompts_in_chunks(monkeypatch):
-    import trtla.runtime.scheduler as scheduler
+    import trtla.runtime.loop.scheduler as scheduler
 
     monkeypatch.setattr(scheduler, "MAX_CHUNK", 16)
     prompts = prompts_for(8, 3, longest=100)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 
 
 def check(pool, running=()):

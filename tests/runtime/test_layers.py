@@ -62,7 +62,7 @@ def test_tensorrt_llm_is_imported_by_one_file_only():
 
 def test_commands_never_name_a_concrete_executor():
     commands = [p for p in FILES if "runtime" not in p.parts and "build" not in p.parts]
-    assert offenders(commands, "trtla.runtime.torch_executor", "trtla.runtime.trtllm") == []
+    assert offenders(commands, "trtla.runtime.loop.executor", "trtla.trtllm.executor") == []
 
 
 def test_no_file_is_named_after_nothing():
@@ -71,5 +71,5 @@ def test_no_file_is_named_after_nothing():
 
 
 def test_importing_trtla_loads_no_torch():
-    code = "import sys, trtla, trtla.lookahead; sys.exit('torch' in sys.modules)"
+    code = "import sys, trtla, trtla.settings.lookahead; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtla.runtime import linear
-from trtla.runtime.linear import Linear, LinearPair
+from trtla.runtime.models import layers as linear
+from trtla.runtime.models.layers import Linear, LinearPair
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -11,9 +11,8 @@ from tests.runtime.test_beam import tiny_model
 from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.batch import make_batch
-from trtla.runtime.log_probs import text_log_probs
-from trtla.runtime.scoring import perplexity
+from trtla.runtime.loop.scores import perplexity, text_log_probs
+from trtla.runtime.models.batch import make_batch
 
 PLAIN = LookaheadConfig(1, 1, 0)
 

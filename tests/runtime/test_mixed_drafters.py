@@ -18,15 +18,14 @@ import trtla
 from tests.examples import examples
 from tests.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.kv_cache import KVCache
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 VOCAB = 6

@@ -32,14 +32,13 @@ from tests.toys import (
     toy_executor,
 )
 from trtla import LLM
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.draft import StepLimit
-from trtla.runtime.drafters.ngram import NgramDrafter
-from trtla.runtime.drafters.ngram_storage import NgramStorage
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.ranking import top_tokens
-from trtla.runtime.sampling import probabilities
+from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
+from trtla.runtime.sampling.draw import probabilities
+from trtla.runtime.sampling.predict import top_tokens
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import SamplingParams
 
 NGRAM = DrafterSettings(("ngram",))
 chosen = st.builds(

@@ -10,19 +10,17 @@ import torch
 from tests.runtime.test_beam import tiny_model
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
-from trtla.drafting import NO_DRAFTER, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime.batch import make_batch
-from trtla.runtime.beam import BeamSettings, beam_search
-from trtla.runtime.beam_cache import CachedBeams
-from trtla.runtime.cpu.library import library
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.log_probs import text_log_probs
-from trtla.runtime.no_answer import NO_TOKEN
-from trtla.runtime.sampling import argmax, draw_at
+from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
+from trtla.runtime.loop.scores import text_log_probs
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.cpu.library import library
+from trtla.runtime.request import NO_TOKEN
+from trtla.runtime.sampling.draw import argmax, draw_at
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS = [

@@ -32,14 +32,15 @@ from tests.runtime.paged import (
 )
 from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
 from trtla.e4m3 import quantize
-from trtla.runtime import model as model_module
-from trtla.runtime.attention import attend
-from trtla.runtime.batch import make_batch
-from trtla.runtime.cuda import kernels
-from trtla.runtime.cuda.graph_runner import CudaCapture, GraphRunner
-from trtla.runtime.cuda.paged_attention import PagedGroup, paged_attend, triton_attends
-from trtla.runtime.cuda.step_inputs import Room, StepInputs
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, Fp8KVCache
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models import llama as model_module
+from trtla.runtime.models.attention import attend
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.cuda import kernels
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
+from trtla.runtime.models.cuda.inputs import Room, StepInputs
+from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, triton_attends
+from trtla.runtime.models.kv_cache import Fp8KVCache
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

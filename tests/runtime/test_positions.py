@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime.test_mixed_drafters import batches, mixed_executor
 from tests.toys import greedy_scores, request, run, toy_executor
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.executor import RequestStats
-from trtla.runtime.positions import accepted_lengths, accepted_per_pos
+from trtla.runtime.stats import RequestStats, accepted_lengths, accepted_per_pos
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 
 @given(batches, st.integers(0, 2), st.integers(0, 11))

@@ -22,9 +22,9 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.lookahead import AUTOREGRESSIVE
 from trtla.runtime.draft import NO_DRAFT, StepLimit
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 gammas = st.integers(1, 8)
 

@@ -24,9 +24,9 @@ from tests.toys import (
     traced_drafter,
 )
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
 from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.settings.lookahead import LookaheadConfig
 
 triples = st.tuples(st.integers(1, 8), st.integers(2, 7), st.integers(0, 8))
 vocabs = st.sampled_from([2, 3, 5, 11])
@@ -387,7 +387,7 @@ def test_25_a_text_that_fills_every_slot():
 
 def test_toy_notices_a_wrong_mask(monkeypatch):
     """The toy is worth something only if a mask slip breaks it."""
-    import trtla.runtime.batch as batch
+    import trtla.runtime.models.batch as batch
 
     right = batch.tree_bias
     monkeypatch.setattr(batch, "tree_bias", lambda parents: right((0,) * len(parents)))
@@ -396,7 +396,7 @@ def test_toy_notices_a_wrong_mask(monkeypatch):
 
 
 def test_toy_notices_an_unmoved_cache(monkeypatch):
-    from trtla.runtime.kv_cache import KVCache
+    from trtla.runtime.models.kv_cache import KVCache
 
     monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
     rule = hash_rule(3, 2, 1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_draft_model import DRAFT, decode
 from tests.toys import greedy_scores, hash_rule, hash_scores, plain, request
-from trtla.drafting import DrafterSettings
-from trtla.runtime import rejection
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.rejection import keeps, residual
-from trtla.runtime.sampling import probabilities
+from trtla.runtime.sampling import accept as rejection
+from trtla.runtime.sampling.accept import keeps, residual
+from trtla.runtime.sampling.draw import probabilities
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.sampling import SamplingParams
 
 CHOSEN = DrafterSettings(DRAFT, gamma=3, rejection=True)
 COUNT = 1000

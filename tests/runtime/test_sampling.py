@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.sampling import draw, draw_at, probabilities, uniform
+from trtla.runtime.sampling.draw import draw, draw_at, probabilities, uniform
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 triples = st.tuples(st.integers(1, 6), st.integers(2, 6), st.integers(0, 6))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.runtime.cpu import compiler
+from trtla.runtime.models.cpu import library as compiler
 
 pytestmark = pytest.mark.sanitizer
 COMPILER = shutil.which("g++")

@@ -16,13 +16,12 @@ from tests.toys import (
     toy_executor,
 )
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK, BlockPool
-from trtla.runtime.scheduler import Scheduler
+from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.loop.scheduler import Scheduler
+from trtla.runtime.sampling.accept import accept
 from trtla.runtime.sequence import Sequence
-from trtla.runtime.verify import accept
+from trtla.settings.lookahead import LookaheadConfig
 
 RULE = hash_rule(5, 3)
 

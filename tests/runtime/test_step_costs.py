@@ -7,10 +7,10 @@ import random
 import pytest
 
 from trtla import LookaheadConfig
-from trtla.runtime.auto import AutoPolicy
-from trtla.runtime.cost_table import CostTable
+from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.auto.policy import AutoPolicy
+from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.draft import Guess
-from trtla.runtime.step_costs import StepCosts
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])
 FLAT = CostTable.of([(1, 0.0175), (2, 0.0178)])  # the start of it, which says 0.023 for 20

@@ -28,22 +28,22 @@ from tests.runtime.paged import (
 from tests.toys import request as toy_request
 from tests.toys import run as run_requests
 from tests.toys import tokens_of, visible_slots
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime import model as model_module
-from trtla.runtime.attention import attend
-from trtla.runtime.batch import Feed, make_batch
-from trtla.runtime.cuda import paged_attention
-from trtla.runtime.cuda.buckets import batch_buckets, bucket_of, token_buckets
-from trtla.runtime.cuda.graph_runner import GraphRunner
-from trtla.runtime.cuda.paged_attention import PagedGroup, choose_splits, triton_attends
-from trtla.runtime.cuda.step_inputs import Room, StepInputs
-from trtla.runtime.kv_cache import TOKENS_PER_BLOCK
+from trtla.formats.checkpoint import Checkpoint
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.model import LlamaModel
-from trtla.runtime.step_forward import step_forward
-from trtla.runtime.torch_executor import TorchExecutor
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models import llama as model_module
+from trtla.runtime.models.attention import attend
+from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.cuda import paged_attention
+from trtla.runtime.models.cuda.graphs import GraphRunner, batch_buckets, bucket_of, token_buckets
+from trtla.runtime.models.cuda.inputs import Room, StepInputs
+from trtla.runtime.models.cuda.paged_attention import PagedGroup, choose_splits, triton_attends
+from trtla.runtime.models.forward import step_forward
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.sequence import Feed
+from trtla.settings.lookahead import LookaheadConfig
 
 COUNT = 16
 TRIPLE = LookaheadConfig(4, 4, 3)

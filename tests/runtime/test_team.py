@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.runtime.cpu.compiler import SOURCES
+from trtla.runtime.models.cpu.library import SOURCES
 
 DRIVER = Path(__file__).parent / "native" / "team.cpp"
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.kept_pool import KeptPool
-from trtla.runtime.drafters.text_index import TextIndex
+from trtla.runtime.drafters.pools import KeptPool, TextIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

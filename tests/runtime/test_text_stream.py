@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.tokenizers
-from trtla.runtime.text import Tokenizer
-from trtla.runtime.text_stream import StopStrings, TextStream
+from trtla.llm.text import Tokenizer
+from trtla.llm.text_stream import StopStrings, TextStream
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STOPS = ["\n", "\n\n", "b", " a", "🦙", "é", "日本", "本", ":\n", "\n  ", "ab.", "end", BROKEN]

@@ -9,8 +9,8 @@ import pytest
 import tests.tokenizers
 from tests.build.models import Variant, make_model, save_model
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.drafting import DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 LOOKUP = DrafterSettings(("prompt-lookup",))
 CODE = (

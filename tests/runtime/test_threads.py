@@ -16,9 +16,9 @@ import torch
 import trtla
 from tests.runtime.test_torn_steps import PROMPTS, Opened, expected, rest
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
-from trtla.drafting import NO_DRAFTER, DrafterSettings
-from trtla.runtime import shared_executor
-from trtla.runtime.drafters.lookahead import NoDrafter
+from trtla.llm import shared_executor
+from trtla.runtime.draft import NoDrafter
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 PLAIN = LookaheadConfig(1, 1, 0)
@@ -192,7 +192,7 @@ def test_a_model_that_is_used_within_its_own_step_says_so(monkeypatch, expected)
 
 def test_texts_are_encoded_in_threads(tmp_path) -> None:
     """Both ways: from tokenizer.json alone, and through transformers."""
-    from trtla.runtime.text import Tokenizer
+    from trtla.llm.text import Tokenizer
 
     plain, full = Tokenizer(SHIPPED), Tokenizer(SHIPPED)
     full._plain, threads = None, Threads()

@@ -16,10 +16,10 @@ from tests.runtime.test_mixed_drafters import (
     plain_texts,
 )
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
-from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.runtime.draft import Draft, fit
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 RULE = hash_rule(5, 3)
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.text import Tokenizer
-from trtla.runtime.tokenizer_json import open_tokenizer_json
+from trtla.llm.text import Tokenizer, open_tokenizer_json
 
 
 @pytest.fixture(scope="module")

@@ -18,25 +18,21 @@ from tests.runtime.interrupts import Lines, once_each
 from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor
 from tests.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
-from trtla.drafting import NO_DRAFTER, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE
-from trtla.runtime import (
-    adaptive,
-    answer,
-    block_reuse,
-    in_flight,
-    kv_cache,
-    llm,
-    recovery,
-    scheduler,
-    sequence,
-    shared_executor,
-    step_loop,
-    torch_executor,
-)
+from trtla.llm import answer, llm, shared_executor
+from trtla.runtime import blocks as block_reuse
+from trtla.runtime import executor as in_flight
+from trtla.runtime import executor as recovery
+from trtla.runtime import sequence
+from trtla.runtime.auto import steps as adaptive
+from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import draft_model, factory
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.torch_executor import TorchExecutor
+from trtla.runtime.loop import executor as torch_executor
+from trtla.runtime.loop import scheduler
+from trtla.runtime.loop import step as step_loop
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models import kv_cache
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 CHAIN = DrafterSettings(("draft:toy", "lookahead", "ngram"), gamma=3, reset_in_between=False)

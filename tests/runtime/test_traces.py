@@ -20,7 +20,7 @@ from tests.toys import (
     toy_executor,
     traced_drafter,
 )
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 M17: Rule = lambda s: (3 * s[-1] + 1) % 17  # noqa: E731
 C4: Rule = lambda s: (s[-1] + 1) % 4  # noqa: E731

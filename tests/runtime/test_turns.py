@@ -15,8 +15,8 @@ import pytest
 from tests.runtime.interrupts import Lines
 from tests.runtime.test_threads import Threads
 from tests.runtime.test_torn_steps import Opened, expected, rest
-from trtla.drafting import NO_DRAFTER
-from trtla.runtime import llm, shared_executor
+from trtla.llm import llm, shared_executor
+from trtla.settings.drafting import NO_DRAFTER
 
 __all__ = ["expected"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.cost_table import CostTable
-from trtla.runtime.executor import SamplingParams
+from trtla.runtime.auto.costs import CostTable
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 from trtla.tune.grid import FREE, coarse, grid
 from trtla.tune.prediction import ALL, Predictor, batch_seconds, best
 from trtla.tune.recommendation import recommend

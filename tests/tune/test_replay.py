@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.tune.conftest import FOREVER, LIMIT, learnt
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.bench.prompt_sets import load_sets
-from trtla.drafting import DrafterSettings
+from trtla.data.prompt_sets import load_sets
 from trtla.runtime.draft import Draft
+from trtla.settings.drafting import DrafterSettings
 from trtla.tune.acceptance import Acceptance
 from trtla.tune.measurements import Measurements
 from trtla.tune.replay import Known, Steps, accepted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.config import CheckpointConfig
 from trtla.errors import UsageError
+from trtla.formats.config import CheckpointConfig
 from trtla.tune.roofline import GPUS, Roofline, find_gpu
 from trtla.tune.step_time import knee
 

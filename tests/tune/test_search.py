@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tune.test_prediction import SAMPLES, Clock, steps_of
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.grid import grid
 from trtla.tune.prediction import ALL, Predictor, best
 from trtla.tune.search import Search

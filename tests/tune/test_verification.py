@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.executor import SamplingParams
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 from trtla.tune.measurements import Measurements
 from trtla.tune.prediction import ALL
 from trtla.tune.samples import Sample

@@ -16,12 +16,11 @@ from trtla.bench.ablation_cases import Case, TaskPrompt, cases
 from trtla.bench.ablation_csv import RowFile, grouped, means, means_path, means_text
 from trtla.bench.ablation_decode import Decoder, open_decoder
 from trtla.bench.ablation_rows import Cells, Decoded, as_cells, figures, run_id
-from trtla.bench.prompt_sets import Ids, fit
-from trtla.lookahead import LookaheadConfig
-from trtla.processors import Processor
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.positions import accepted_per_pos
-from trtla.whole_file import write_whole
+from trtla.data.prompt_sets import Ids, fit
+from trtla.files import write_whole
+from trtla.runtime.stats import accepted_per_pos
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import Processor, SamplingParams
 
 OnRow = Callable[[Cells, int, int], None]
 """Called with a new row, its number from 1, and the number of rows in all."""

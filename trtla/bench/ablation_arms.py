@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from trtla.drafting import DRAFT_PREFIX, DrafterSettings, NgramKind
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, NgramKind
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 
 AR = "ar"
 METHODS = (

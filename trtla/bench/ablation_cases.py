@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trtla
-from trtla.bench.prompt_sets import SetLine
+from trtla.data.prompt_sets import SetLine
 from trtla.errors import UsageError, did_you_mean
-from trtla.processors import Processor
-from trtla.prompts import parse_jsonl
-from trtla.whole_file import read_text
+from trtla.files import parse_jsonl, read_text
+from trtla.settings.sampling import Processor
 
 TASKS = ("dialogue", "translation", "continuation", "code")
 """The sets that come with trtla."""

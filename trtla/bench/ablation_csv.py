@@ -14,7 +14,7 @@ from statistics import mean, stdev
 
 from trtla.bench.ablation_rows import COLUMNS, FIGURES, SETTING, Cells, number
 from trtla.errors import UsageError
-from trtla.whole_file import write_whole
+from trtla.files import write_whole
 
 MEANS_COLUMNS = (
     *SETTING,

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING
 
 from trtla.bench.ablation_arms import NEEDS_DRAFT_MODEL, AblationArm, arms
 from trtla.bench.ablation_rows import Decoded
-from trtla.bench.hardware import peak_bytes, reset_peak
-from trtla.bench.opened import OpenedModel
-from trtla.bench.prompt_sets import Ids
-from trtla.drafting import DrafterSettings
+from trtla.bench.opened import OpenedModel, peak_bytes, reset_peak
+from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.device import resolve_device, set_threads
-from trtla.runtime.drafters.gamma_policy import DraftTotals
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.llm import LLM, Chunk
-from trtla.runtime.scoring import perplexity
+from trtla.llm.llm import LLM, Chunk
+from trtla.runtime.loop.scores import perplexity
+from trtla.runtime.models.load import resolve_device, set_threads
+from trtla.runtime.stats import DraftTotals
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablation

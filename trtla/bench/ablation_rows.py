@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtla.bench.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids
 
 COLUMNS = (
     "run_id", "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta",

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from trtla.bench.prompt_sets import Ids
-from trtla.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.runtime.executor import ExecutorStats, FinishReason, SamplingParams
+from trtla.data.prompt_sets import Ids
+from trtla.runtime.request import FinishReason
+from trtla.runtime.stats import ExecutorStats
+from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import LLM, Completion
+    from trtla.llm.llm import LLM, Completion
 
 AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
@@ -125,8 +127,8 @@ def _engine_bytes(llm: LLM) -> int:
     """Of a TensorRT-LLM engine, whose executor does not tell."""
     import torch
 
-    from trtla.runtime.device import resolve_dtype
-    from trtla.runtime.weight_bytes import weight_bytes
+    from trtla.runtime.models.llama import weight_bytes
+    from trtla.runtime.models.load import resolve_dtype
 
     checkpoint = llm.engine.config.pretrained_config
     dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, torch.device("cpu"))

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from trtla.bench.arms import AR, Run
-from trtla.bench.prompt_sets import Ids
 from trtla.bench.rounds import Measured
-from trtla.run import distinct_4grams, first_difference
-from trtla.runtime.executor import FinishReason
-from trtla.runtime.positions import accepted_per_pos
+from trtla.data.prompt_sets import Ids
+from trtla.results.run import distinct_4grams, first_difference
+from trtla.runtime.request import FinishReason
+from trtla.runtime.stats import accepted_per_pos
 
 
 @dataclass(frozen=True, slots=True)

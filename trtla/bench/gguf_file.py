@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trtla.build.engine import Engine
-from trtla.config import CheckpointConfig
 from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.rope import frequencies
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.engine import Engine
+from trtla.runtime.models.layers import frequencies
 
 _MODEL_NAMES = {
     "transformer.vocab_embedding": "token_embd",

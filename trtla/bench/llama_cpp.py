@@ -22,14 +22,14 @@ import numpy.typing as npt
 
 from trtla.bench.arms import LOOKUP_TOKENS, Run
 from trtla.bench.peer_names import INSTALL_LLAMA_CPP, LLAMA_CPP_LOOKUP
-from trtla.bench.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.runtime.executor import SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
-    from trtla.build.engine import Engine
+    from trtla.formats.engine import Engine
 
 _LOG_ERROR = 4
 """GGML_LOG_LEVEL_ERROR of ggml.h."""

@@ -16,9 +16,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from trtla.bench.arms import LOOKUP_TOKENS, Arm, Run
 from trtla.bench.peer_names import BATCHING
-from trtla.bench.prompt_sets import Ids
-from trtla.build.hugging_face import load_model
-from trtla.runtime.executor import SamplingParams
+from trtla.data.prompt_sets import Ids
+from trtla.formats.hf import load_model
+from trtla.settings.sampling import SamplingParams
 
 _Options = Mapping[str, Any]
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
 from collections.abc import Sequence
-from importlib import metadata
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import trtla
 from trtla.bench.peer_names import LLAMA_CPP
 from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell, counted, markdown
-from trtla.machine import look
-from trtla.processors import filters_text
+from trtla.settings.sampling import filters_text
 
 SCHEMA_VERSION = 1
 AXES = (
@@ -42,48 +37,6 @@ _FIGURES = {
     "agreement": "texts as ar",
 }
 _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digits
-
-
-def environment(command: str) -> dict[str, Any]:
-    """The machine, the versions, the commit and the command, to stand beside every number."""
-    machine = look()
-    return {
-        "command": command,
-        "trtla": trtla.__version__,
-        "commit": _commit(),
-        "cpu": machine.cpu.model,
-        "cores": machine.cpu.cores,
-        "instruction_sets": list(machine.cpu.instruction_sets),
-        "memory_bytes": machine.cpu.memory_bytes,
-        "gpus": [gpu.name for gpu in machine.gpus] if machine.usable else [],
-        "driver": machine.driver.version,
-        "platform": machine.platform,
-        "python": machine.python,
-        "torch": machine.torch.version,
-        "transformers": machine.transformers,
-        "llama_cpp_python": _version("llama-cpp-python"),
-    }
-
-
-def _version(package: str) -> str | None:
-    """Of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that trtla lies in, with `-dirty` where files differ from it."""
-    folder = Path(trtla.__file__).parents[1]
-    if not (folder / ".git").exists():
-        return None
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:

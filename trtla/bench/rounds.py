@@ -11,9 +11,9 @@ from itertools import chain
 import torch
 
 from trtla.bench.arms import Arm, Run
-from trtla.bench.hardware import peak_bytes, reset_peak
-from trtla.bench.prompt_sets import Ids
-from trtla.runtime.executor import SamplingParams
+from trtla.bench.opened import peak_bytes, reset_peak
+from trtla.data.prompt_sets import Ids
+from trtla.settings.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

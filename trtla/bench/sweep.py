@@ -14,22 +14,19 @@ import torch
 
 from trtla.bench.arms import Arm, engine_arms
 from trtla.bench.figures import Hardware, rows, tokens_per_s
-from trtla.bench.hardware import read_bandwidth
-from trtla.bench.opened import OpenedModel
+from trtla.bench.opened import OpenedModel, read_bandwidth
 from trtla.bench.peer_names import HUGGING_FACE, LLAMA_CPP
-from trtla.bench.prompt_sets import Ids, PromptSet, batches, encode, fit
 from trtla.bench.rounds import Cell, Measured, OnRound, measure
-from trtla.build.engine import Engine, engine_from_hugging_face
-from trtla.drafting import LOOKAHEAD, DrafterSettings
+from trtla.data.prompt_sets import Ids, PromptSet, batches, encode, fit
 from trtla.errors import UsageError
-from trtla.lookahead import Lookahead, LookaheadConfig, check_request
-from trtla.processors import Filters
-from trtla.runtime.device import resolve_device, set_threads
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.executor import SamplingParams
-from trtla.runtime.llm import LLM
-from trtla.runtime.trtllm_settings import TrtllmSettings
-from trtla.runtime.weight_bytes import weight_bytes
+from trtla.formats.engine import Engine, engine_from_hugging_face
+from trtla.llm.llm import LLM
+from trtla.runtime.models.llama import weight_bytes
+from trtla.runtime.models.load import resolve_device, set_threads
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request
+from trtla.settings.sampling import Filters, SamplingParams
 
 Note = Callable[[str], None]
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trtla.build.atomic import atomic_directory, check_target
-from trtla.build.calibration import Calibration, calibrate
-from trtla.build.fp8 import Fp8Source
-from trtla.build.hf import HFModel
-from trtla.build.plan import check_mapping
-from trtla.build.rank_writer import Progress, RankWriter, write_json
-from trtla.build.side_files import copy_side_files
-from trtla.build.source import TensorSource
-from trtla.config import CheckpointConfig, DType, Mapping, Quantization, validate
+from trtla.build.quantize import Calibration, Fp8Source, calibrate
 from trtla.errors import UsageError
+from trtla.formats.atomic import atomic_directory, check_target
+from trtla.formats.checkpoint import TensorSource
+from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.folder import copy_side_files
+from trtla.formats.hf import HFModel
+from trtla.formats.source import checkpoint_config, config_json
+from trtla.formats.writer import Progress, RankWriter, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,57 +83,3 @@ def _fp8_quantization(kv_cache: bool) -> Quantization:
         kv_cache_quant_algo="FP8" if kv_cache else None,
         exclude_modules=["lm_head"],
     )
-
-
-def checkpoint_config(
-    config: CheckpointConfig, dtype: str = "auto", tp_size: int = 1, pp_size: int = 1
-) -> CheckpointConfig:
-    """The model's config with the dtype and the split of the checkpoint to be written.
-
-    Raises:
-        UsageError: unknown dtype, or a split that the model's sizes do not allow.
-    """
-    for flag, value in (("tp-size", tp_size), ("pp-size", pp_size)):
-        if value < 1:
-            raise UsageError(f"--{flag} is {value}", f"--{flag} must be at least 1")
-    mapping = {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size}
-    update = {
-        "dtype": resolve_dtype(dtype, config.dtype),
-        "mapping": validate(Mapping, mapping, "the mapping"),
-    }
-    result = config.model_copy(update=update)
-    check_mapping(result)
-    return result
-
-
-def resolve_dtype(dtype: str, stored: DType) -> DType:
-    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
-
-    Raises:
-        UsageError: unknown dtype.
-    """
-    if dtype == "auto":
-        return "float16" if stored == "float32" else stored
-    if dtype == "float16":
-        return "float16"
-    if dtype == "bfloat16":
-        return "bfloat16"
-    if dtype == "float32":
-        return "float32"
-    raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
-
-
-def config_json(config: CheckpointConfig) -> dict[str, Any]:
-    """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for a dense Llama."""
-    data = config.model_dump(mode="json")
-    if data["sliding_window"] is None:
-        del data["sliding_window"]
-    constants = {
-        "rotary_pct": 1.0,
-        "rotary_embedding_dim": config.head_size,
-        "qk_layernorm": False,
-        "residual_mlp": False,
-        "disable_weight_only_quant_plugin": False,
-        "remove_duplicated_kv_heads": False,
-    }
-    return {**constants, **data}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trtla.charts.theme import INK, theme
 from trtla.errors import UsageError
-from trtla.whole_file import write_whole, write_whole_bytes
+from trtla.files import write_whole, write_whole_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtla.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.processors import VALUES, processor
+from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import VALUES, processor
 
 _STATES = {"on": True, "off": False}
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from trtla.chat.commands import split
 from trtla.chat.decode import Decoded
 from trtla.chat.settings import ChatSettings, changed
-from trtla.drafting import LOOKAHEAD
 from trtla.errors import UsageError
-from trtla.run import first_difference
+from trtla.results.run import first_difference
+from trtla.settings.drafting import LOOKAHEAD
 
 
 @dataclass(frozen=True, slots=True)

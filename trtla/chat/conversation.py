@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trtla.runtime.executor import FinishReason
+from trtla.runtime.request import FinishReason
 
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for an answer while the chat template is filled in; its ids are put there afterwards."""

@@ -11,9 +11,9 @@ from trtla.chat.settings import Decoding
 
 if TYPE_CHECKING:
     from trtla.explain.record import RecordingDrafter
+    from trtla.llm.llm import LLM, Chunk, Piece
     from trtla.runtime.draft import Draft, Drafter
-    from trtla.runtime.executor import FinishReason, Request
-    from trtla.runtime.llm import LLM, Chunk, Piece
+    from trtla.runtime.request import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import Chunk
+    from trtla.llm.llm import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from trtla.user_cache import user_cache
+from trtla.files import user_cache
 
 NAME = "chat_history"
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from trtla.runtime.llm import Piece
-    from trtla.runtime.text import Tokenizer
+    from trtla.llm.llm import Piece
+    from trtla.llm.text import Tokenizer
 
 _WIDTH = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

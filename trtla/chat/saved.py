@@ -13,12 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from trtla.chat.conversation import Turn
 from trtla.chat.settings import ChatSettings
-from trtla.config import read_json, validate
-from trtla.drafting import NgramKind
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.executor import FinishReason
-from trtla.whole_file import write_whole
+from trtla.files import read_json, validate, write_whole
+from trtla.runtime.request import FinishReason
+from trtla.settings.drafting import NgramKind
+from trtla.settings.lookahead import LookaheadConfig
 
 _TOGGLES = ("speculative", "target", "ngram", "chat", "debug")
 

@@ -31,13 +31,13 @@ from trtla.chat.events import (
 from trtla.chat.figures import Figures
 from trtla.chat.help import help_text
 from trtla.chat.settings import ChatSettings, Decoding
-from trtla.drafting import check_used
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.executor import Request
+from trtla.runtime.request import Request
+from trtla.settings.drafting import check_used
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import LLM
-    from trtla.runtime.text import Tokenizer
+    from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
 
 
 class Session:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtla.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.runtime.executor import SamplingParams
+from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
 

@@ -17,13 +17,12 @@ from trtla.bench.ablation_rows import SETTING, Cells
 from trtla.cli.bench_flags import BenchFlags
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
-from trtla.cli.output_file import check_folder
-from trtla.cli.settings import source
+from trtla.cli.settings import check_folder, source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
 from trtla.errors import UsageError, did_you_mean
-from trtla.lookahead import LookaheadConfig
-from trtla.processors import parse_processor
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import parse_processor
 
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablated, Ablation
@@ -286,7 +285,7 @@ _SUMMARY = {
 
 
 def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
-    from trtla.bench.report import environment
+    from trtla.results.environment import environment
 
     shares = zip(done.summary(), done.accepted_per_pos(), strict=True)
     means = [{**_typed(row), "accepted_per_pos": share} for row, share in shares]

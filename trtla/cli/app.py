@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import click
 
-from trtla import __version__
 from trtla.cli.bench import bench
 from trtla.cli.build import build
 from trtla.cli.chat import chat
@@ -22,6 +21,7 @@ from trtla.cli.report import report
 from trtla.cli.run import run
 from trtla.cli.summarize import summarize
 from trtla.cli.tune import tune
+from trtla.version import __version__
 
 
 class Group(click.Group):

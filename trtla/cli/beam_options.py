@@ -1,6 +1,6 @@
 """--num-beams and what belongs to it: flags of `trtla run`, what they exclude, and printing.
 
-The search is in trtla.beams; what is refused here is refused before a model is loaded.
+The search is in trtla.results.run; what is refused here is refused before a model is loaded.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from trtla.cli.options import setting, stack
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT
 from trtla.console import Console
-from trtla.drafting import NO_DRAFTER
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.settings.drafting import NO_DRAFTER
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 if TYPE_CHECKING:
-    from trtla.beams import PromptBeams, Searched
     from trtla.cli.run import RunFlags
-    from trtla.prompts import PromptRequest
-    from trtla.runtime.beam import BeamSettings
-    from trtla.runtime.beam_text import BeamText
-    from trtla.runtime.llm import LLM
+    from trtla.data.prompts import PromptRequest
+    from trtla.llm.answer import BeamText
+    from trtla.llm.llm import LLM
+    from trtla.results.run import PromptBeams, Searched
+    from trtla.runtime.loop.beams import BeamSettings
 
 _SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
@@ -99,7 +99,7 @@ def beam_settings(own: BeamFlags) -> BeamSettings | None:
     Raises:
         UsageError: a value is out of its range, or needs beams.
     """
-    from trtla.runtime.beam import BeamSettings
+    from trtla.runtime.loop.beams import BeamSettings
 
     context = click.get_current_context()
     how = [name for name in _HOW if source(context, name) != "default"]
@@ -190,7 +190,8 @@ def search_and_report(
     most: int | None,
 ) -> None:
     """Search and print at most so many beams of every prompt."""
-    from trtla.beams import document, search
+    from trtla.results.run import beam_document as document
+    from trtla.results.run import search
 
     searched = search(llm, requests, settings, most)
     console.note(f"note: ran on {llm.description}")

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.bench.peer_names import PEERS
-from trtla.build.folder_kind import folder_kind
 from trtla.cli.ablation import (
     ablation_flags,
     check_read,
     run_ablation_command,
     take_ablation_flags,
 )
-from trtla.cli.bench_check import check_choices, check_lookahead, check_peers, filters_of
-from trtla.cli.bench_flags import BenchFlags
+from trtla.cli.bench_flags import (
+    BenchFlags,
+    check_choices,
+    check_lookahead,
+    check_peers,
+    filters_of,
+)
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
     check_drafters,
@@ -31,23 +35,25 @@ from trtla.cli.options import (
     draft_options,
     engine_flags,
     filter_flags,
+    processors_flag,
+    refuse_filters,
     setting,
     several,
     trtllm_flags,
     trtllm_settings,
 )
-from trtla.cli.processor_option import processors_flag, refuse_filters
 from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, TOKEN_COUNTS, TOKENS
 from trtla.console import Console, command_line
-from trtla.lookahead import LookaheadConfig
-from trtla.processors import Filters, filters_text
+from trtla.formats.folder import folder_kind
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import Filters, filters_text
 
 if TYPE_CHECKING:
-    from trtla.bench.prompt_sets import PromptSet
     from trtla.bench.rounds import Measured
     from trtla.bench.sweep import Results, Sweep
-    from trtla.drafting import DrafterSettings
-    from trtla.runtime.executor import SamplingParams
+    from trtla.data.prompt_sets import PromptSet
+    from trtla.settings.drafting import DrafterSettings
+    from trtla.settings.sampling import SamplingParams
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 
@@ -206,7 +212,7 @@ def bench(console: Console, /, **flags: Any) -> None:
 
 def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     """What can be refused before torch is imported."""
-    from trtla.bench.prompt_sets import load_sets
+    from trtla.data.prompt_sets import load_sets
 
     is_engine = folder_kind(Path(given.engine_dir)) == "engine"
     check_choices("--dtype", given.dtype, DTYPES)
@@ -223,7 +229,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
 
 
 def _sampling(given: BenchFlags, filters: Filters) -> SamplingParams:
-    from trtla.runtime.executor import SamplingParams
+    from trtla.settings.sampling import SamplingParams
 
     return SamplingParams(given.max_output_len, *filters, seed=given.seed)
 
@@ -286,7 +292,8 @@ def _speeds(measured: Measured) -> str:
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.report import csv_text, document, environment, markdown_text
+    from trtla.bench.report import csv_text, document, markdown_text
+    from trtla.results.environment import environment
 
     found = environment(command_line())
     if output_format == "json":

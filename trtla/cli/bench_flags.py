@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DrafterFlags
+from trtla.cli.engine_check import check_triples
 from trtla.cli.options import TrtllmFlags
-
-if TYPE_CHECKING:
-    from trtla.lookahead import Lookahead
+from trtla.errors import UsageError, did_you_mean
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.sampling import Filters, parse_processor
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,60 @@ class BenchFlags(DrafterFlags, TrtllmFlags):
     rounds: int
     output_format: str
     drafter: tuple[str, ...]
+
+
+def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
+    """The triple to open the model with; None is the engine's own.
+
+    Raises:
+        UsageError: a triple is above what it is for.
+    """
+    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
+    own = (Path(given.engine_dir) / "trtla.json").is_file()
+    server = None if own else _covering(given.lookahead)
+    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
+    return server
+
+
+def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name of a list that is not known."""
+    for name in names:
+        if name not in known:
+            guess = did_you_mean(name, known)
+            raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
+
+
+def check_peers(given: BenchFlags, is_engine: bool) -> None:
+    """Refuse peers that cannot load the model, cannot take the batches or are not installed."""
+    loaded = [name for name in given.compare if name in HUGGING_FACE]
+    if loaded and is_engine and not given.hf_model_dir:
+        raise UsageError(
+            f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
+            "give the folder that it was made from with --hf-model-dir",
+        )
+    if "hf-assisted" in given.compare and not given.assistant_dir:
+        raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
+    single = [name for name in given.compare if name not in BATCHING]
+    if single and 1 not in given.batch_size:
+        raise UsageError(
+            f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
+            "add 1 to --batch-size, or leave the peer away",
+        )
+    check_installed(given.compare)
+
+
+def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
+    """The smallest triple that all fit into; None where there are none."""
+    triples = [triple for triple in asked if triple != "auto"]
+    if not triples:
+        return None
+    sizes = [triple.as_tuple() for triple in (*triples, AUTOREGRESSIVE)]
+    return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def filters_of(given: BenchFlags) -> tuple[Filters, ...]:
+    """Those of --processor, or every temperature with the same top-k and top-p."""
+    if given.processor:
+        named = (parse_processor(text).filters for text in given.processor)
+        return tuple(dict.fromkeys(named))
+    return tuple((temperature, given.top_k, given.top_p) for temperature in given.temperature)

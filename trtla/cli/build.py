@@ -17,7 +17,7 @@ from trtla.cli.settings import source, sources
 from trtla.cli.values import COUNT, TOKENS, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
@@ -135,7 +135,8 @@ def build(ctx: click.Context, /, **flags: Any) -> None:
 
 def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     _check_required(ctx, flags)
-    from trtla.build.engine import BuildSettings, build_engine, describe_build
+    from trtla.build.engine import build_engine, describe_build
+    from trtla.formats.engine_limits import BuildSettings
 
     settings = BuildSettings(
         lookahead=flags["lookahead"] or AUTOREGRESSIVE,
@@ -171,7 +172,7 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
 
 def _compile_forward(console: Console) -> None:
     """Have the CPU's forward ready for the first run."""
-    from trtla.runtime.cpu.compiler import NotCompiled, compiled_library
+    from trtla.runtime.models.cpu.library import NotCompiled, compiled_library
 
     try:
         compiled_library()
@@ -198,7 +199,7 @@ def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
             f"--{given[0].replace('_', '-')} does not go with --from-existing: nothing is built",
             "give --lookahead, and --tokenizer-dir for the tokenizer files",
         )
-    from trtla.build.adopt import adopt_engine
+    from trtla.trtllm.adopt import adopt_engine
 
     engine = adopt_engine(
         flags["from_existing"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import Console
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from trtla.build.engine import BuildDescription

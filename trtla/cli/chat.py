@@ -26,22 +26,23 @@ from trtla.cli.options import (
     color_flag,
     draft_flags,
     model_flags,
+    processor_flag,
     sampling_flags,
     setting,
     several,
     trtllm_flags,
     trtllm_settings,
+    with_processor,
 )
-from trtla.cli.processor_option import processor_flag, with_processor
 from trtla.cli.values import TEXT
 from trtla.console import Console
-from trtla.drafting import DRAFT_PREFIX, DrafterSettings
-from trtla.lookahead import Lookahead
+from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.settings.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from trtla.chat.settings import ChatSettings
+    from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
-    from trtla.runtime.llm import LLM
 
 _USUAL_LEN = 128
 
@@ -131,7 +132,7 @@ def chat(console: Console, /, **flags: Any) -> None:
 def _settings(given: ChatFlags, drafter: DrafterSettings) -> ChatSettings:
     """What the chat begins with, checked before torch is imported."""
     from trtla.chat.settings import ChatSettings
-    from trtla.runtime.executor import SamplingParams
+    from trtla.settings.sampling import SamplingParams
 
     sampling = SamplingParams(
         max_output_len=_USUAL_LEN if given.max_output_len is None else given.max_output_len,

@@ -33,7 +33,7 @@ class Setting(click.Option):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """What the shell is offered for the value."""
-        from trtla.cli.value_choices import choices
+        from trtla.cli.values import choices
 
         found = choices(self, ctx, incomplete)
         return super().shell_complete(ctx, incomplete) if found is None else found

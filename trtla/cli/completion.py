@@ -1,6 +1,6 @@
 """`trtla completion`: the script that makes a shell complete trtla's commands, flags and values.
 
-click writes the scripts; what values there are is known in trtla.cli.value_choices.
+click writes the scripts; what values there are is known in trtla.cli.values.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from trtla.console import Console
 from trtla.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtla.build.calibration import Calibration
+    from trtla.build.quantize import Calibration
 
 _FP8_ONLY = ("kv_cache_dtype", "calib_data", "calib_size", "calib_device")
 _NOTE_EVERY_S = 10.0
@@ -144,7 +144,7 @@ def _refuse_fp8_flags(ctx: click.Context) -> None:
 
 
 def _calibration(console: Console, flags: dict[str, Any]) -> Calibration:
-    from trtla.calibration_data import calibration
+    from trtla.data.calibration import calibration
 
     return calibration(
         flags["model_dir"],

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import click
 
-from trtla.build.folder_kind import folder_kind
-from trtla.build.hf_config import read_hf_config
-from trtla.build.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
 from trtla.cli.engine_check import is_trtllm
 from trtla.cli.options import DTYPES, DraftFlags, setting, several, stack, switch
 from trtla.cli.values import DEVICE, TEXT
-from trtla.config import EngineConfig, read_json, validate
-from trtla.drafting import (
+from trtla.errors import UsageError
+from trtla.files import read_json, validate
+from trtla.formats.config import EngineConfig
+from trtla.formats.folder import folder_kind
+from trtla.formats.hf_config import read_hf_config
+from trtla.formats.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
+from trtla.settings.drafting import (
     DrafterSettings,
     NgramKind,
     check_auto,
@@ -27,8 +29,7 @@ from trtla.drafting import (
     check_used,
     parse_drafter,
 )
-from trtla.errors import UsageError
-from trtla.lookahead import Lookahead
+from trtla.settings.lookahead import Lookahead
 
 _SECTION = "Drafters of torch engines: they change the speed, not the text"
 _NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"

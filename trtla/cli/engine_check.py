@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from trtla.build.compiled import check_compiled, is_compiled, unknown_triple
-from trtla.build.folder_kind import folder_kind
-from trtla.config import EngineConfig, EngineManifest, read_json, validate
 from trtla.errors import UsageError
-from trtla.lookahead import (
+from trtla.files import read_json, validate
+from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
+from trtla.formats.config import EngineConfig, EngineManifest
+from trtla.formats.folder import folder_kind
+from trtla.settings.lookahead import (
     AUTOREGRESSIVE,
     Lookahead,
     LookaheadConfig,

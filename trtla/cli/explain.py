@@ -23,27 +23,27 @@ from trtla.cli.options import (
     draft_flags,
     json_flag,
     model_flags,
+    processor_flag,
     sampling_flags,
     setting,
     several,
     switch,
+    with_processor,
 )
-from trtla.cli.output_file import check_new_file
-from trtla.cli.processor_option import processor_flag, with_processor
+from trtla.cli.settings import check_new_file
 from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from trtla.drafting import DrafterSettings
-    from trtla.explain.cells import Style
+    from trtla.data.prompts import PromptRequest
     from trtla.explain.record import RecordedRun, RecordedStep
-    from trtla.explain.words import Words
-    from trtla.prompts import PromptRequest
-    from trtla.runtime.llm import LLM
+    from trtla.explain.words import Style, Words
+    from trtla.llm.llm import LLM
+    from trtla.settings.drafting import DrafterSettings
 
 _STYLES: dict[Style, dict[str, Any]] = {
     "plain": {},
@@ -185,8 +185,8 @@ def _check_picture(path: Path, flag: str, *, force: bool) -> None:
 
 
 def _request(given: ExplainFlags, drafter: DrafterSettings) -> PromptRequest:
-    from trtla.prompts import gather
-    from trtla.runtime.executor import SamplingParams
+    from trtla.data.prompts import gather
+    from trtla.settings.sampling import SamplingParams
 
     sampling = SamplingParams(
         max_output_len=given.max_output_len,
@@ -255,7 +255,7 @@ def _draw(
     console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
 ) -> None:
     from trtla.explain.picture import step_picture
-    from trtla.explain.strip_picture import strip_picture
+    from trtla.explain.strip import strip_picture
 
     if given.output is not None:
         _save(console, step_picture(run, step, words), Path(given.output))

@@ -31,7 +31,7 @@ def inspect_path(console: Console, path: str) -> None:
     Prints shape, dtype, sizes, limits and the lookahead triple, and what is wrong with it (exit
     code 3).
     """
-    from trtla.inspect_folder import inspect
+    from trtla.doctor.folder import inspect
 
     found = inspect(Path(path))
     problems = found["problems"]

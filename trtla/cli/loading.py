@@ -11,8 +11,8 @@ from trtla.cli.options import TrtllmFlags, draft_options, trtllm_settings
 
 if TYPE_CHECKING:
     from trtla.cli.drafter_options import ModelFlags
-    from trtla.drafting import DrafterSettings
-    from trtla.runtime.llm import LLM
+    from trtla.llm.llm import LLM
+    from trtla.settings.drafting import DrafterSettings
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def open_llm(
         more: arguments of `LLM` beside or instead of what the flags say.
     """
     with loading():
-        from trtla.runtime.device import set_threads
-        from trtla.runtime.llm import LLM
+        from trtla.llm.llm import LLM
+        from trtla.runtime.models.load import set_threads
 
         set_threads(given.threads)
         settings: dict[str, Any] = {

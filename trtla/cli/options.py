@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Setting, Several
-from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD
+from trtla.cli.settings import source
+from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.settings.sampling import parse_processor
 
 if TYPE_CHECKING:
-    from trtla.runtime.drafters.options import Cells, DraftOptions
-    from trtla.runtime.trtllm_settings import TrtllmSettings
+    from trtla.settings.drafting import Cells, DraftOptions
+    from trtla.settings.executor import TrtllmSettings
+
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -198,7 +202,7 @@ class TrtllmFlags:
 
 def trtllm_settings(flags: TrtllmFlags) -> TrtllmSettings:
     """The values of `trtllm_flags`."""
-    from trtla.runtime.trtllm_settings import TrtllmSettings
+    from trtla.settings.executor import TrtllmSettings
 
     policy: Any = flags.scheduler_policy.replace("-", "_")  # one of click's choices
     return TrtllmSettings(
@@ -245,7 +249,7 @@ draft_flags = stack(
 
 def draft_options(flags: DraftFlags) -> DraftOptions:
     """The values of `draft_flags`."""
-    from trtla.runtime.drafters.options import DraftOptions
+    from trtla.settings.drafting import DraftOptions
 
     return DraftOptions(
         flags.draft_context,
@@ -280,3 +284,54 @@ sampling_flags = stack(
     ),
 )
 """How tokens are chosen."""
+
+
+_FILTERS = ("temperature", "top_k", "top_p")
+_NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."
+
+processor_flag = setting(
+    "--processor",
+    section="Sampling",
+    type=TEXT,
+    metavar="NAME[:VALUE...]",
+    help=f"In place of the three above: {_NAMES}",
+)
+"""One."""
+
+processors_flag = setting(
+    "--processor",
+    section="Lists: every combination is measured",
+    type=NAMES,
+    metavar="NAME[:VALUE...],...",
+    show_default="with --ablation greedy,nucleus:0.8:0.9",
+    callback=lambda ctx, param, value: value or (),
+    help=f"In place of --temperature, --top-k and --top-p: {_NAMES}",
+)
+"""A list."""
+
+
+def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
+    """The running command's flags, its processor turned into temperature, top_k and top_p.
+
+    Raises:
+        UsageError: the processor is not usable, or one of the three is given beside it.
+    """
+    rest = {name: value for name, value in flags.items() if name != "processor"}
+    if flags["processor"] is None:
+        return rest
+    chosen = parse_processor(flags["processor"])
+    refuse_filters(flags["processor"])
+    return {**rest, **dict(zip(_FILTERS, chosen.filters, strict=True))}
+
+
+def refuse_filters(processor: object) -> None:
+    """Refuse what a processor of the running command stands for beside it.
+
+    Raises:
+        UsageError: there is a processor, and one of the three flags is given.
+    """
+    context = click.get_current_context()
+    for name in _FILTERS if processor else ():
+        if source(context, name) == "flag":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--processor and {flag} exclude each other", f"leave {flag} away")

@@ -9,7 +9,7 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.options import setting, switch
-from trtla.cli.output_file import check_new_file
+from trtla.cli.settings import check_new_file
 from trtla.console import Console
 from trtla.errors import UsageError
 
@@ -59,7 +59,7 @@ def report(
 
 
 def _write(path: Path, page: str) -> None:
-    from trtla.whole_file import write_whole
+    from trtla.files import write_whole
 
     try:
         write_whole(path, page)

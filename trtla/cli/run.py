@@ -1,6 +1,6 @@
 """`trtla run`: prompts in, lookahead-decoded text out.
 
-Prompts are read in trtla.prompts, decoded in trtla.run, printed in trtla.cli.transcript.
+Prompts are read in trtla.data.prompts, decoded in trtla.results.run, printed in trtla.cli.transcript.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla import mpi
 from trtla.cli.beam_options import (
     beam_flags,
     beam_settings,
@@ -34,23 +33,25 @@ from trtla.cli.options import (
     draft_flags,
     json_flag,
     model_flags,
+    processor_flag,
     sampling_flags,
     setting,
     several,
     switch,
     trtllm_flags,
+    with_processor,
 )
-from trtla.cli.processor_option import processor_flag, with_processor
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
-from trtla.drafting import DrafterSettings, check_auto
 from trtla.errors import CheckFailed, UsageError
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.drafting import DrafterSettings, check_auto
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.trtllm import library as mpi
 
 if TYPE_CHECKING:
-    from trtla.prompts import PromptRequest
-    from trtla.run import Decoded
-    from trtla.runtime.llm import LLM
+    from trtla.data.prompts import PromptRequest
+    from trtla.llm.llm import LLM
+    from trtla.results.run import Decoded
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,8 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
 
 def _requests(given: RunFlags, drafter: DrafterSettings) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
-    from trtla.prompts import gather
-    from trtla.runtime.executor import SamplingParams
+    from trtla.data.prompts import gather
+    from trtla.settings.sampling import SamplingParams
 
     if given.no_lookahead and given.request_lookahead:
         raise UsageError(
@@ -212,7 +213,7 @@ def _decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
 ) -> None:
     from trtla.cli.transcript import Transcript
-    from trtla.run import decode, document, warm_up
+    from trtla.results.run import decode, document, warm_up
 
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
@@ -240,7 +241,7 @@ def _note_empty(console: Console, llm: LLM, decoded: Decoded) -> None:
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
-    from trtla.run import divergence
+    from trtla.results.run import divergence
 
     pairs = zip(decoded.completions, plain.completions, strict=True)
     different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]

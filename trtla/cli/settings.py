@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from trtla.cli.values import ListType, TripleType
 from trtla.errors import UsageError, did_you_mean
 
-_CONFIG = "trtla.config"  # click's ctx.meta key of the preset's path
+_CONFIG = "trtla.formats.config"  # click's ctx.meta key of the preset's path
 _NOT_IN_PRESETS = {"config", "help", "verbose", "quiet", "version"}
 
 
@@ -42,7 +42,7 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def _read(path: Path) -> dict[str, Any]:
     """A preset's settings; a mistyped name is told with the file that may have been meant."""
-    from trtla.config import read_yaml
+    from trtla.files import read_yaml
 
     try:
         return read_yaml(path)
@@ -87,3 +87,22 @@ def source(ctx: click.Context, name: str) -> str:
 def sources(ctx: click.Context, *names: str) -> dict[str, str]:
     """`source` of several parameters."""
     return {name: source(ctx, name) for name in names}
+
+
+def check_folder(path: Path, flag: str) -> None:
+    """Refuse a file whose folder is missing; `flag` is what names it."""
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder {path.parent} of {flag} does not exist", "make it first")
+
+
+def check_new_file(path: Path, flag: str, *, force: bool) -> None:
+    """Refuse a file whose folder is missing, or that exists and shall not be replaced.
+
+    Raises:
+        UsageError: `flag` is what names it.
+    """
+    check_folder(path, flag)
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} exists already", f"add --force to replace it, or choose another {flag}"
+        )

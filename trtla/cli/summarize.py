@@ -1,6 +1,6 @@
 """`trtla summarize`: latency, tokens per step and ROUGE, as TensorRT-LLM's summarize.py.
 
-The work is in trtla.summarize; here are flags, checks and printing.
+The work is in trtla.bench.summarize; here are flags, checks and printing.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from trtla.cli.options import (
     switch,
     trtllm_flags,
 )
-from trtla.cli.output_file import check_folder
+from trtla.cli.settings import check_folder
 from trtla.cli.values import COUNT, TOKENS
 from trtla.console import Console, command_line
-from trtla.drafting import NO_DRAFTER, DrafterSettings
 from trtla.errors import UsageError
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trtla.runtime.executor import SamplingParams
+    from trtla.bench.summarize import Article, Side
+    from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
-    from trtla.runtime.llm import LLM
-    from trtla.summarize import Article, Side
+    from trtla.settings.sampling import SamplingParams
 
 COLUMNS = {
     "name": "side",
@@ -145,7 +145,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
     Behaves as TensorRT-LLM's summarize.py: the same prompts, truncation, warm-up and figures.
     Without --test-trtla and --test-hf the engine is measured.
     """
-    from trtla import summarize as work
+    from trtla.bench import summarize as work
 
     given = SummarizeFlags(**flags)
     sampling = _check(given)
@@ -166,7 +166,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
 
 def _check(given: SummarizeFlags) -> SamplingParams:
     """What can be refused before torch is imported."""
-    from trtla.runtime.executor import SamplingParams
+    from trtla.settings.sampling import SamplingParams
 
     if given.test_hf and not given.hf_model_dir:
         raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
@@ -194,7 +194,7 @@ def _measure(
     articles: list[Article],
 ) -> tuple[list[Side], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
-    from trtla.summarize import encode, hf_side, measure, score
+    from trtla.bench.summarize import encode, hf_side, measure, score
 
     folder = given.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
@@ -217,7 +217,7 @@ def _measure(
 def _engine_sides(
     llm: LLM, sampling: SamplingParams, prompts: list[list[int]], given: SummarizeFlags
 ) -> Iterator[Side]:
-    from trtla.summarize import ENGINE, PLAIN, engine_side, measure
+    from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
 
     yield measure(ENGINE, engine_side(llm, sampling), prompts, given.batch_size)
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
@@ -264,8 +264,8 @@ def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]
 
 def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
-    from trtla.bench.report import environment
-    from trtla.summarize import ROUGE, document, equal_to_plain
+    from trtla.bench.summarize import ROUGE, document, equal_to_plain
+    from trtla.results.environment import environment
 
     if console.json:
         found = {"environment": environment(command_line()), **settings}

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.run import Decoded, Totals, distinct_4grams, divergence
+from trtla.results.run import Decoded, Totals, distinct_4grams, divergence
 
 if TYPE_CHECKING:
-    from trtla.prompts import PromptRequest
-    from trtla.runtime.llm import Chunk, Completion, Piece
+    from trtla.data.prompts import PromptRequest
+    from trtla.llm.llm import Chunk, Completion, Piece
 
 COLUMNS = (
     "text",

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.build.folder_kind import folder_kind
-from trtla.build.t5_config import is_encoder_decoder
 from trtla.cli.command import Command
 from trtla.cli.engine_check import check_batch_size, engine_limits, is_trtllm
 from trtla.cli.loading import loading
-from trtla.cli.output_file import check_new_file
+from trtla.cli.settings import check_new_file
 from trtla.cli.tune_flags import TuneFlags, tune_flags
 from trtla.console import Console, command_line
 from trtla.errors import TrtlaError, UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.formats.folder import folder_kind
+from trtla.formats.t5_config import is_encoder_decoder
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def tune(console: Console, /, **flags: Any) -> None:
 
 def _check(given: TuneFlags) -> TuneSettings:
     """What can be refused before a model is loaded."""
-    from trtla.runtime.executor import SamplingParams
+    from trtla.settings.sampling import SamplingParams
     from trtla.tune.measurements import check_folder
     from trtla.tune.preset import check_preset
     from trtla.tune.samples import load_prompts
@@ -214,7 +214,8 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
         return
     from dataclasses import replace
 
-    from trtla.build.engine import BuildSettings, build_engine
+    from trtla.build.engine import build_engine
+    from trtla.formats.engine_limits import BuildSettings
 
     with tempfile.TemporaryDirectory(prefix=".model-", dir=plan.output_dir) as folder:
         engine = Path(folder) / "engine"
@@ -224,7 +225,7 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
 
 def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tuned:
     with loading():
-        from trtla.runtime.device import set_threads
+        from trtla.runtime.models.load import set_threads
         from trtla.tune.tuner import tune as run_tune
     set_threads(threads)
     return run_tune(settings, lambda text: console.note(f"note: {text}"))
@@ -232,8 +233,8 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tuned
 
 def _finish(console: Console, tuned: Tuned, plan: TuneSettings, given: TuneFlags) -> None:
     """Write what there is to write, then print."""
-    from trtla.bench.report import environment
     from trtla.cli.tune_report import show
+    from trtla.results.environment import environment
     from trtla.tune.document import document
     from trtla.tune.preset import preset_text, write_preset
 
@@ -254,7 +255,7 @@ def _finish(console: Console, tuned: Tuned, plan: TuneSettings, given: TuneFlags
 def _write_document(path: Path, found: dict[str, Any]) -> None:
     import json
 
-    from trtla.whole_file import write_whole
+    from trtla.files import write_whole
 
     try:
         write_whole(path, json.dumps(found, indent=1) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.tune.grid import grid
 from trtla.tune.prediction import ALL, Row, best
 

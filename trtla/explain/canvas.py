@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtla.charts.theme import INK, theme
-from trtla.explain.cells import clip
+from trtla.charts.theme import BASE, COLOURS, INK, theme
+from trtla.explain.mask import Part
+from trtla.explain.words import clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Box = tuple[float, float, float, float]
 """Left, top, width, height."""
@@ -180,3 +182,24 @@ def _outline(boxes: Sequence[Box]) -> Any:
         points += [(x, y), (right, y), (right, bottom), (x, bottom), (x, y)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
     return Path(points, codes)
+
+
+WINDOW, CANDIDATE, ACCEPTED, REJECTED = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[5]
+CACHED, FAINT = BASE, "#6b727b"
+PARTS: dict[Part, str] = {
+    "input": INK,
+    "filler": COLOURS[4],
+    "window": WINDOW,
+    "candidate": CANDIDATE,
+}
+
+
+def tint(colour: str, share: float) -> str:
+    """A colour mixed with white; 1 is the colour itself."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)
+
+
+def level_tint(level: int, levels: int) -> str:
+    """A window level's ground: the newer, the darker."""
+    return tint(WINDOW, 0.14 + 0.3 * (level + 1) / max(1, levels))

@@ -8,7 +8,7 @@ from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_story import Candidate, tell
 from trtla.explain.words import Words, why
-from trtla.run import result
+from trtla.results.run import result
 
 SCHEMA_VERSION = 1
 

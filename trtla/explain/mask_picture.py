@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtla.charts.theme import INK
-from trtla.explain.canvas import Canvas
-from trtla.explain.colours import ACCEPTED, CACHED, FAINT, PARTS, tint
+from trtla.explain.canvas import ACCEPTED, CACHED, FAINT, PARTS, Canvas, tint
 from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.words import Words

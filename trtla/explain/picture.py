@@ -9,13 +9,22 @@ from rich.cells import cell_len
 
 from trtla.charts.theme import INK
 from trtla.errors import UsageError
-from trtla.explain.canvas import Canvas, prose_letters, token_width
-from trtla.explain.cells import CHECK, CROSS
-from trtla.explain.colours import ACCEPTED, CANDIDATE, FAINT, REJECTED, WINDOW, level_tint, tint
+from trtla.explain.canvas import (
+    ACCEPTED,
+    CANDIDATE,
+    FAINT,
+    REJECTED,
+    WINDOW,
+    Canvas,
+    level_tint,
+    prose_letters,
+    tint,
+    token_width,
+)
 from trtla.explain.mask_picture import MaskPicture, key
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_story import Candidate, Story, tell
-from trtla.explain.words import Words, headline, why
+from trtla.explain.words import CHECK, CROSS, Words, headline, why
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,11 +17,12 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 
 if TYPE_CHECKING:
-    from trtla.drafting import DrafterSettings
-    from trtla.lookahead import LookaheadConfig
-    from trtla.runtime.answer import Completion
-    from trtla.runtime.executor import Request, SamplingParams
-    from trtla.runtime.llm import LLM, Prompt
+    from trtla.llm.answer import Completion
+    from trtla.llm.llm import LLM, Prompt
+    from trtla.runtime.request import Request
+    from trtla.settings.drafting import DrafterSettings
+    from trtla.settings.lookahead import LookaheadConfig
+    from trtla.settings.sampling import SamplingParams
 
 Ngram = tuple[int, ...]
 

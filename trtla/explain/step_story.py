@@ -13,7 +13,7 @@ from typing import Literal
 from trtla.explain.mask import paths
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.runtime.draft import Draft
-from trtla.runtime.executor import FinishReason
+from trtla.runtime.request import FinishReason
 
 Reason = Literal[
     "prompt_pass",

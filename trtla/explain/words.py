@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
-from trtla.explain.cells import ELLIPSIS
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.step_story import Reason, Story
-from trtla.runtime.text_stream import Decode
+from trtla.llm.text_stream import Decode
 
 SPACE = "\N{MIDDLE DOT}"
 _MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one
@@ -146,3 +146,28 @@ def _nothing(run: RecordedRun, step: RecordedStep) -> str:
     if not triple.verification_set_size:
         return "No candidate is verified with G = 0"
     return "Nothing was found in the pool" if not step.found else "No candidate was fed"
+
+
+Style = Literal["plain", "bold", "dim", "accepted", "rejected", "input", "window", "candidate"]
+Paint = Callable[[str, Style], str]
+"""Text and what it means -> the text, coloured where that is possible."""
+
+CHECK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def plain(text: str, style: Style) -> str:
+    """No colours."""
+    return text
+
+
+def fit(text: str, width: int) -> str:
+    """A text in exactly so many columns, cut with an ellipsis."""
+    if cell_len(text) <= width or width < 1:
+        return set_cell_size(text, max(0, width))
+    return set_cell_size(text, width - 1) + ELLIPSIS
+
+
+def clip(text: str, width: int) -> str:
+    """A text in at most so many columns."""
+    return fit(text, width) if cell_len(text) > width else text

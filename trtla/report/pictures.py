@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from trtla.charts import bars, cost_curve, heat_map, svg_text
 from trtla.report.comparison import Comparison, by_name, over_tasks
-from trtla.report.documents import Cost, GridPoint, Tune
-from trtla.report.measures import EVERY_CATEGORY, Measure
-from trtla.report.methods import is_plain
+from trtla.report.measures import EVERY_CATEGORY, Measure, is_plain
+from trtla.results.documents import Cost, GridPoint, Tune
 
 _MOST_ARMS = 6
 _MOST_MAPS = 8

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from trtla.bench.ablation_csv import means
 from trtla.bench.ablation_rows import COLUMNS
 from trtla.errors import UsageError
-from trtla.json_text import JsonError, parse_json
-from trtla.report.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune
-from trtla.whole_file import read_text
+from trtla.files import JsonError, parse_json, read_text
+from trtla.results.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune
 
 _JSON_KINDS: tuple[tuple[Kind, type[Document], tuple[str, ...]], ...] = (
     ("bench", Bench, ("rows", "cells")),

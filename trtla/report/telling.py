@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtla.report.comparison import Comparison, Row
-from trtla.report.documents import Bench, Run, Summarize, Tune
 from trtla.report.measures import Measure
 from trtla.report.reading import Source
+from trtla.results.documents import Bench, Run, Summarize, Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _LOOPS = 0.5

@@ -212,3 +212,14 @@ def fit(drafts: list[Draft], room: int) -> list[Draft]:
         fitting[index] = drafts[index].cut(left // (len(order) - place))
         left -= len(fitting[index].tokens)
     return fitting
+
+
+class NoDrafter:
+    """Plain autoregressive decoding: nothing is proposed."""
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """The input token alone."""
+        return NO_DRAFT
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Nothing to learn."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtla.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
-from trtla.runtime.executor import Request
+from trtla.runtime.request import Request
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
 
 REBUILD_INPUT = "rebuild with a larger --max-input-len"
 REBUILD_LONGER = "rebuild with a larger --max-seq-len"
@@ -171,3 +171,7 @@ class ExecutorLimits:
                 "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
                 "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
             )
+
+
+MAX_CHUNK = 2048
+"""Longest stretch of one prompt in one forward; bounds the size of its attention mask."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from trtla.drafting import LOOKAHEAD, DrafterSettings
 from trtla.errors import TrtlaError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import Draft, Drafter, StepLimit
-from trtla.runtime.executor import FinishReason, Output, Request, RequestStats
-from trtla.runtime.pilot import Pilot
+from trtla.runtime.auto.pilot import Pilot
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit, depths
+from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.stats import RequestStats
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 
 @dataclass(slots=True, eq=False)
@@ -109,3 +112,59 @@ class RequestFailed(Exception):
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence.request.label)
         self.sequence = sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a sequence feeds in a step: a stretch of its prompt, or input token and draft."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Fed tokens (counted within this feed) whose logits are wanted."""
+    draft: Draft | None = None
+    """None: a stretch of the prompt."""
+
+    @classmethod
+    def prompt(cls, sequence: Sequence, length: int, is_last: bool) -> Feed:
+        """The next `length` tokens of its prefill; with `is_last` the last one's logits."""
+        start = sequence.num_cached
+        rows = (length - 1,) if is_last else ()
+        return cls(sequence, sequence.prefill[start : start + length], rows)
+
+    @classmethod
+    def step(cls, sequence: Sequence, draft: Draft) -> Feed:
+        """The last committed token and the draft below it."""
+        if not draft.tokens:
+            return cls(sequence, (sequence.output_ids[-1],), (0,), draft)
+        return cls(sequence, (sequence.output_ids[-1], *draft.tokens), draft.rows, draft)
+
+    @property
+    def length(self) -> int:
+        """Fed tokens."""
+        return len(self.tokens)
+
+    @property
+    def total(self) -> int:
+        """Cache slots the fed tokens can see: cached ones and their own."""
+        return self.sequence.num_cached + len(self.tokens)
+
+    @property
+    def tree(self) -> Draft:
+        """The draft, or an empty one for a prompt."""
+        return self.draft or NO_DRAFT
+
+    def positions(self) -> list[int]:
+        """Absolute position of each fed token."""
+        start = self.sequence.num_cached
+        if self.draft is None or len(self.tokens) == 1:
+            return list(range(start, start + len(self.tokens)))
+        return [start + depth for depth in _depths(self.draft.parents)]
+
+    def lengths(self, positions: Seq[int]) -> list[int]:
+        """Text length when each token was first seen: the prompt's, then one more per token."""
+        prompt = len(self.sequence.prompt) if self.draft is None else 0
+        return [max(prompt, position + 1) for position in positions]
+
+
+_depths = lru_cache(maxsize=1024)(depths)

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtla.bench.prompt_sets import Ids
-from trtla.drafting import LOOKAHEAD
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.data.prompt_sets import Ids
 from trtla.runtime.draft import Drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.executor import Request
+from trtla.runtime.request import Request
+from trtla.settings.drafting import LOOKAHEAD
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.measurements import Measurements
 from trtla.tune.replay import Known, Recorder, Steps, learn_run, replay
 from trtla.tune.samples import Sample
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import LLM, Completion
+    from trtla.llm.llm import LLM, Completion
 
 Source = Literal["measured", "replayed", "interpolated"]
 """Where a triple's acceptance comes from: real runs, exact replays, or a guess between those."""

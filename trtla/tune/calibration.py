@@ -9,15 +9,15 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trtla.drafting import LOOKAHEAD
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.drafting import LOOKAHEAD
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.measurements import Measurements
 from trtla.tune.samples import Sample
 from trtla.tune.step_time import Timed
 
 if TYPE_CHECKING:
-    from trtla.runtime.cost_table import CostTable
-    from trtla.runtime.llm import LLM
+    from trtla.llm.llm import LLM
+    from trtla.runtime.auto.costs import CostTable
 
 _LOOKED_AT = ((1, 2, 1), (2, 2, 2), (1, 4, 1), (3, 4, 2), (5, 5, 5), (7, 7, 7))
 """Triples that are timed beside plain decoding: steps of 2 to 84 tokens."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trtla.bench.prompt_sets import Ids
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.open_model import DEFAULT_LOOKAHEAD
+from trtla.data.prompt_sets import Ids
+from trtla.llm.open import DEFAULT_LOOKAHEAD
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.acceptance import Source
 from trtla.tune.measurements import Measurements
 from trtla.tune.prediction import ALL, Predictor, Row, StepsOf, best, category_seconds
@@ -30,7 +30,7 @@ from trtla.tune.verification import (
 )
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import LLM
+    from trtla.llm.llm import LLM
 
 Groups = Mapping[str, Sequence[Sample]]
 _BEST = 3

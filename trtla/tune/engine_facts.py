@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtla.build.engine import Engine
+    from trtla.formats.engine import Engine
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.engine")
 

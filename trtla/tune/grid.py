@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 WINDOWS = (1, 2, 3, 4, 5, 7, 10, 15)
 NGRAMS = (2, 3, 4, 5, 6, 7, 8)

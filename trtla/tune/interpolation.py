@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import log
 
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.acceptance import Acceptance, Source
 from trtla.tune.grid import window_tokens
 from trtla.tune.replay import Steps

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.json_text import parse_json
+from trtla.files import parse_json
 
 FILE = "measurements.jsonl"
 FORMAT_VERSION = 2

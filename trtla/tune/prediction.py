@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trtla.bench.prompt_sets import batches
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.data.prompt_sets import batches
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.acceptance import Source
 from trtla.tune.replay import Steps
 from trtla.tune.samples import Sample

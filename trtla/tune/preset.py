@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError
-from trtla.whole_file import write_whole
+from trtla.files import write_whole
 
 if TYPE_CHECKING:
     from trtla.tune.settings import Tuned

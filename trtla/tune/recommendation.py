@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.prediction import ALL, Row, best
 from trtla.tune.verification import Verified
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trtla.bench.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids
 from trtla.runtime.draft import Draft, Drafter, StepLimit
 
 Reader = Callable[[int, Draft], Sequence[int] | None]

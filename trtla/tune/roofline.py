@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError, did_you_mean
-from trtla.runtime.cost_table import CostTable
+from trtla.runtime.auto.costs import CostTable
 
 if TYPE_CHECKING:
-    from trtla.config import CheckpointConfig
+    from trtla.formats.config import CheckpointConfig
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -72,7 +72,7 @@ class Roofline:
     """
 
     def __init__(self, config: CheckpointConfig, gpu: Gpu, context: int) -> None:
-        from trtla.build.memory import kv_bytes_per_token
+        from trtla.build.engine import kv_bytes_per_token
 
         self.gpu, self._context = gpu, context
         ranks = config.mapping.world_size

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.bench.prompt_sets import (
+from trtla.data.prompt_sets import (
     SHIPPED,
     Ids,
     PromptSet,
@@ -22,13 +22,12 @@ from trtla.bench.prompt_sets import (
     prompt_room,
 )
 from trtla.errors import UsageError
-from trtla.prompts import parse_jsonl
-from trtla.runtime.executor import SamplingParams
-from trtla.whole_file import read_text
+from trtla.files import parse_jsonl, read_text
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from trtla.llm.text import Tokenizer
     from trtla.runtime.limits import ExecutorLimits
-    from trtla.runtime.text import Tokenizer
 
 NO_CATEGORY = "prompts"
 """The category of lines that name none."""

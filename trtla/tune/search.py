@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from trtla.lookahead import LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.acceptance import Acceptance, Job
 from trtla.tune.grid import coarse
 from trtla.tune.prediction import Row, best

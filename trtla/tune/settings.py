@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtla.bench.prompt_sets import PromptSet
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.cost_table import CostTable
-from trtla.runtime.executor import SamplingParams
+from trtla.data.prompt_sets import PromptSet
+from trtla.runtime.auto.costs import CostTable
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 from trtla.tune.prediction import Row
 from trtla.tune.recommendation import Recommendation
 from trtla.tune.roofline import Gpu

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.bench.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids
 from trtla.runtime.draft import NO_DRAFT, Draft, StepLimit
-from trtla.runtime.drafters.ngram_pool import NgramPool
+from trtla.runtime.drafters.pools import NgramPool
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
-from trtla.runtime.drafters.tree import DraftTree
+from trtla.runtime.drafters.shapes import DraftTree
 from trtla.tune.replay import Steps, replay
 
 

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trtla import __version__
 from trtla.bench.opened import take_tokenizer
 from trtla.console import counted
 from trtla.errors import TrtlaError
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.cost_table import CostPlan, CostTable
-from trtla.runtime.llm import LLM
-from trtla.runtime.open_model import DEFAULT_LOOKAHEAD
+from trtla.llm.llm import LLM
+from trtla.llm.open import DEFAULT_LOOKAHEAD
+from trtla.runtime.auto.costs import CostPlan, CostTable
+from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.acceptance import Acceptance, Job, plain_jobs
 from trtla.tune.calibration import BESIDE, Turns, calibrate, looked_at, timed_name, worth_timing
 from trtla.tune.contest import Contest, contenders
@@ -33,6 +32,7 @@ from trtla.tune.search import Search
 from trtla.tune.settings import Cost, Tuned, TuneSettings
 from trtla.tune.step_time import StepClock, StepTime, Timed, knee
 from trtla.tune.verification import Verified
+from trtla.version import __version__
 
 Note = Callable[[str], None]
 

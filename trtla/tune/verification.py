@@ -9,15 +9,15 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import EngineArm
-from trtla.bench.prompt_sets import batches
-from trtla.drafting import LOOKAHEAD, DrafterSettings
-from trtla.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.data.prompt_sets import batches
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.tune.measurements import Measurements
 from trtla.tune.prediction import ALL
 from trtla.tune.samples import Sample
 
 if TYPE_CHECKING:
-    from trtla.runtime.llm import LLM
+    from trtla.llm.llm import LLM
 
 LEAST_ROUNDS = 3
 PROMPT_LOOKUP = DrafterSettings(("prompt-lookup",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
-from trtla.runtime.drafters.tree import DraftTree
+from trtla.runtime.drafters.shapes import DraftTree
 
 _NOTHING = StepLimit()
 

@@ -15,34 +15,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trtla.drafting import DrafterSettings
 from trtla.errors import UsageError
-from trtla.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.runtime.batch import Feed
-from trtla.runtime.device import cache_blocks, resolve_device, resolve_dtype
-from trtla.runtime.draft import NO_DRAFT, Draft, StepLimit
-from trtla.runtime.drafters.gamma_policy import (
-    DraftStep,
-    DraftTotals,
-    GammaChoice,
-    GammaPolicy,
-    gamma_policy,
-)
-from trtla.runtime.drafters.lookahead import NoDrafter
-from trtla.runtime.executor import Request
-from trtla.runtime.kv_cache import KVCache
-from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.load_model import load_engine
-from trtla.runtime.model import TargetModel
-from trtla.runtime.no_answer import NO_TOKEN
-from trtla.runtime.prediction import predict
-from trtla.runtime.sampling import probabilities
-from trtla.runtime.scheduler import MAX_CHUNK
+from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter, StepLimit
+from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
+from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
+from trtla.runtime.models.forward import SPARE_BLOCKS, FeedModel, step_forward
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.llama import TargetModel
+from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.runtime.request import NO_TOKEN, Request
+from trtla.runtime.sampling.draw import probabilities
+from trtla.runtime.sampling.predict import predict
+from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Sequence_
-from trtla.runtime.step_forward import SPARE_BLOCKS, FeedModel, step_forward
+from trtla.runtime.stats import DraftStep, DraftTotals, GammaChoice
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 if TYPE_CHECKING:
-    from trtla.build.engine import Engine
+    from trtla.formats.engine import Engine
 
 _TWO_TOKENS = LookaheadConfig(1, 2, 1)
 """The most that a sequence feeds a forward: after full acceptance the cache is one short."""

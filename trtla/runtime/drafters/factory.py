@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtla.drafting import DRAFT_PREFIX, DrafterSettings
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import Drafter
+from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_model
-from trtla.runtime.drafters.lookahead import LookaheadDrafters, NoDrafter
-from trtla.runtime.drafters.ngram import NgramDrafter
-from trtla.runtime.drafters.ngram_storage import NgramStorage
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
-from trtla.runtime.executor import Request
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.request import Request
+from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
-    from trtla.build.engine import Engine
-    from trtla.drafting import NgramKind
+    from trtla.formats.engine import Engine
+    from trtla.settings.drafting import NgramKind
 
 
 class Drafters:

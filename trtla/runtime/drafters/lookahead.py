@@ -10,15 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from trtla.lookahead import LookaheadConfig
-from trtla.runtime.draft import NO_DRAFT, Draft, Guess, StepLimit
-from trtla.runtime.drafters.kept_pool import KeptPool
-from trtla.runtime.drafters.ngram_pool import NgramPool
-from trtla.runtime.drafters.options import DraftOptions
-from trtla.runtime.drafters.text_index import TextIndex
-from trtla.runtime.drafters.tree import DraftTree, shallow_nodes
+from trtla.runtime.draft import NO_DRAFT, Draft, Guess, NoDrafter, StepLimit
+from trtla.runtime.drafters.pools import KeptPool, NgramPool, TextIndex
+from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.executor import Request
+from trtla.runtime.request import Request
+from trtla.settings.drafting import DraftOptions
+from trtla.settings.lookahead import LookaheadConfig
 
 _TENSORRT_LLM = DraftOptions()
 WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
@@ -222,17 +220,6 @@ class LookaheadDrafter:
 
 def _by_context(guess: Guess) -> int:
     return -guess.context
-
-
-class NoDrafter:
-    """Plain autoregressive decoding: nothing is proposed."""
-
-    def propose(self, limit: StepLimit | None = None) -> Draft:
-        """The input token alone."""
-        return NO_DRAFT
-
-    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Nothing to learn."""
 
 
 def lookahead_drafter(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtla.runtime.draft import Draft, StepLimit
-from trtla.runtime.drafters.chain_length import ChainLength
-from trtla.runtime.drafters.text_index import TextIndex
+from trtla.runtime.drafters.pools import TextIndex
+from trtla.runtime.drafters.shapes import ChainLength
 
 _LONGEST_CONTEXT = 16  # tokens compared: of matches this long the youngest is as good as any
 

@@ -1,0 +1,293 @@
+"""What `trtla summarize` does: TensorRT-LLM's summarize.py on an engine, plain decoding, and HF.
+
+Articles in, summaries out, with latency, step counts and ROUGE for each side. A side is a function
+from a batch of prompts to answers, so that all sides are measured by the same loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.files import parse_jsonl, read_text
+from trtla.results.run import SCHEMA_VERSION, distinct_4grams
+from trtla.settings.drafting import DrafterSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from trtla.llm.llm import LLM
+    from trtla.runtime.request import FinishReason
+    from trtla.settings.sampling import SamplingParams
+
+
+ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
+"""The sides of our engine: as it drafts, and decoding plainly."""
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_HINT = 'give --dataset PATH.jsonl with {"article", "highlights"} lines'
+
+
+class Article(BaseModel):
+    """One line of a .jsonl data set: CNN/DailyMail's columns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    article: str
+    highlights: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One summary and what it took."""
+
+    output_ids: tuple[int, ...]
+    steps: int
+    accepted: int
+    text: str | None = None
+    """As the side wrote it; None for Hugging Face, which gives ids."""
+    finish_reason: FinishReason | None = None
+
+
+Generate = Callable[[Sequence[list[int]]], list[Answer]]
+"""Decodes one batch of prompts."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One way of decoding, measured over all items; latency is the time inside generate."""
+
+    name: str
+    latency_s: float = 0.0
+    answers: list[Answer] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    scores: list[dict[str, float]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """The side's totals under the names that table and JSON use."""
+        output_tokens = sum(len(a.output_ids) for a in self.answers)
+        steps = sum(a.steps for a in self.answers)
+        accepted = sum(a.accepted for a in self.answers)
+        return {
+            "name": self.name,
+            "latency_s": self.latency_s,
+            "output_tokens": output_tokens,
+            "tokens_per_s": output_tokens / self.latency_s if self.latency_s else 0.0,
+            "steps": steps,
+            "tokens_per_step": 1.0 + accepted / steps if steps else 1.0,
+            "distinct_4grams": distinct_4grams(a.output_ids for a in self.answers),
+            **{key: _mean(score[key] for score in self.scores) for key in ROUGE},
+        }
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def require_extras(dataset: str) -> None:
+    """Refuse early when a package of the extra `eval` is missing.
+
+    Raises:
+        TrtlaError: rouge-score, or datasets for CNN/DailyMail, is not installed.
+    """
+    needed = {"rouge_score": "rouge-score"}
+    if dataset == CNN_DAILYMAIL:
+        needed["datasets"] = "datasets"
+    for module, package in needed.items():
+        if find_spec(module) is None:
+            raise TrtlaError(
+                f'summarize needs the "{package}" package', "pip install 'trtla[eval]'"
+            )
+
+
+def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
+    """The first `count` articles of a .jsonl file, or of the shuffled CNN/DailyMail test split.
+
+    Raises:
+        UsageError: the file or one of its lines is not usable, or the hub cannot be reached.
+    """
+    if dataset == CNN_DAILYMAIL:
+        rows = load_rows("test", count, f"use a local file: {_HINT}", seed)
+        return [Article(article=row["article"], highlights=row["highlights"]) for row in rows]
+    if Path(dataset).suffix.lower() != ".jsonl":
+        raise UsageError(f"dataset {dataset} is neither {CNN_DAILYMAIL} nor a .jsonl file", _HINT)
+    articles = [line for _, line in parse_jsonl(Article, read_text(Path(dataset)), dataset)]
+    if not articles:
+        raise UsageError(f"{dataset} holds no articles", 'write {"article", "highlights"} lines')
+    return articles[:count]
+
+
+def prompt_text(article: str) -> str:
+    """An article as summarize.py asks for its summary."""
+    return (article + " TL;DR: ").strip().replace(" n't", "n't")
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article], max_input_length: int
+) -> list[list[int]]:
+    """Prompts as ids. Long articles lose their beginning: the question at the end must stay."""
+    tokenizer.truncation_side = "left"
+    return [
+        list(
+            tokenizer.encode(
+                prompt_text(item.article), truncation=True, max_length=max_input_length
+            )
+        )
+        for item in articles
+    ]
+
+
+def measure(name: str, generate: Generate, prompts: Sequence[list[int]], batch_size: int) -> Side:
+    """Decode all prompts in batches; the first one once before, outside the timer."""
+    side = Side(name)
+    generate(prompts[:1])
+    for at in range(0, len(prompts), batch_size):
+        start = time.perf_counter()
+        answers = generate(prompts[at : at + batch_size])
+        side.latency_s += time.perf_counter() - start
+        side.answers += answers
+    return side
+
+
+def engine_side(
+    llm: LLM, sampling: SamplingParams, drafter: DrafterSettings | None = None
+) -> Generate:
+    """Decode with an engine; None takes the drafter that it was opened with."""
+
+    def generate(batch: Sequence[list[int]]) -> list[Answer]:
+        return [
+            Answer(
+                done.output_ids,
+                done.stats.steps,
+                done.stats.accepted,
+                done.text,
+                done.finish_reason,
+            )
+            for done in llm.generate(list(batch), sampling, drafter=drafter)
+        ]
+
+    return generate
+
+
+def hf_side(
+    model_dir: str, device: str, dtype: str, engine_dtype: str, output_len: int
+) -> Generate:
+    """Decode with transformers' greedy generate, in the engine's arithmetic, padded on the left."""
+    import torch
+
+    from trtla.formats.hf import load_model
+    from trtla.runtime.models.load import resolve_device, resolve_dtype
+
+    on = resolve_device(device)
+    arithmetic = resolve_dtype(dtype, engine_dtype, on)
+    hint = "give a Hugging Face model folder with --hf-model-dir"
+    model = load_model("AutoModelForCausalLM", model_dir, arithmetic, hint).to(on)
+    end_ids = _as_ids(model.generation_config.eos_token_id)
+
+    def generate(batch: Sequence[list[int]]) -> list[Answer]:
+        longest = max(map(len, batch))
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in batch], device=on)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch], device=on)
+        pad = min(end_ids, default=0)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=output_len,
+                pad_token_id=pad,
+                temperature=None,
+                top_k=None,
+                top_p=None,
+            )
+        rows = [_until_end(row, end_ids) for row in out[:, longest:].tolist()]
+        return [Answer(tuple(row), max(len(row) - 1, 0), 0) for row in rows]
+
+    return generate
+
+
+def _as_ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)
+
+
+def _until_end(row: list[int], end_ids: set[int]) -> list[int]:
+    """The ids up to and with the first end id: a batch is padded behind it."""
+    end = next((i for i, token in enumerate(row) if token in end_ids), len(row))
+    return row[: end + 1]
+
+
+def score(side: Side, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]) -> None:
+    """Fill in a side's texts and ROUGE F-measures, x100, as `evaluate`'s rouge by default."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(list(ROUGE), use_stemmer=False)
+    for answer, item in zip(side.answers, articles, strict=True):
+        text = tokenizer.decode(list(answer.output_ids), skip_special_tokens=True)
+        found = scorer.score(item.highlights, str(text))
+        side.texts.append(str(text))
+        side.scores.append({key: 100.0 * found[key].fmeasure for key in ROUGE})
+
+
+def document(sides: Sequence[Side], settings: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document of a summarize run."""
+    equal = equal_to_plain(sides)
+    if equal is not None:
+        settings = {**settings, "equal_to_plain": equal}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **settings,
+        "sides": [side.figures() for side in sides],
+    }
+
+
+def equal_to_plain(sides: Sequence[Side]) -> int | None:
+    """How many summaries have plain decoding's ids, text and reason; None: it did not run."""
+    answers = {side.name: side.answers for side in sides}
+    if ENGINE not in answers or PLAIN not in answers:
+        return None
+    pairs = zip(answers[ENGINE], answers[PLAIN], strict=True)
+    return sum(_said(ours) == _said(theirs) for ours, theirs in pairs)
+
+
+def _said(answer: Answer) -> tuple[object, ...]:
+    return (answer.output_ids, answer.text, answer.finish_reason)
+
+
+def items(sides: Sequence[Side], prompts: Sequence[list[int]]) -> Iterable[dict[str, Any]]:
+    """What --output writes: one object an article, with every side's text and scores."""
+    for index, prompt in enumerate(prompts):
+        found = {
+            side.name: {
+                "text": side.texts[index],
+                "output_tokens": len(side.answers[index].output_ids),
+                "steps": side.answers[index].steps,
+                **side.scores[index],
+            }
+            for side in sides
+        }
+        yield {"index": index, "input_tokens": len(prompt), "sides": found}
+
+
+def check_rouge1(side: Side, threshold: float) -> None:
+    """Compare a side's ROUGE-1 with a threshold.
+
+    Raises:
+        CheckFailed: it is below.
+    """
+    rouge1 = side.figures()["rouge1"]
+    if rouge1 < threshold:
+        raise CheckFailed(
+            f"rouge1 {rouge1:.2f} of {side.name} is below the threshold {threshold:g}",
+            "compare with --test-hf: equal scores mean the model, not the engine",
+        )

@@ -1,0 +1,207 @@
+"""Calibration: the ranges that a model's activations, keys and values take over some texts.
+
+The unquantised model runs in transformers, a text at a time, and the largest absolute values are
+kept. What follows from them (scales) is in trtla.build.quantize; where texts come from is not known
+here, they are token ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trtla.e4m3 import quantize, scale_of
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.checkpoint import TensorSource, row_spans
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.hf import load_model
+from trtla.formats.plan import fp8_groups, hf_shapes, kv_scale
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+
+MAX_TEXT_TOKENS = 512
+"""Longer texts are cut; calib_max_seq_length of TensorRT-LLM's quantize.py."""
+
+_READERS = {
+    "self_attn.q_proj": ("self_attn.qkv_proj",),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+"""Module whose input is watched -> the linears that read the same input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What FP8 conversion calibrates with.
+
+    `prompts` are read once, after the model's own files have been checked. `progress` is called
+    with (texts done, texts in all). `device` is cpu or a CUDA device that is there.
+    """
+
+    prompts: Iterable[Sequence[int]]
+    device: str = "cpu"
+    progress: Callable[[int, int], None] | None = None
+
+
+def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) -> dict[str, float]:
+    """The largest absolute value by the name of the scale that follows from it.
+
+    The values are the inputs of every quantised linear (`NAME.input_scale`), and of every layer the
+    keys, after their rotation, and values together (`plan.kv_scale`).
+
+    Args:
+        folder: a Hugging Face model folder that `HFModel` opens.
+        config: its config; prompts are cut to its positions too.
+
+    Raises:
+        UsageError: there are no prompts, or transformers cannot load the model.
+        TrtlaError: a range is 0, infinite or not a number.
+    """
+    longest = min(MAX_TEXT_TOKENS, config.max_positions, config.sliding_window or MAX_TEXT_TOKENS)
+    prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
+    if not prompts:
+        raise UsageError("the calibration data holds no text", "give --calib-data with some text")
+    model = _load(folder, config, calibration.device)
+    ranges = _Ranges()
+    _watch(model, config, ranges)
+    cache = _seen_cache(ranges)
+    for done, prompt in enumerate(prompts, 1):
+        _read(model, prompt, cache)
+        if calibration.progress is not None:
+            calibration.progress(done, len(prompts))
+    return ranges.checked()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The largest absolute values seen so far, on the model's device."""
+
+    largest: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, name: str, values: Tensor) -> None:
+        found = values.abs().amax().float()
+        known = self.largest.get(name, found)
+        self.largest[name] = torch.maximum(known, found)  # which keeps a NaN
+
+    def checked(self) -> dict[str, float]:
+        values = {name: largest.item() for name, largest in self.largest.items()}
+        for name, value in values.items():
+            if not 0.0 < value < math.inf:
+                where, _, kind = name.rpartition(".")
+                what = "keys and values" if kind == "kv_scale" else "input"
+                raise TrtlaError(
+                    f"the {what} of {where} reached {value:g} in calibration, which gives no "
+                    "FP8 scale",
+                    "calibrate with other texts (--calib-data); if it stays, the model is broken",
+                )
+        return values
+
+
+def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedModel:
+    """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
+    dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
+    kind, hint = "AutoModelForCausalLM", "check the folder with transformers"
+    loaded: PreTrainedModel = load_model(kind, folder, getattr(torch, dtype), hint).to(device)
+    return loaded
+
+
+def _watch(model: PreTrainedModel, config: CheckpointConfig, ranges: _Ranges) -> None:
+    """Look at the inputs of all quantised linears from now on."""
+    for layer in range(config.num_hidden_layers):
+        for module, linears in _READERS.items():
+            names = [f"model.layers.{layer}.{linear}.input_scale" for linear in linears]
+
+            def see(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
+                for name in names:
+                    ranges.see(name, inputs[0])
+
+            watched = model.get_submodule(f"model.layers.{layer}.{module}")
+            watched.register_forward_pre_hook(see)
+
+
+def _seen_cache(ranges: _Ranges) -> DynamicCache:
+    """A cache that stays empty: attention stores what it is about to read, and gets it back."""
+    from transformers import DynamicCache
+
+    class SeenCache(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
+            ranges.see(kv_scale(layer_idx), key_states)
+            ranges.see(kv_scale(layer_idx), value_states)
+            return key_states, value_states
+
+    return SeenCache()
+
+
+@torch.inference_mode()
+def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache) -> None:
+    """One forward over a text, without the logits."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+class Fp8Source:
+    """A model as a source of FP8 weights and of their scales.
+
+    q, k and v are rounded once, with the largest of their three scales: requantising them, as
+    TensorRT-LLM's converters do, would round twice and give the same scale.
+
+    Args:
+        model: reads the unquantised weights.
+        config: the model's sizes.
+        ranges: the largest absolute value by name of the scale that follows from it: inputs of
+            linears, and keys and values.
+    """
+
+    def __init__(
+        self, model: TensorSource, config: CheckpointConfig, ranges: Mapping[str, float]
+    ) -> None:
+        self._model, self._shapes = model, hf_shapes(config)
+        self._groups = fp8_groups(config)
+        self._group_of = {weight: name for name, group in self._groups.items() for weight in group}
+        self._scales = {name: scale_of(largest) for name, largest in ranges.items()}
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as stored.
+
+        Raises:
+            UsageError: a weight is infinite or not a number.
+        """
+        if name in self._group_of:
+            scale = torch.tensor(self._weight_scale(self._group_of[name]))
+            return quantize(self._model.read(name, start, stop), scale)
+        if name in self._shapes:
+            return self._model.read(name, start, stop)
+        linear = name.removesuffix(".weight_scale")
+        scale_value = self._scales[name] if linear == name else self._weight_scale(linear)
+        return torch.tensor([scale_value])[start:stop]
+
+    def _weight_scale(self, linear: str) -> float:
+        name = f"{linear}.weight_scale"
+        if name not in self._scales:
+            self._scales[name] = scale_of(max(map(self._largest, self._groups[linear])))
+        return self._scales[name]
+
+    def _largest(self, weight: str) -> float:
+        """The largest absolute value of a weight, piece by piece."""
+        rows, width = self._shapes[weight]
+        largest = torch.zeros(())
+        for start, stop in row_spans((0, rows), width):
+            piece = self._model.read(weight, start, stop)
+            largest = torch.maximum(largest, piece.abs().amax().float())  # which keeps a NaN
+        if not math.isfinite(largest.item()):
+            raise UsageError(
+                f"tensor {weight} holds {largest.item()}, which FP8 has no scale for",
+                "copy the weights again: the model itself cannot compute with them",
+            )
+        return largest.item()

@@ -1,0 +1,1 @@
+"""Texts that come in: prompts, prompt sets, CNN/DailyMail, calibration texts."""

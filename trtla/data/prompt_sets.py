@@ -1,0 +1,159 @@
+"""What a benchmark decodes: prompt sets by category, as token ids of the length asked for.
+
+Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
+"turns"}`, of which the first turn is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+import trtla
+from trtla.errors import UsageError, did_you_mean
+from trtla.files import parse_jsonl, read_text
+
+if TYPE_CHECKING:
+    from trtla.llm.text import Tokenizer
+    from trtla.runtime.limits import ExecutorLimits
+
+
+Ids = tuple[int, ...]
+T = TypeVar("T")
+
+SHIPPED = ("code", "chat", "summarization")
+"""The sets that come with trtla."""
+_FOLDER = Path(trtla.__file__).parent / "assets" / "bench"
+
+
+class SetLine(BaseModel):
+    """One line of a prompt set, ours or Spec-Bench's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    category: str
+    text: str | None = None
+    turns: list[str] | None = None
+    question_id: int | str | None = None
+    reference: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of one category."""
+
+    category: str
+    texts: tuple[str, ...]
+
+
+def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> list[PromptSet]:
+    """The sets by category, in the order of the lines, at most `limit` prompts each.
+
+    Args:
+        names: shipped sets by name, or .jsonl files.
+        categories: those to keep; empty keeps all.
+        limit: most prompts of a category.
+
+    Raises:
+        UsageError: a name, a file or a line is not usable, or nothing is left.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for category, text in _lines(name):
+            found.setdefault(category, []).append(text)
+    _check_categories(categories, found)
+    kept = [c for c in found if not categories or c in categories]
+    return [PromptSet(c, tuple(found[c][:limit])) for c in kept]
+
+
+def _lines(name: str) -> list[tuple[str, str]]:
+    path = _FOLDER / f"{name}.jsonl" if name in SHIPPED else Path(name)
+    if path.suffix.lower() != ".jsonl":
+        raise UsageError(
+            f"prompt set {name} is not known",
+            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl file",
+        )
+    lines = [
+        (line.category, _text(line, where))
+        for where, line in parse_jsonl(SetLine, read_text(path), name)
+    ]
+    if not lines:
+        raise UsageError(f"{name} holds no prompts", 'write {"category", "text"} lines')
+    return lines
+
+
+def _text(line: SetLine, where: str) -> str:
+    if (line.text is None) == (line.turns is None):
+        raise UsageError(f'{where} needs either "text" or "turns"', "give exactly one of them")
+    text = line.text if line.text is not None else next(iter(line.turns or ()), "")
+    if not text:
+        raise UsageError(f"{where} has an empty prompt", "give at least one character")
+    return text
+
+
+def _check_categories(categories: Sequence[str], found: Iterable[str]) -> None:
+    known = list(found)
+    for category in categories:
+        if category not in known:
+            raise UsageError(
+                f"there is no prompt of category {category}", f"there are {', '.join(known)}"
+            )
+
+
+def encode(tokenizer: Tokenizer, prompts: PromptSet) -> list[Ids]:
+    """The prompts as ids."""
+    return [tokenizer.encode(text) for text in prompts.texts]
+
+
+def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
+    """Prompts of exactly `prompt_len` tokens; None leaves them, but cuts them to `room`.
+
+    Cutting takes the beginning away, for what is asked stands at the end. A short prompt gets the
+    set's other prompts in front: text repeated within a prompt would flatter n-gram methods.
+
+    Raises:
+        UsageError: prompt_len does not fit into `room`.
+    """
+    if prompt_len is None:
+        return [ids[-room:] for ids in prompts]
+    if prompt_len > room:
+        raise UsageError(
+            f"--prompt-len {prompt_len} is above the {room} tokens that the engine leaves",
+            "lower --prompt-len or --max-output-len, or rebuild with larger limits",
+        )
+    return [_extend(prompts, at, prompt_len) for at in range(len(prompts))]
+
+
+def _extend(prompts: Sequence[Ids], at: int, length: int) -> Ids:
+    ids, other = prompts[at], at
+    while len(ids) < length:
+        other = (other + 1) % len(prompts)
+        ids = prompts[other] + ids
+    return ids[-length:]
+
+
+def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
+    """Tokens that a prompt may have.
+
+    Raises:
+        UsageError: there is none.
+    """
+    room = min(limits.max_input_len, limits.max_text_len - max_output_len)
+    if room < 1:
+        raise UsageError(
+            f"--max-output-len {max_output_len} leaves no room for a prompt: prompt and output "
+            f"together may have {limits.max_text_len} tokens",
+            "lower --max-output-len, or rebuild with a larger --max-seq-len",
+        )
+    return room
+
+
+def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:
+    """Full batches that hold every prompt; the last is filled up with prompts from the front."""
+    count = -(-len(prompts) // batch_size) * batch_size
+    wide = [prompts[i % len(prompts)] for i in range(count)]
+    return [wide[i : i + batch_size] for i in range(0, count, batch_size)]

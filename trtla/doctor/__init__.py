@@ -1,0 +1,1 @@
+"""What this machine, a model and a folder are, and what can be done with them."""

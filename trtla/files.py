@@ -1,0 +1,240 @@
+"""Reads and writes files whole; writes whole or not at all: beside the place, then a rename."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pydantic
+from pydantic import (
+    BaseModel,
+)
+
+from trtla.errors import UsageError, first_line
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file, without the byte order mark that it may begin with.
+
+    Raises:
+        UsageError: it is missing or not readable.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})", "convert it") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+    except ValueError:  # a NUL
+        raise UsageError(f"{str(path)!r} is not a path", "check the path") from None
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Replace a file's text; a failure leaves what was there, and nothing else.
+
+    Raises:
+        OSError: the disk is full, or permission is missing.
+    """
+    return write_whole_bytes(path, text.encode("utf-8"))
+
+
+def write_whole_bytes(path: Path, data: bytes) -> Path:
+    """Replace a file's bytes; a failure leaves what was there, and nothing else.
+
+    Raises:
+        OSError: the disk is full, or permission is missing.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it need not be there."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
+
+
+_MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class JsonError(ValueError):
+    """What is wrong with a JSON text, in one phrase, and the line where that is known."""
+
+    def __init__(self, phrase: str, line: int | None = None) -> None:
+        super().__init__(phrase)
+        self.line = line
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON text; of keys that are there twice the last one counts.
+
+    Raises:
+        JsonError: it is not JSON, or holds NaN or Infinity, a number of thousands of digits, or
+            more than 100 levels.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except JsonError:
+        raise
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, error.lineno) from None
+    except UnicodeDecodeError as error:
+        raise JsonError(f"byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise JsonError(f"it has more than {_MAX_DEPTH} levels") from None
+    except ValueError:  # Python refuses to convert integers of more than 4300 digits
+        raise JsonError("it holds a number with thousands of digits") from None
+    _check_depth(value)
+    return value
+
+
+def parse_texts(text: str) -> Any:
+    """Parse JSON whose strings are to be read by a tokenizer, not names of files, which may be
+    anything.
+
+    Raises:
+        JsonError: as `parse_json`, or a string holds half of a surrogate pair.
+    """
+    value = parse_json(text)
+    if _HALF_PAIR.search(text):
+        _check_pairs(value)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise JsonError(f"it holds {name}, which is not a number")
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level: the values may be nested more deeply than Python's stack is."""
+    level: list[Any] = [[value]]
+    for _ in range(_MAX_DEPTH + 1):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for values in inside for one in values if isinstance(one, (dict, list))]
+        if not level:
+            return
+    raise JsonError(f"it has more than {_MAX_DEPTH} levels")
+
+
+def _check_pairs(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start]).strip("'")
+        raise JsonError(f"it holds {half}, half of a surrogate pair") from None
+
+
+LineT = TypeVar("LineT", bound=BaseModel)
+
+
+def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, LineT]]:
+    """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped.
+
+    Raises:
+        UsageError: a line is not a JSON object or does not fit the model; its number is named.
+    """
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"line {number} of {name}"
+            found.append(
+                (where, validate(model, _parse_line(line, where), where, "correct the line"))
+            )
+    return found
+
+
+def _parse_line(line: str, where: str) -> dict[str, Any]:
+    try:
+        data = parse_texts(line)
+    except JsonError as error:
+        raise UsageError(f"{where} is not JSON: {error}", "write one JSON object a line") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} is not a JSON object", 'write {"text": "..."} lines')
+    return data
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_OWN_FILE = "correct the value, or make the file again with trtla"
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, as `parse_json` does.
+
+    Raises:
+        UsageError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return parse_json(read_text(path))
+    except JsonError as error:
+        place = f" in line {error.line}" if error.line else ""
+        raise UsageError(f"{path} is not JSON: {error}{place}", "copy the file again") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Parse a YAML file that holds a mapping.
+
+    Raises:
+        UsageError: the file is missing, not YAML, or not a mapping.
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = first_line(error)  # ValueError: a number or date that Python cannot represent
+        raise UsageError(f"{path} is not YAML: {reason}", "see configs/") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no settings", "write key: value lines, see configs/")
+    return {str(key).replace("-", "_"): value for key, value in data.items()}
+
+
+def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) -> ModelT:
+    """Build a pydantic model; its first error becomes a `UsageError` naming key and value.
+
+    Args:
+        where: what errors call the data.
+        hint: what to do about a wrong value.
+    """
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise UsageError(f"{where}: {describe_first(error)}", _hint(error, hint)) from None
+
+
+def describe_first(error: pydantic.ValidationError) -> str:
+    """One sentence on the first problem: its key path, what is wrong, and the value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f'"{key}" is missing'
+    if first["type"] == "extra_forbidden":
+        return f'unknown key "{key}"'
+    if first["type"] == "value_error":
+        return message
+    value = first["input"]
+    shown = value if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    return f'"{key}" is {shown}: {message[0].lower()}{message[1:]}'
+
+
+def _hint(error: pydantic.ValidationError, otherwise: str) -> str:
+    if error.errors(include_url=False)[0]["type"] == "extra_forbidden":
+        return "remove the key, or check its spelling"
+    return otherwise

@@ -1,0 +1,243 @@
+"""Directories that appear complete or not at all.
+
+Everything is written into a hidden sibling of the target, flushed to disk and renamed. Errors and
+Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run sweeps
+it away. An existing target is replaced only with force, only at the end, and only if it is a folder
+that trtla or TensorRT-LLM made: the system exchanges the two folders in one step, or where it
+cannot, the old one steps aside and `restore` brings it back after a kill.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trtla.errors import TrtlaError, UsageError
+from trtla.files import read_json
+
+_NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
+_STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
+    errno.ENOTEMPTY: ("another process has filled it meanwhile", "choose another --output-dir"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another --output-dir"),
+    errno.EFBIG: ("the file would exceed the size limit", "raise the limit (ulimit -f)"),
+    errno.EACCES: ("no permission", "choose an --output-dir that you may write to"),
+    errno.EPERM: ("no permission", "choose an --output-dir that you may write to"),
+    errno.EROFS: ("the disk is read-only", "choose an --output-dir elsewhere"),
+}
+
+
+def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
+    """Refuse a target directory that must not be written, before any work.
+
+    Raises:
+        UsageError: the target is a file, is or holds a source, is not empty (without force), or
+            is not a checkpoint or engine folder (with force).
+    """
+    restore(target)
+    resolved = _real(target)
+    for source in sources:
+        if resolved == _real(source) or resolved in _real(source).parents:
+            raise UsageError(
+                f"output folder {target} holds the input {source}", "choose another --output-dir"
+            )
+    try:
+        if not os.path.lexists(resolved):
+            return
+        if not resolved.is_dir():
+            raise UsageError(f"{target} is a file", "choose another --output-dir")
+        if not any(resolved.iterdir()):
+            return
+        if not force:
+            raise UsageError(
+                f"output folder {target} is not empty",
+                "add --force to replace it, or choose another",
+            )
+        _check_replaceable(target, resolved)
+    except OSError as error:
+        raise os_failure(error, target) from None
+
+
+def _real(path: Path) -> Path:
+    """Where links lead; `Path.resolve` raises RuntimeError where they lead in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def _check_replaceable(target: Path, resolved: Path) -> None:
+    foreign = next((entry.name for entry in resolved.iterdir() if not entry.is_file()), None)
+    if foreign is None and _is_ours(resolved / "config.json"):
+        return
+    found = f" (it holds {foreign}/)" if foreign else ""
+    raise UsageError(
+        f"output folder {target} is no checkpoint or engine{found}, so --force does not replace it",
+        "remove it yourself, or choose another --output-dir",
+    )
+
+
+def _is_ours(config: Path) -> bool:
+    """Checkpoints have a mapping, engines a build_config; Hugging Face's config.json neither."""
+    try:
+        data = read_json(config)
+    except UsageError:
+        return False
+    return isinstance(data, dict) and ("mapping" in data or "build_config" in data)
+
+
+@contextmanager
+def atomic_directory(
+    target: Path, *, force: bool = False, sources: Sequence[Path] = ()
+) -> Iterator[Path]:
+    """Give a folder to write into, and rename it to `target` when the block ends without an error.
+
+    Raises:
+        UsageError: see `check_target`.
+        TrtlaError: the disk is full or read-only, or permission is missing.
+    """
+    check_target(target, force=force, sources=sources)
+    resolved = _real(target)
+    created: list[Path] = []
+    folder: Path | None = None
+    try:
+        created = _make_parents(resolved.parent)
+        _sweep(resolved)
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(resolved, _NEW), dir=resolved.parent))
+        folder.chmod(0o777 & ~_umask())
+        with _locked(folder):
+            yield folder
+            _flush(folder)
+            _move_into_place(folder, resolved, force)
+    except BaseException as error:
+        _clean_up(folder, created)
+        if isinstance(error, OSError):
+            raise os_failure(error, target) from None
+        raise
+
+
+def os_failure(error: OSError, target: Path) -> TrtlaError:
+    """The error of a failed write as one sentence and a hint."""
+    reason, hint = _REASONS.get(
+        error.errno or 0, (error.strerror or str(error), "choose another --output-dir")
+    )
+    return TrtlaError(f"cannot write {target}: {reason}", hint)
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process: what is left without one belongs to nobody.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _prefix(target: Path, kind: str) -> str:
+    return f".{target.name}.{kind}-"
+
+
+def _siblings(target: Path, kind: str) -> list[Path]:
+    names = _prefix(target, kind)
+    return [path for path in target.parent.iterdir() if path.name.startswith(names)]
+
+
+def restore(target: Path) -> None:
+    """Bring a folder back that a process put aside to replace it, and was killed.
+
+    Nothing happens where the target is there, or where the process is still at work.
+    """
+    with suppress(OSError, ValueError):  # whoever needs the target will say what is wrong
+        resolved = _real(target)
+        if os.path.lexists(resolved):
+            return
+        for left in _siblings(resolved, _OLD):
+            with _locked(left):
+                left.rename(resolved)
+            return
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left beside the target."""
+    for left in (*_siblings(target, _NEW), *_siblings(target, _OLD)):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                with _locked(left):
+                    shutil.rmtree(left)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _flush(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _move_into_place(folder: Path, target: Path, force: bool) -> None:
+    """Rename; with force an old folder changes places with the new one, and is deleted last."""
+    if not force or not target.is_dir() or not any(target.iterdir()):
+        # Atomic, also onto an empty folder; fails if someone filled the target meanwhile.
+        folder.rename(target)
+    elif _exchange(folder, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        _replace(folder, target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places in one step; False where the system or the disk cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    paths = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    return bool(rename(*paths, _RENAME_EXCHANGE) == 0)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    """In two steps; while the target is locked, `restore` leaves it alone."""
+    aside = target.with_name(f"{_prefix(target, _OLD)}{secrets.token_hex(4)}")
+    with _locked(target):
+        try:
+            target.rename(aside)
+            folder.rename(target)
+        except BaseException:
+            if not os.path.lexists(target):
+                aside.rename(target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clean_up(folder: Path | None, created: Sequence[Path]) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    for parent in created:
+        with suppress(OSError):
+            parent.rmdir()

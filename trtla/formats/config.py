@@ -1,0 +1,263 @@
+"""What comes from outside as JSON or YAML, checked: checkpoint, engine and preset files.
+
+Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the
+files of both. Validation errors of pydantic become one sentence with the file, key and value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from trtla.settings.lookahead import LookaheadConfig
+
+DType = Literal["float16", "bfloat16", "float32"]
+"""Weight and activation types of a checkpoint."""
+
+LOOKAHEAD_DECODING = 8
+"""TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
+NO_SPECULATION = 1
+"""TensorRT-LLM's SpeculativeDecodingMode.NONE."""
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+"""Rotary scalings that trtla converts and runs."""
+
+LARGEST = 2**31 - 1
+"""Of a dimension or a number of tokens: they are C ints in TensorRT-LLM."""
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+"""Layers or ranks, which are gone through one by one: far above any model."""
+
+
+class Mapping(BaseModel):
+    """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
+
+    Only the keys that every release from 0.20 to 1.2 accepts are written (mapping.py).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    world_size: Count = 1
+    gpus_per_node: int = Field(default=8, ge=1)
+    tp_size: Count = 1
+    pp_size: Count = 1
+
+    @model_validator(mode="after")
+    def _product(self) -> Mapping:
+        if self.world_size != self.tp_size * self.pp_size:
+            raise ValueError(
+                f"world_size {self.world_size} is not "
+                f"tp_size {self.tp_size} x pp_size {self.pp_size}"
+            )
+        return self
+
+
+class Quantization(BaseModel):
+    """A checkpoint's `quantization` block: QuantConfig of TensorRT-LLM's models/modeling_utils.py.
+
+    It is given to QuantConfig's constructor as it is, so only keys that all releases know are
+    written; keys of theirs that trtla does not use are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    exclude_modules: list[str] | None = None
+    """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
+    lm_head and the embedding."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        if data["exclude_modules"] is None:
+            del data["exclude_modules"]
+        return data
+
+
+class CheckpointConfig(BaseModel):
+    """A TensorRT-LLM checkpoint's config.json for dense Llama (LLaMAConfig).
+
+    Keys trtla does not use are kept as they are, so an engine made by `trtllm-build` reads as well.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    architecture: str
+    dtype: DType
+    logits_dtype: Literal["float16", "float32"] = "float32"
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Count
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_size: int = Field(ge=2, le=LARGEST)
+    intermediate_size: Size
+    hidden_act: str = "silu"
+    norm_epsilon: float = Field(default=1e-5, gt=0)
+    position_embedding_type: str = "rope_gpt_neox"
+    max_position_embeddings: Size
+    rotary_base: float = Field(default=10000.0, gt=0)
+    rotary_scaling: dict[str, Any] | None = None
+    attn_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_parallel_embedding: bool = False
+    embedding_sharding_dim: int = Field(default=0, ge=0, le=1)
+    mapping: Mapping = Mapping()
+    quantization: Quantization = Quantization()
+    sliding_window: Size | None = None
+    """Mistral's attention window in tokens; trtla runs sequences that fit into it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        """Fill what TensorRT-LLM derives: kv heads, head size, intermediate size."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        data["quantization"] = data.get("quantization") or Quantization()
+        hidden, heads = data.get("hidden_size"), data.get("num_attention_heads")
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            for key, value in (
+                ("num_key_value_heads", heads),
+                ("head_size", hidden // heads),
+                ("intermediate_size", 4 * hidden),
+            ):
+                if data.get(key) is None:
+                    data[key] = value
+        return data
+
+    @model_validator(mode="after")
+    def _shape(self) -> CheckpointConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
+        return self
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the layers' linear weights are FP8."""
+        return self.quantization.quant_algo == "FP8"
+
+    @property
+    def fp8_kv_cache(self) -> bool:
+        """Whether keys and values are cached in FP8."""
+        return self.quantization.kv_cache_quant_algo == "FP8"
+
+    @property
+    def rope_type(self) -> str:
+        """The rotary scaling's name in either spelling; `default` without one."""
+        scaling = self.rotary_scaling or {}
+        return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens the model can read: linear and dynamic scaling stretch the trained length."""
+        if self.rope_type not in ("linear", "dynamic"):
+            return self.max_position_embeddings
+        factor = float((self.rotary_scaling or {}).get("factor", 1.0))
+        return int(self.max_position_embeddings * factor)
+
+
+class BuildConfig(BaseModel):
+    """The limits of an engine: the part of TensorRT-LLM's BuildConfig that both executors read.
+
+    `max_seq_len` already includes `max_draft_len`, as TensorRT-LLM's `build()` stores it: prompt
+    and output together may use `max_seq_len - max_draft_len` tokens. Engines of TensorRT-LLM 0.20
+    to 1.2 read as they are: keys trtla does not use are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    max_batch_size: Size
+    max_beam_width: Size = 1
+    max_input_len: Size
+    max_seq_len: Size
+    max_num_tokens: int = Field(ge=1, le=2**63 - 1)
+    max_draft_len: int = Field(default=0, ge=0, le=LARGEST)
+    speculative_decoding_mode: int = NO_SPECULATION
+    kv_cache_type: str | None = None
+    """PAGED, CONTINUOUS or DISABLED in any case; absent means CONTINUOUS (gptJsonConfig.cpp)."""
+    gather_context_logits: bool = False
+    plugin_config: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_token_limit(cls, data: Any) -> Any:
+        """A full batch of full sequences, where an engine names no max_num_tokens."""
+        if not isinstance(data, dict) or data.get("max_num_tokens") is not None:
+            return data
+        sizes = data.get("max_batch_size"), data.get("max_seq_len")
+        if not all(isinstance(size, int) for size in sizes):
+            return data
+        return {**data, "max_num_tokens": data["max_batch_size"] * data["max_seq_len"]}
+
+    @model_validator(mode="after")
+    def _mode(self) -> BuildConfig:
+        if self.speculative_decoding_mode == LOOKAHEAD_DECODING and self.max_draft_len < 1:
+            raise ValueError(
+                f"max_draft_len {self.max_draft_len} must be above 0 in a lookahead engine"
+            )
+        if self.max_seq_len <= self.max_draft_len:
+            raise ValueError(
+                f"max_seq_len {self.max_seq_len} leaves no room beside "
+                f"max_draft_len {self.max_draft_len}"
+            )
+        return self
+
+    @property
+    def max_text_len(self) -> int:
+        """Prompt + output tokens that one request may use."""
+        return self.max_seq_len - self.max_draft_len
+
+
+class EngineConfig(BaseModel):
+    """An engine directory's config.json, TensorRT-LLM's layout."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    version: str
+    pretrained_config: CheckpointConfig
+    build_config: BuildConfig
+
+
+class EngineManifest(BaseModel):
+    """An engine's trtla.json: what config.json has no place for. Unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    backend: Literal["torch", "tensorrt-llm"]
+    lookahead: tuple[int, int, int]
+    dtype: DType
+    trtla_version: str
+    torch_version: str
+    tensorrt_llm_version: str | None = None
+    """The release that compiled a tensorrt-llm engine; it runs on that one only."""
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
+    """The GPU that a tensorrt-llm engine was compiled on, such as 9.0; it runs on that kind only.
+    None where it is not known, for engines that trtllm-build made."""
+    source: str
+    source_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """Of the weights and config.json that the engine was built from; of its own files for an engine
+    that trtllm-build made."""
+    settings: dict[str, str] = {}
+    """Where each build setting came from (flag, environment, config, default)."""
+
+    @property
+    def triple(self) -> LookaheadConfig:
+        """The lookahead triple; (1,1,0) for a plain engine."""
+        return LookaheadConfig(*self.lookahead)

@@ -1,0 +1,295 @@
+"""An engine: its limits, its lookahead triple, its weights, from a folder or from memory.
+
+The folder has TensorRT-LLM's layout; `trtla.json` beside config.json tells what that has no place
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from trtla.arguments import whole
+from trtla.errors import UsageError
+from trtla.files import read_json, validate
+from trtla.formats.checkpoint import RankFiles, TensorSource, full_tensors
+from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
+from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
+from trtla.formats.engine_limits import BuildSettings, plan_build_config
+from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
+from trtla.formats.hf import HFModel
+from trtla.formats.plan import check_mapping
+from trtla.formats.support import check_supported
+from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_server
+from trtla.version import __version__
+
+MANIFEST = "trtla.json"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An opened engine; weights are read when asked for."""
+
+    path: Path
+    """The engine folder, or the Hugging Face folder of an engine made in memory."""
+    config: EngineConfig
+    manifest: EngineManifest | None
+    """None for engines made by TensorRT-LLM and for engines in memory."""
+    source: TensorSource | None = field(default=None, repr=False, compare=False)
+    """Where the weights of an engine in memory come from; None: the folder's rank file."""
+    in_memory_lookahead: LookaheadConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors call this engine."""
+        return str(self.path)
+
+    @property
+    def backend(self) -> str:
+        """`torch` or `tensorrt-llm`."""
+        if self.manifest is not None:
+            return self.manifest.backend
+        compiled = self.source is None and is_compiled(self.path)
+        return "tensorrt-llm" if compiled else "torch"
+
+    @property
+    def lookahead(self) -> LookaheadConfig | None:
+        """The triple it was built for, (1,1,0) if plain; None where only max_draft_len is known."""
+        if self.manifest is not None:
+            return self.manifest.triple
+        if self.in_memory_lookahead is not None:
+            return self.in_memory_lookahead
+        return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
+
+    def server_triple(self, asked: LookaheadConfig | None) -> LookaheadConfig:
+        """The triple to run it with: the one asked for, else its own.
+
+        TensorRT-LLM would take (4,3,4) without one, and fail at start.
+
+        Raises:
+            UsageError: it needs another max_draft_len, or the engine does not say its own.
+        """
+        draft_len = self.config.build_config.max_draft_len
+        server = asked or self.lookahead
+        if server is None:
+            raise unknown_triple(self.name, draft_len)
+        check_server(server, draft_len, self.name)
+        return server
+
+    def batch_size(self, asked: int | None) -> int:
+        """The number of requests in flight: the one asked for, else the engine's limit.
+
+        Raises:
+            UsageError: it is below 1 or above the engine's.
+        """
+        if asked is not None:
+            whole("max_batch_size", asked, "a whole number, at least 1", 1)
+        largest = self.config.build_config.max_batch_size
+        if asked is not None and asked > largest:
+            raise UsageError(
+                f"max_batch_size {asked} is above the engine's {largest}",
+                "use a smaller --max-batch-size, or rebuild the engine",
+            )
+        return asked or largest
+
+    @property
+    def max_encoder_len(self) -> int | None:
+        """Most tokens that its encoder reads of a prompt; None: it has no encoder."""
+        return None
+
+    def request_ids(
+        self, prompt: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """What a request for a prompt begins with, and what its encoder reads, if it has one."""
+        return prompt, None
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder with the tokenizer files, if there are any."""
+        return tokenizer_dir(self.path)
+
+    def end_ids(self) -> frozenset[int]:
+        """All token ids that end a text; empty if none is known."""
+        return end_ids(self.path)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
+
+        Names are `transformer.vocab_embedding.weight`,
+        `transformer.layers.{i}.attention.qkv.weight` and so on; `lm_head.weight` always comes, also
+        when it equals the embedding. Linear weights are (out, in), in the engine's dtype, on the
+        CPU.
+
+        Raises:
+            UsageError: the weights are broken, or TensorRT-LLM compiled them into the engine.
+        """
+        if self.backend == "tensorrt-llm":
+            raise UsageError(
+                f"{self.name} has no readable weights", "build it with --backend torch"
+            )
+        config = self.config.pretrained_config
+        source = self.source or RankFiles(self.path, config)
+        return full_tensors(source, config)
+
+
+def open_engine(path: str | Path) -> Engine:
+    """Open an engine folder and check it whole: config, manifest, and the header of the weights.
+
+    An engine that trtllm-build made is opened too, without a manifest.
+
+    Raises:
+        UsageError: no engine (the message tells what it is and what to run), another version's, or
+            broken; the key or tensor at fault is named.
+    """
+    folder = Path(path)
+    kind = folder_kind(folder)
+    if kind != "engine":
+        raise UsageError(
+            f"{folder} is a {kind}, not an engine",
+            f"run trtla build --checkpoint-dir {folder} --output-dir ENGINE",
+        )
+    engine = read_engine(folder)
+    _check(engine)
+    return engine
+
+
+def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
+    """Read config.json and trtla.json of an engine folder, without comparing them or the weights.
+
+    Raises:
+        UsageError: a file is missing or broken, or of another version.
+    """
+    path = folder / "config.json"
+    config = validate(EngineConfig, read_json(path), str(path))
+    return Engine(folder, config, _manifest(folder) if manifest else None)
+
+
+def _manifest(folder: Path) -> EngineManifest | None:
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    data = read_json(path)
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version is not None and version != 1:
+        raise UsageError(
+            f"{path} has format_version {version!r}, this trtla reads 1",
+            "build the engine again, or install the trtla that made it",
+        )
+    return validate(EngineManifest, data, str(path))
+
+
+def _check(engine: Engine) -> None:
+    check_manifest(engine)
+    if engine.backend == "tensorrt-llm":
+        check_compiled(engine.path, engine.config)
+        return
+    config = engine.config.pretrained_config
+    check_supported(config, str(engine.path / "config.json"))
+    if config.mapping.world_size != 1:
+        raise UsageError(
+            f"{engine.name} is a torch engine of {config.mapping.world_size} ranks",
+            "build it again from the checkpoint; torch engines have one rank",
+        )
+    check_mapping(config)
+    RankFiles(engine.path, config)
+
+
+def check_manifest(engine: Engine) -> None:
+    """Compare trtla.json, if there is one, with config.json.
+
+    Raises:
+        UsageError: triple or dtype disagree.
+    """
+    manifest, config = engine.manifest, engine.config
+    if manifest is None:
+        return
+    needed, stored = manifest.triple.max_draft_len, config.build_config.max_draft_len
+    if needed != stored:
+        raise UsageError(
+            f"{engine.name}: lookahead {manifest.triple} in {MANIFEST} "
+            f"needs max_draft_len {needed}, config.json says {stored}",
+            "build the engine again",
+        )
+    if manifest.dtype != config.pretrained_config.dtype:
+        raise UsageError(
+            f"{engine.name}: dtype is {manifest.dtype} in {MANIFEST}, "
+            f"{config.pretrained_config.dtype} in config.json",
+            "build the engine again",
+        )
+
+
+def engine_from_hugging_face(
+    path: str | Path, settings: BuildSettings | None = None, dtype: str = "auto"
+) -> Engine:
+    """An engine in memory: nothing is written, `weights()` converts on the fly.
+
+    Here `auto` keeps the stored dtype: the float16 rule of `convert` is for TensorRT-LLM's files.
+
+    Raises:
+        UsageError: the folder or the settings are not usable.
+    """
+    asked, model = settings or BuildSettings(), HFModel.open(path)
+    config = _with_dtype(model.config, dtype)
+    engine = EngineConfig(
+        version=__version__,
+        pretrained_config=config,
+        build_config=plan_build_config(asked, config),
+    )
+    return Engine(Path(path), engine, None, model, asked.lookahead)
+
+
+def _with_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
+    if dtype == "auto":
+        return config
+    from trtla.formats.source import checkpoint_config
+
+    return checkpoint_config(config, dtype)
+
+
+_LONGEST_SOURCE = 4096
+"""Most tokens of an encoder's input. Its attention knows no position limit, but grows with the
+square of the length."""
+
+
+@dataclass(frozen=True)
+class EncoderDecoder(Engine):
+    """An opened model of the T5 family: prompts go to the encoder, the decoder writes the text."""
+
+    t5: T5Config = field(kw_only=True)
+
+    @property
+    def backend(self) -> str:
+        """Always `torch`."""
+        return "torch"
+
+    @property
+    def max_encoder_len(self) -> int:
+        """Most tokens of a prompt."""
+        return max(_LONGEST_SOURCE, self.t5.n_positions)
+
+    def request_ids(
+        self, prompt: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The decoder's start token, and the prompt for the encoder."""
+        return (self.t5.decoder_start_token_id,), prompt
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """None in TensorRT-LLM's layout; raises `UsageError`."""
+        raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
+
+
+def open_encoder_decoder(folder: Path, lookahead: LookaheadConfig) -> EncoderDecoder:
+    """Read the folder's config; the decoder's positions are the limit of start token + output.
+
+    Raises:
+        UsageError: config.json is broken, or the triple does not fit.
+    """
+    t5 = read_t5_config(folder)
+    decoder = decoder_config(folder, t5)
+    limits = plan_build_config(BuildSettings(lookahead), decoder)
+    config = EngineConfig(version=__version__, pretrained_config=decoder, build_config=limits)
+    return EncoderDecoder(folder, config, None, in_memory_lookahead=lookahead, t5=t5)

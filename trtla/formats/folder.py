@@ -1,0 +1,142 @@
+"""Tells Hugging Face models, TensorRT-LLM checkpoints and engines apart by their config.json."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from trtla.errors import UsageError
+from trtla.files import read_json
+from trtla.formats.atomic import restore
+from trtla.formats.writer import write_json
+
+FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
+
+
+def folder_kind(path: Path) -> FolderKind:
+    """What the folder is.
+
+    Raises:
+        UsageError: it is no folder, has no readable config.json, or is none of the three.
+    """
+    if not path.exists():
+        restore(path)
+    if not path.exists():
+        raise UsageError(f"{path} does not exist", "check the path")
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder", "give a model, checkpoint or engine folder")
+    if not (path / "config.json").is_file():
+        raise UsageError(
+            f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"
+        )
+    kind = config_kind(read_json(path / "config.json"))
+    if kind is None:
+        raise UsageError(
+            f"{path / 'config.json'} belongs to no kind of folder that trtla knows",
+            "give a Hugging Face model, checkpoint or engine folder",
+        )
+    return kind
+
+
+def config_kind(data: Any) -> FolderKind | None:
+    """What folder a parsed config.json belongs to; None when to none of the three."""
+    if not isinstance(data, dict):
+        return None
+    if "pretrained_config" in data or "build_config" in data:
+        return "engine"
+    if "architectures" in data or "model_type" in data:
+        return "Hugging Face model"
+    if "architecture" in data or "mapping" in data:
+        return "checkpoint"
+    return None
+
+
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
+
+
+def tokenizer_dir(folder: Path) -> Path | None:
+    """The folder itself if it holds a tokenizer, else None."""
+    found = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
+    return folder if found else None
+
+
+def side_files(source: Path) -> list[str]:
+    """Names of the files that `copy_side_files` makes."""
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if (source / GENERATION_CONFIG).is_file() or end_ids(source):
+        names.append(GENERATION_CONFIG)
+    return names
+
+
+def copy_side_files(source: Path, target: Path) -> list[str]:
+    """Copy tokenizer files and the generation config, and return their names.
+
+    End ids that only the model's config.json names are added to the generation config, because the
+    checkpoint's own config.json has no place for them.
+    """
+    names = side_files(source)
+    for name in names:
+        if name != GENERATION_CONFIG:
+            shutil.copyfile(source / name, target / name)
+    if GENERATION_CONFIG in names:
+        generation = _json_object(source / GENERATION_CONFIG)
+        if not _ids(generation.get("eos_token_id")):
+            found = sorted(end_ids(source))
+            generation["eos_token_id"] = found[0] if len(found) == 1 else (found or None)
+        write_json(target / GENERATION_CONFIG, generation)
+    return names
+
+
+def end_ids(folder: Path) -> frozenset[int]:
+    """All token ids that end a text: generation config, else config.json, else the tokenizer's eos.
+
+    Broken or absent files count as saying nothing; an empty set means that no end id is known.
+    """
+    for name in (GENERATION_CONFIG, "config.json"):
+        found = _ids(_json_object(folder / name).get("eos_token_id"))
+        if found:
+            return found
+    return _tokenizer_eos(folder)
+
+
+def _ids(value: Any) -> frozenset[int]:
+    values = value if isinstance(value, list) else [value]
+    return frozenset(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
+
+
+def _tokenizer_eos(folder: Path) -> frozenset[int]:
+    config = _json_object(folder / "tokenizer_config.json")
+    eos = config.get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    added = config.get("added_tokens_decoder")
+    tokens = [
+        {**token, "id": int(key)}
+        for key, token in (added.items() if isinstance(added, dict) else ())
+        if isinstance(token, dict) and str(key).isdigit()
+    ]
+    more = _json_object(folder / "tokenizer.json").get("added_tokens")
+    tokens += [token for token in more if isinstance(token, dict)] if isinstance(more, list) else []
+    if not text:
+        return frozenset()
+    return _ids([token.get("id") for token in tokens if token.get("content") == text])
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path)
+    except UsageError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,281 @@
+"""A Hugging Face Llama or Mistral folder: its config, and its tensors read lazily.
+
+Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brought to the form
+`model.layers.0...`; old checkpoints lack the prefix, and their rotary buffers are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trtla.errors import UsageError, sentence
+from trtla.files import read_json
+from trtla.formats.config import CheckpointConfig, DType
+from trtla.formats.hf_config import read_hf_config
+from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.weight_files import BinFile, Entry, SafetensorsFile, raise_first, tensor_problems
+
+WeightFile = SafetensorsFile | BinFile
+
+_STORED: dict[torch.dtype, DType] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+}
+_COMPARE_ROWS = 1024
+_HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """An opened model folder; `config.dtype` is the dtype the weights are stored in."""
+
+    path: Path
+    config: CheckpointConfig
+    _where: dict[str, tuple[WeightFile, str]]
+    """Canonical name -> the file and the tensor's name in it."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> HFModel:
+        """Read config.json and the headers of the weight files; no weights yet.
+
+        Raises:
+            UsageError: no such folder, not a supported model, or weights that do not fit the
+                config: the first missing, unexpected or misshapen tensor is named.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder", "give a Hugging Face model folder")
+        if not (folder / "config.json").is_file():
+            raise UsageError(
+                f"{folder} has no config.json",
+                "give a Hugging Face model folder, see trtla inspect",
+            )
+        config, dtype = read_hf_config(folder / "config.json")
+        where = _locate(folder)
+        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
+        tied = config.tie_word_embeddings and _tie(where)
+        raise_first(tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT))
+        stored = dtype or _stored_dtype(where)
+        update = {"dtype": stored, "tie_word_embeddings": tied}
+        return cls(folder, config.model_copy(update=update), where)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors, `lm_head.weight` included when it is the tied embedding."""
+        return tuple(hf_shapes(self.config))
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a tensor, in the stored dtype."""
+        file, stored = self._where[name]
+        return file.read(stored, start, stop)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A whole tensor, in the stored dtype."""
+        file, stored = self._where[name]
+        return file.read(stored, 0, file.entries[stored].shape[0])
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored; a tied lm_head counts once."""
+        stored = {(id(file), name): file.entries[name] for file, name in self._where.values()}
+        return sum(entry.row_bytes * entry.shape[0] for entry in stored.values())
+
+
+def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
+    """Everything wrong with the weights of a model folder whose config.json is sound."""
+    try:
+        where = _locate(folder)
+        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
+    except UsageError as error:
+        return [error]
+    if config.tie_word_embeddings and (EMBEDDING in where) != (LM_HEAD in where):
+        _tie(where)
+    return tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT)
+
+
+def stored_parameters(folder: Path) -> int:
+    """Numbers in the weight files of a folder, whatever model they are of.
+
+    Raises:
+        UsageError: there are none, or a file is broken.
+    """
+    entries = (entry for file in _open_files(folder) for entry in file.entries.values())
+    return sum(prod(entry.shape) for entry in entries)
+
+
+def check_layers(folder: Path) -> None:
+    """Refuse a config.json, of whatever model, with more layers than there are tensors.
+
+    transformers makes all layers before it looks at the weights, however long that takes.
+
+    Raises:
+        UsageError: it has, or config.json or the weights cannot be read.
+    """
+    config, tensors = read_json(folder / "config.json"), 0
+    for file in _open_files(folder):
+        tensors += len(file.entries)
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if key.endswith("layers") and isinstance(value, int):
+            _check_layers(folder, key, value, tensors)
+
+
+def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
+    if layers > tensors:
+        raise UsageError(
+            f'{folder} holds {tensors} tensors, and config.json has "{key}" {layers}', _HINT
+        )
+
+
+def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:
+    """Canonical tensor name -> its file, for every tensor that belongs to the model."""
+    found: dict[str, tuple[WeightFile, str]] = {}
+    for file in _open_files(folder):
+        found.update({name: (file, name) for name in file.entries})
+    found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    if any(name.startswith("model.") for name in found):
+        return found
+    return {name if name == LM_HEAD else f"model.{name}": at for name, at in found.items()}
+
+
+def _open_files(folder: Path) -> Iterable[WeightFile]:
+    if (folder / "model.safetensors").is_file():
+        return [SafetensorsFile(folder / "model.safetensors")]
+    if (folder / "model.safetensors.index.json").is_file():
+        return [SafetensorsFile(path) for path in _shards(folder / "model.safetensors.index.json")]
+    if (folder / "pytorch_model.bin").is_file():
+        return [BinFile(folder / "pytorch_model.bin")]
+    if (folder / "pytorch_model.bin.index.json").is_file():
+        return [BinFile(path) for path in _shards(folder / "pytorch_model.bin.index.json")]
+    raise UsageError(
+        f"{folder} has no weights",
+        "it must hold model.safetensors or pytorch_model.bin, or their .index.json with the shards",
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    data = read_json(index)
+    weight_map = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UsageError(f"{index} has no weight_map", "copy the file again")
+    names = sorted({str(name) for name in weight_map.values()})
+    outside = next((name for name in names if Path(name).name != name), None)
+    if outside is not None:
+        raise UsageError(
+            f"{index} names {outside}, which is outside the folder", "correct the index"
+        )
+    missing = next((name for name in names if not (index.parent / name).is_file()), None)
+    if missing is not None:
+        raise UsageError(f"{index.parent} lacks the shard {missing}", "copy the missing file")
+    return [index.parent / name for name in names]
+
+
+def _tie(where: dict[str, tuple[WeightFile, str]]) -> bool:
+    """Let the stored one of embedding and lm_head stand for both; False if both differ.
+
+    transformers does the same: two different stored tensors are not tied, whatever the config says.
+    """
+    if LM_HEAD in where and EMBEDDING in where:
+        return _equal(where[EMBEDDING], where[LM_HEAD])
+    if EMBEDDING in where:
+        where[LM_HEAD] = where[EMBEDDING]
+    elif LM_HEAD in where:
+        where[EMBEDDING] = where[LM_HEAD]
+    return True
+
+
+def _equal(one: tuple[WeightFile, str], other: tuple[WeightFile, str]) -> bool:
+    shapes = [file.entries[name].shape for file, name in (one, other)]
+    if shapes[0] != shapes[1] or not shapes[0]:
+        return False
+    rows = shapes[0][0]
+    return all(
+        torch.equal(
+            one[0].read(one[1], row, min(row + _COMPARE_ROWS, rows)),
+            other[0].read(other[1], row, min(row + _COMPARE_ROWS, rows)),
+        )
+        for row in range(0, rows, _COMPARE_ROWS)
+    )
+
+
+def _found(where: dict[str, tuple[WeightFile, str]]) -> dict[str, Entry]:
+    return {name: file.entries[stored] for name, (file, stored) in where.items()}
+
+
+def _stored_dtype(where: dict[str, tuple[WeightFile, str]]) -> DType:
+    file, stored = where[EMBEDDING]
+    return _STORED[file.entries[stored].dtype]
+
+
+def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> Any:
+    """A model in evaluation mode, on the CPU.
+
+    Args:
+        kind: transformers' class, such as AutoModelForCausalLM.
+        folder: a Hugging Face folder.
+        dtype: the type of its weights in memory.
+        hint: what to do when it cannot be loaded.
+
+    Raises:
+        UsageError: it cannot be loaded, or only by code of its own, or it lacks tensors.
+    """
+    what = f"the weights in {folder}"
+    if Path(folder).is_dir():
+        check_layers(Path(folder))
+    with _quiet():
+        model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)
+    if found["missing_keys"]:  # transformers fills them with random numbers
+        name = min(found["missing_keys"])
+        raise UsageError(f"{what} lack the tensor {name} that config.json asks for", hint)
+    return model.eval()
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """A folder's tokenizer.
+
+    Raises:
+        UsageError: it cannot be loaded, or only by code of its own.
+    """
+    hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
+    return _load("AutoTokenizer", folder, f"the tokenizer in {folder}", hint)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, and without the tables that transformers logs before it raises."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:
+    import transformers
+
+    if not Path(folder).is_dir():  # else transformers takes it for a name on the hub
+        raise UsageError(f"{what} cannot be loaded: {folder} is not a folder", hint)
+    try:
+        return getattr(transformers, kind).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **options
+        )
+    except Exception as error:  # transformers raises whatever its readers raise
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{what} cannot be loaded without code of its own, which trtla never runs",
+                "give a folder whose model and tokenizer are among those of transformers",
+            ) from None
+        reason = sentence(error)
+        if "ignore_mismatched_sizes" in reason:  # an argument that nobody can give
+            reason = "a tensor has another shape than config.json asks for"
+        raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None

@@ -1,0 +1,173 @@
+"""A Hugging Face Llama or Mistral config.json, in the spellings of transformers 4 and 5.
+
+Keys have Hugging Face's names, so that errors name what is in the file; `read_hf_config` gives the
+TensorRT-LLM checkpoint's config that the model converts to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtla.errors import UsageError
+from trtla.files import read_json, validate
+from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size
+from trtla.formats.folder import config_kind
+from trtla.formats.support import ARCHITECTURES, check_supported
+from trtla.formats.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
+
+_BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+_MISTRAL_WINDOW = 4096  # MistralConfig's default where the key is absent
+
+
+class HFConfig(BaseModel):
+    """What trtla reads of config.json; absent keys have LlamaConfig's defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    dtype: str | None = None
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Count
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: int | None = Field(default=None, ge=2, le=LARGEST)
+    hidden_act: str = "silu"
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
+    max_position_embeddings: Size = 2048
+    rope_theta: float = Field(default=10000.0, gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    sliding_window: Size | None = None
+    quantization_config: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spellings(cls, data: Any) -> Any:
+        """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
+        if not isinstance(data, dict):
+            return data
+        data = {"dtype": data.get("torch_dtype"), **_without_nulls(data)}
+        rope = data.get("rope_parameters")
+        if isinstance(rope, dict):
+            data.setdefault("rope_scaling", rope)
+            if rope.get("rope_theta") is not None:
+                data["rope_theta"] = rope["rope_theta"]
+        return data
+
+    @property
+    def architecture(self) -> str:
+        """architectures[0], or what the model_type stands for."""
+        if self.architectures:
+            return self.architectures[0]
+        return _BY_MODEL_TYPE.get(self.model_type or "", self.model_type or "none")
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    """An absent key and a null mean the same, except for Mistral's window: null is no window."""
+    kept = {key: value for key, value in data.items() if value is not None}
+    if "mistral" in str(data.get("model_type") or data.get("architectures")).lower():
+        kept["sliding_window"] = data.get("sliding_window", _MISTRAL_WINDOW)
+    else:
+        kept.pop("sliding_window", None)
+    return kept
+
+
+def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
+    """The checkpoint config of a model folder's config.json, and the dtype the file names, if any.
+
+    The returned config's own dtype is that one, or float32 as a placeholder.
+
+    Raises:
+        UsageError: the file is missing or broken, or trtla does not support the model.
+    """
+    data = read_json(path)
+    _check_architecture(data, path)
+    config = validate(HFConfig, data, str(path))
+    if config.quantization_config is not None:
+        method = config.quantization_config.get("quant_method", "an unnamed method")
+        raise UsageError(
+            f"{path}: the weights are quantised ({method})", "convert the unquantised model"
+        )
+    dtype = _dtype(config.dtype, path)
+    checkpoint = validate(CheckpointConfig, _checkpoint_keys(config, dtype), str(path))
+    check_supported(checkpoint, str(path))
+    return checkpoint, dtype
+
+
+def _check_architecture(data: Any, path: Path) -> None:
+    """Before the keys: another architecture's config has other keys, which is not what is wrong."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no JSON object", "copy the file again")
+    if (kind := config_kind(data)) in ("checkpoint", "engine"):
+        raise UsageError(
+            f"{path.parent} is not a Hugging Face model but a trtla {kind}",
+            "give the Hugging Face folder that it came from",
+        )
+    names = data.get("architectures")
+    named = names[0] if isinstance(names, list) and names else architecture(data)
+    name = named or _BY_MODEL_TYPE.get(str(data.get("model_type")), data.get("model_type"))
+    if name in ENCODER_DECODERS:
+        raise refuse_to_convert(path.parent, str(name))
+    if name not in ARCHITECTURES:
+        raise UsageError(
+            f"{path}: architecture {name} is not supported",
+            f"trtla converts {' and '.join(ARCHITECTURES)}",
+        )
+
+
+def _dtype(name: str | None, path: Path) -> DType | None:
+    plain = (name or "").removeprefix("torch.")
+    if plain == "float16":
+        return "float16"
+    if plain == "bfloat16":
+        return "bfloat16"
+    if plain == "float32":
+        return "float32"
+    if not plain:
+        return None
+    raise UsageError(
+        f"{path}: dtype {name} is not supported",
+        "trtla reads float16, bfloat16 and float32 checkpoints",
+    )
+
+
+def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
+    return {
+        "architecture": config.architecture,
+        "dtype": dtype or "float32",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_size": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "silu" if config.hidden_act == "swish" else config.hidden_act,
+        "norm_epsilon": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rotary_base": config.rope_theta,
+        "rotary_scaling": _scaling(config.rope_scaling),
+        "attn_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "sliding_window": config.sliding_window,
+    }
+
+
+def _scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The rotary scaling, its type in both spellings because readers differ; None if default."""
+    if not scaling:
+        return None
+    kept = {key: value for key, value in scaling.items() if key != "rope_theta"}
+    kind = kept.get("rope_type") or kept.get("type") or "default"
+    if kind == "default" and kept.get("partial_rotary_factor", 1.0) == 1.0:
+        return None
+    return {**kept, "type": kind, "rope_type": kind}

@@ -1,0 +1,293 @@
+"""Which Hugging Face rows and columns make up every tensor of a TensorRT-LLM checkpoint.
+
+One list of targets a rank is the only description of the format: conversion streams it, reassembly
+inverts it, validation compares files with it. Shapes and names follow TensorRT-LLM's
+models/llama/convert.py and models/modeling_utils.py. Nothing here reads a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from trtla.errors import UsageError
+from trtla.formats.config import CheckpointConfig, Mapping
+
+Span = tuple[int, int]
+"""Half-open range [start, stop)."""
+
+FP8 = "float8_e4m3fn"
+"""The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
+"""Bytes of one element of every type in a checkpoint."""
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows, and for matrices columns, of one Hugging Face tensor; zeros where `source` is None."""
+
+    source: str | None
+    rows: Span
+    cols: Span | None
+
+    @property
+    def height(self) -> int:
+        """Rows of the block."""
+        return self.rows[1] - self.rows[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One tensor of a rank file: its blocks stacked along dimension 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    dtype: str
+    """The checkpoint's dtype; with FP8 also float8_e4m3fn, and float32 for scales."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear layer's Hugging Face shape (out, in) and the name of its tensors' prefix."""
+
+    name: str
+    out_size: int
+    in_size: int
+
+
+def check_mapping(config: CheckpointConfig) -> None:
+    """Refuse a tp_size or pp_size that TensorRT-LLM could not load (equal chunks, no lost layer).
+
+    Raises:
+        UsageError: heads, intermediate size or layers do not divide.
+    """
+    tp, pp = config.mapping.tp_size, config.mapping.pp_size
+    kv = config.num_key_value_heads
+    sizes = {
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+    }
+    if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
+        sizes["hidden_size"] = config.hidden_size
+    for key, value in sizes.items():
+        if value % tp:
+            raise UsageError(
+                f"tp_size {tp} does not divide {key} {value}",
+                f"use a --tp-size that divides {value}",
+            )
+    if kv % tp and tp % kv:
+        raise UsageError(
+            f"tp_size {tp} neither divides num_key_value_heads {kv} nor is a multiple of it",
+            f"use a --tp-size that divides {kv} or that {kv} divides",
+        )
+    if config.num_hidden_layers % pp:
+        raise UsageError(
+            f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
+            f"use a --pp-size that divides {config.num_hidden_layers}",
+        )
+
+
+def single_rank(config: CheckpointConfig) -> CheckpointConfig:
+    """The same model on one rank: mapping of world size 1, embedding not split."""
+    return config.model_copy(update={"mapping": Mapping(), "use_parallel_embedding": False})
+
+
+def rank_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
+    """Every tensor of a rank's file, in file order; rank = pp_rank * tp_size + tp_rank."""
+    pp_rank, tp_rank = divmod(rank, config.mapping.tp_size)
+    targets = _RankPlanner(config, tp_rank, pp_rank).targets()
+    # Wider elements first, as safetensors writes them: readers map the file and need alignment.
+    return tuple(sorted(targets, key=lambda target: -DTYPE_BYTES[target.dtype]))
+
+
+def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the Hugging Face checkpoint with its shape, in file order."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab, hidden)}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        for linear in _linears(config, prefix):
+            shapes[f"{linear.name}.weight"] = (linear.out_size, linear.in_size)
+            if config.attn_bias if ".self_attn." in linear.name else config.mlp_bias:
+                shapes[f"{linear.name}.bias"] = (linear.out_size,)
+        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+    return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
+
+
+def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a source of this checkpoint reads: Hugging Face's, and the FP8 scales."""
+    scales: list[str] = []
+    if config.fp8:
+        for name in fp8_groups(config):
+            scales += [f"{name}.weight_scale", f"{name}.input_scale"]
+    if config.fp8_kv_cache:
+        scales += [kv_scale(layer) for layer in range(config.num_hidden_layers)]
+    return {**hf_shapes(config), **dict.fromkeys(scales, (1,))}
+
+
+def fp8_groups(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
+    """Every quantised linear and the Hugging Face weights that share its scale.
+
+    The fused q, k and v have no name in Hugging Face; theirs is `qkv_proj`. The scales of NAME are
+    `NAME.weight_scale` and `NAME.input_scale`.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for layer in range(config.num_hidden_layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        groups[f"{attention}.qkv_proj"] = tuple(f"{attention}.{x}_proj.weight" for x in "qkv")
+        for linear in (f"{attention}.o_proj", *(f"{mlp}.{x}_proj" for x in ("gate", "up", "down"))):
+            groups[linear] = (f"{linear}.weight",)
+    return groups
+
+
+def kv_scale(layer: int) -> str:
+    """The name of the scale of a layer's keys and values in a source."""
+    return f"model.layers.{layer}.self_attn.kv_scale"
+
+
+def fp8_linears(config: CheckpointConfig) -> tuple[str, ...]:
+    """TensorRT-LLM's names of the quantised linears."""
+    suffix = ".weights_scaling_factor"
+    names = (target.name for target in rank_plan(single_rank(config), 0))
+    return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+
+
+def _linears(config: CheckpointConfig, prefix: str) -> Iterator[Linear]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_size
+    keys = config.num_key_value_heads * config.head_size
+    yield Linear(f"{prefix}.self_attn.q_proj", queries, hidden)
+    yield Linear(f"{prefix}.self_attn.k_proj", keys, hidden)
+    yield Linear(f"{prefix}.self_attn.v_proj", keys, hidden)
+    yield Linear(f"{prefix}.self_attn.o_proj", hidden, queries)
+    yield Linear(f"{prefix}.mlp.gate_proj", inner, hidden)
+    yield Linear(f"{prefix}.mlp.up_proj", inner, hidden)
+    yield Linear(f"{prefix}.mlp.down_proj", hidden, inner)
+
+
+@dataclass(frozen=True)
+class _RankPlanner:
+    """The targets of one rank, one short method a rule of TensorRT-LLM's layout."""
+
+    config: CheckpointConfig
+    tp_rank: int
+    pp_rank: int
+
+    def targets(self) -> Iterator[Target]:
+        mapping = self.config.mapping
+        if self.pp_rank == 0:
+            yield self._embedding()
+        layers = self.config.num_hidden_layers // mapping.pp_size
+        for local in range(layers):
+            yield from self._layer(local, self.pp_rank * layers + local)
+        if self.pp_rank == mapping.pp_size - 1:
+            yield self._norm("transformer.ln_f", FINAL_NORM.removesuffix(".weight"))
+            yield self._target("lm_head.weight", *self._vocab_rows(LM_HEAD))
+
+    def _layer(self, local: int, layer: int) -> Iterator[Target]:
+        config = self.config
+        to, source = f"transformer.layers.{local}", f"model.layers.{layer}"
+        queries = config.num_attention_heads * config.head_size
+        inner, mlp = config.intermediate_size, config.mlp_bias
+        yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
+        yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
+        yield from self._row_split(
+            f"{to}.attention.dense", f"{source}.self_attn.o_proj", queries, config.attn_bias
+        )
+        yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
+        # TensorRT-LLM names the activated half `fc` and the other one `gate`.
+        yield from self._column_split(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, mlp)
+        yield from self._column_split(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, mlp)
+        yield from self._row_split(f"{to}.mlp.proj", f"{source}.mlp.down_proj", inner, mlp)
+        if config.fp8_kv_cache:
+            yield self._scale(f"{to}.attention.kv_cache_scaling_factor", kv_scale(layer))
+
+    def _qkv(self, to: str, source: str) -> Iterator[Target]:
+        """This rank's rows of q, k, v, stacked; several ranks share a K/V head when tp > kv."""
+        config, tp, size = self.config, self.config.mapping.tp_size, self.config.head_size
+        queries, keys = config.num_attention_heads // tp, max(config.num_key_value_heads // tp, 1)
+        first_key = self.tp_rank * config.num_key_value_heads // tp
+        q = (self.tp_rank * queries * size, (self.tp_rank + 1) * queries * size)
+        k = (first_key * size, (first_key + keys) * size)
+        rows = (("q_proj", q), ("k_proj", k), ("v_proj", k))
+        cols = (0, config.hidden_size)
+        weights = [Block(f"{source}.{name}.weight", span, cols) for name, span in rows]
+        yield from self._weight(to, f"{source}.qkv_proj", *weights)
+        if config.attn_bias:
+            biases = [Block(f"{source}.{name}.bias", span, None) for name, span in rows]
+            yield self._target(f"{to}.bias", *biases)
+
+    def _column_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
+        """A linear whose output is split: rows of the weight and of the bias."""
+        rows, cols = self._chunk(size), (0, self.config.hidden_size)
+        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
+        if bias:
+            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
+
+    def _row_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
+        """A linear whose input is split: columns of the weight; the bias is whole on every rank."""
+        rows, cols = (0, self.config.hidden_size), self._chunk(size)
+        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
+        if bias:
+            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
+
+    def _embedding(self) -> Target:
+        name, config = "transformer.vocab_embedding.weight", self.config
+        if not config.use_parallel_embedding:
+            rows, cols = (0, config.vocab_size), (0, config.hidden_size)
+            return self._target(name, Block(EMBEDDING, rows, cols))
+        if config.embedding_sharding_dim == 0:
+            return self._target(name, *self._vocab_rows(EMBEDDING))
+        cols = self._chunk(config.hidden_size)
+        return self._target(name, Block(EMBEDDING, (0, config.vocab_size), cols))
+
+    def _vocab_rows(self, source: str) -> list[Block]:
+        """ceil(V / tp) rows; what lies above the vocabulary is zero (pad_vocab_size)."""
+        vocab, cols = self.config.vocab_size, (0, self.config.hidden_size)
+        each = -(-vocab // self.config.mapping.tp_size)
+        start, stop = self.tp_rank * each, (self.tp_rank + 1) * each
+        real = Block(source, (min(start, vocab), min(stop, vocab)), cols)
+        zeros = Block(None, (max(start, vocab), max(stop, vocab)), cols)
+        return [block for block in (real, zeros) if block.height]
+
+    def _chunk(self, size: int) -> Span:
+        each = size // self.config.mapping.tp_size
+        return (self.tp_rank * each, (self.tp_rank + 1) * each)
+
+    def _norm(self, to: str, source: str) -> Target:
+        block = Block(f"{source}.weight", (0, self.config.hidden_size), None)
+        return self._target(f"{to}.weight", block)
+
+    def _weight(self, to: str, source: str, *blocks: Block) -> Iterator[Target]:
+        """The weight of a linear, and with FP8 its scales, which are the same on every rank."""
+        if not self.config.fp8:
+            yield self._target(f"{to}.weight", *blocks)
+            return
+        yield self._target(f"{to}.weight", *blocks, dtype=FP8)
+        yield self._scale(f"{to}.weights_scaling_factor", f"{source}.weight_scale")
+        yield self._scale(f"{to}.activation_scaling_factor", f"{source}.input_scale")
+
+    def _scale(self, name: str, source: str) -> Target:
+        return self._target(name, Block(source, (0, 1), None), dtype="float32")
+
+    def _target(self, name: str, *blocks: Block, dtype: str | None = None) -> Target:
+        height, cols = sum(block.height for block in blocks), blocks[0].cols
+        shape = (height,) if cols is None else (height, cols[1] - cols[0])
+        return Target(name, shape, blocks, dtype or self.config.dtype)

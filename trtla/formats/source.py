@@ -1,0 +1,136 @@
+"""What an engine is built from: a checkpoint or a Hugging Face folder, with the engine's dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.files import read_json, validate
+from trtla.formats.checkpoint import Checkpoint, TensorSource
+from trtla.formats.config import CheckpointConfig, DType, Mapping
+from trtla.formats.folder import FolderKind, folder_kind
+from trtla.formats.hf import HFModel
+from trtla.formats.hf_config import read_hf_config
+from trtla.formats.plan import check_mapping
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSource:
+    """A folder to build from; `config` has the dtype of the engine and the folder's mapping."""
+
+    folder: Path
+    kind: FolderKind
+    config: CheckpointConfig
+    stored: CheckpointConfig
+    """The config with the folder's own dtype."""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether TensorRT-LLM can read it as it is: a checkpoint of the engine's dtype."""
+        return self.kind == "checkpoint" and self.config.dtype == self.stored.dtype
+
+
+def read_source(folder: Path, dtype: str | None) -> BuildSource:
+    """Read config.json only; without a dtype there or here, a Hugging Face folder is float16.
+
+    Raises:
+        UsageError: no such folder, an engine, or a config trtla does not support.
+    """
+    kind, path = _kind(folder), folder / "config.json"
+    if kind == "checkpoint":
+        return _checkpoint_source(
+            folder, validate(CheckpointConfig, read_json(path), str(path)), dtype
+        )
+    config, named = read_hf_config(path)
+    asked = dtype or "auto"
+    if asked == "auto" and not named:
+        asked = "float16"
+    return BuildSource(folder, kind, checkpoint_config(config, asked), config)
+
+
+def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSource]:
+    """Read config.json and the headers of the weight files.
+
+    Raises:
+        UsageError: as `read_source`, or the weights do not fit the config.
+    """
+    kind = _kind(folder)
+    if kind == "checkpoint":
+        checkpoint = Checkpoint.open(folder)
+        return _checkpoint_source(folder, checkpoint.config, dtype), checkpoint
+    model = HFModel.open(folder)
+    config = checkpoint_config(model.config, dtype or "auto")
+    return BuildSource(folder, kind, config, model.config), model
+
+
+def _checkpoint_source(folder: Path, stored: CheckpointConfig, dtype: str | None) -> BuildSource:
+    config = stored
+    if dtype is not None and dtype != "auto":
+        config = stored.model_copy(update={"dtype": resolve_dtype(dtype, stored.dtype)})
+    return BuildSource(folder, "checkpoint", config, stored)
+
+
+def _kind(folder: Path) -> FolderKind:
+    kind = folder_kind(folder)
+    if kind == "engine":
+        raise UsageError(
+            f"{folder} is an engine already",
+            "give its checkpoint or Hugging Face folder as --checkpoint-dir",
+        )
+    return kind
+
+
+def checkpoint_config(
+    config: CheckpointConfig, dtype: str = "auto", tp_size: int = 1, pp_size: int = 1
+) -> CheckpointConfig:
+    """The model's config with the dtype and the split of the checkpoint to be written.
+
+    Raises:
+        UsageError: unknown dtype, or a split that the model's sizes do not allow.
+    """
+    for flag, value in (("tp-size", tp_size), ("pp-size", pp_size)):
+        if value < 1:
+            raise UsageError(f"--{flag} is {value}", f"--{flag} must be at least 1")
+    mapping = {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size}
+    update = {
+        "dtype": resolve_dtype(dtype, config.dtype),
+        "mapping": validate(Mapping, mapping, "the mapping"),
+    }
+    result = config.model_copy(update=update)
+    check_mapping(result)
+    return result
+
+
+def resolve_dtype(dtype: str, stored: DType) -> DType:
+    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
+
+    Raises:
+        UsageError: unknown dtype.
+    """
+    if dtype == "auto":
+        return "float16" if stored == "float32" else stored
+    if dtype == "float16":
+        return "float16"
+    if dtype == "bfloat16":
+        return "bfloat16"
+    if dtype == "float32":
+        return "float32"
+    raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
+
+
+def config_json(config: CheckpointConfig) -> dict[str, Any]:
+    """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for a dense Llama."""
+    data = config.model_dump(mode="json")
+    if data["sliding_window"] is None:
+        del data["sliding_window"]
+    constants = {
+        "rotary_pct": 1.0,
+        "rotary_embedding_dim": config.head_size,
+        "qk_layernorm": False,
+        "residual_mlp": False,
+        "disable_weight_only_quant_plugin": False,
+        "remove_duplicated_kv_heads": False,
+    }
+    return {**constants, **data}

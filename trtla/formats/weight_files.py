@@ -1,0 +1,286 @@
+"""Safetensors files, read and written with plain file calls.
+
+The header is parsed and checked here, so that a truncated file is named before any work, and
+reading goes through the page cache without mapping it: resident memory is what is asked for and no
+more.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from trtla.errors import UsageError
+from trtla.files import parse_json
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAX_HEADER = 100 * 2**20  # the format's own limit
+_COPY_AGAIN = "copy the file again, or make it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: its dtype, its shape, and where its bytes start in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one step along dimension 0."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+
+class SafetensorsFile:
+    """An open safetensors file.
+
+    Raises:
+        UsageError: the file is missing, truncated or not safetensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries = _read_header(path)
+        self._file: BinaryIO | None = None
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
+        entry = self.entries[name]
+        size = (stop - start) * entry.row_bytes
+        raw = torch.empty(size, dtype=torch.uint8)
+        if self._file is None:
+            self._file = self.path.open("rb", buffering=0)
+        self._file.seek(entry.offset + start * entry.row_bytes)
+        _fill(self._file, tensor_bytes(raw), self.path, name)
+        return raw.view(entry.dtype).view(stop - start, *entry.shape[1:])
+
+    def close(self) -> None:
+        """Close the file; the next read opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
+    """The header of a file that will hold these tensors, in this order, without gaps."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape, dtype in tensors:
+        start, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data 8-byte aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, not copied."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
+    while view:
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise UsageError(f"{path} ends inside tensor {name}", _COPY_AGAIN)
+        view = view[count:]
+
+
+def _read_header(path: Path) -> dict[str, Entry]:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > _MAX_HEADER or 8 + length > size:
+                raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
+            header = parse_json(file.read(length))
+        entries = dict(_entries(header, 8 + length))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "copy the missing file") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path} has a broken safetensors header", _COPY_AGAIN) from None
+    _check_layout(path, entries, 8 + length, size)
+    return entries
+
+
+def _entries(header: dict[str, Any], base: int) -> Iterator[tuple[str, Entry]]:
+    for name, item in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = map(_count, item["data_offsets"])
+        entry = Entry(_DTYPES[item["dtype"]], tuple(map(_count, item["shape"])), base + start)
+        if end + base != _end(entry):
+            raise ValueError(name)
+        yield name, entry
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def _end(entry: Entry) -> int:
+    return entry.offset + prod(entry.shape) * entry.dtype.itemsize
+
+
+def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -> None:
+    """The tensors must tile the file; the first one that does not is named."""
+    end = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, _end(item[1]))):
+        if entry.offset != end:
+            raise UsageError(f"{path} has a gap before tensor {name}", _COPY_AGAIN)
+        end = _end(entry)
+        if end > size:
+            raise UsageError(
+                f"{path} is truncated: tensor {name} ends at byte {end}, the file at {size}",
+                _COPY_AGAIN,
+            )
+    if end != size:
+        raise UsageError(f"{path} holds {size - end} bytes after its last tensor", _COPY_AGAIN)
+
+
+_DROP_AFTER = 128 * 2**20
+
+
+class BinFile:
+    """A state dict in a `.bin` file.
+
+    Raises:
+        UsageError: the file is missing, truncated, or holds anything but tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state: dict[str, torch.Tensor] | None = None
+        self._touched = 0
+        self.entries = {
+            name: Entry(tensor.dtype, tuple(tensor.shape), 0)
+            for name, tensor in self._load().items()
+        }
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
+        if self._touched > _DROP_AFTER:
+            self.close()
+        state = self._state if self._state is not None else self._load()
+        rows = state[name][start:stop].clone(memory_format=torch.contiguous_format)
+        self._touched += rows.numel() * rows.element_size()
+        return rows
+
+    def close(self) -> None:
+        """Drop the mapping; the next read makes it again."""
+        self._state, self._touched = None, 0
+
+    def _load(self) -> dict[str, torch.Tensor]:
+        state = _load(self.path)
+        if not isinstance(state, dict):
+            raise UsageError(f"{self.path} holds no state dict", "save the model again")
+        for name, value in state.items():
+            if not isinstance(name, str):
+                raise UsageError(
+                    f"{self.path}: a tensor is called {name!r}, which is no text",
+                    "save the model's state_dict() again",
+                )
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                raise UsageError(f"{self.path}: {name} is no plain tensor", "save the model again")
+        self._state = state
+        return state
+
+
+def _load(path: Path) -> object:
+    try:
+        # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
+        with path.open("rb") as file:
+            mapped = file.read(2) == b"PK"
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "copy the missing file") from None
+    except pickle.UnpicklingError:
+        raise UsageError(
+            f"{path} holds objects other than tensors, which trtla does not load",
+            "save the model as safetensors where you trust it",
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
+    except Exception:  # a broken pickle ends in whatever its bytes happen to say
+        raise UsageError(
+            f"{path} is truncated or no PyTorch file", "copy the file again, or make it again"
+        ) from None
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FP8 = (torch.float8_e4m3fn, torch.int8)  # TensorRT-LLM re-views int8 tensors as FP8
+
+
+def tensor_problems(
+    where: str,
+    found: Mapping[str, Entry],
+    expected: Mapping[str, tuple[int, ...]],
+    hint: str,
+    fp8: Container[str] = (),
+) -> list[UsageError]:
+    """One error for every missing, unexpected or misshapen tensor, or one of an unknown dtype.
+
+    Args:
+        where: the file or folder, for the messages.
+        found: what is there.
+        expected: name and shape of what config.json asks for.
+        hint: what to do about it.
+        fp8: names of the tensors that are FP8; all others are float16, bfloat16 or float32.
+    """
+    problems = [f"{where} lacks tensor {name}" for name in expected if name not in found]
+    problems += [
+        f"{where} holds tensor {name}, which config.json has no place for"
+        for name in found
+        if name not in expected
+    ]
+    for name, shape in expected.items():
+        entry = found.get(name)
+        if entry is not None and entry.shape != shape:
+            problems.append(
+                f"{where}: tensor {name} has shape {list(entry.shape)}, "
+                f"config.json asks for {list(shape)}"
+            )
+        if entry is not None and entry.dtype not in (_FP8 if name in fp8 else _FLOATS):
+            dtype = str(entry.dtype).removeprefix("torch.")
+            wanted = "FP8" if name in fp8 else "float16, bfloat16 and float32"
+            problems.append(f"{where}: tensor {name} is {dtype}, trtla reads {wanted}")
+    return [UsageError(problem, hint) for problem in problems]
+
+
+def raise_first(problems: Sequence[UsageError]) -> None:
+    """Raise the first problem, if any, and tell how many more there are.
+
+    Raises:
+        UsageError: there is a problem.
+    """
+    if not problems:
+        return
+    first, more = problems[0], len(problems) - 1
+    counted = f" (and {more} more of the kind)" if more else ""
+    raise UsageError(first.message + counted, first.hint)

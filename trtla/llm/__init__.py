@@ -1,0 +1,1 @@
+"""The public API: a model that is opened once and writes texts."""

@@ -1,0 +1,341 @@
+"""`LLM`: tokenizer, engine and executor together; prompts in, text out, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+from trtla.arguments import check_text, texts
+from trtla.errors import UsageError
+from trtla.llm.answer import (
+    Answer,
+    BeamText,
+    Chunk,
+    Completion,
+    Piece,
+    Prompt,
+    asked,
+    beam_text,
+    check_opened_with,
+    prompt_ids,
+)
+from trtla.llm.open import (
+    DEFAULT_LOOKAHEAD,
+    draft_engines,
+    open_executor,
+    open_model,
+    open_tokenizer,
+)
+from trtla.llm.shared_executor import Caller, SharedExecutor
+from trtla.llm.text_stream import StopStrings, TextStream
+from trtla.runtime.auto.costs import CostPlan, CostTable, cost_measurer
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.beams import BeamSearcher, BeamSettings
+from trtla.runtime.loop.scores import scorer
+from trtla.runtime.request import DrafterWatch, Request
+from trtla.runtime.stats import ExecutorStats
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.lookahead import Lookahead, refuse_auto
+from trtla.settings.sampling import SamplingParams
+
+__all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
+
+
+class LLM:
+    """An engine directory or a Hugging Face folder, ready to generate. A context manager.
+
+    Every method may be called from any number of threads at the same time: all requests share the
+    running batch. There is no thread inside: who waits for outputs computes for all, so what fails
+    in a step is raised in one thread, and the streams of the others go on. One stream is read by
+    one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so does all
+    use in a forked process, where the model has to be opened anew.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        lookahead: Lookahead | None = None,
+        tokenizer_dir: str | Path | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch_size: int | None = None,
+        trtllm: TrtllmSettings | None = None,
+        draft_options: DraftOptions | None = None,
+        drafter: DrafterSettings | None = None,
+        draft_models: Sequence[str] = (),
+        draft_device: str | None = None,
+        draft_dtype: str | None = None,
+        block_reuse: bool = False,
+    ) -> None:
+        """Open the model.
+
+        Args:
+            model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
+                is converted in memory, one of the T5 family runs as it is.
+            lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
+                Face folder. `auto` does so too, and makes requests without a triple adaptive.
+            tokenizer_dir: where the tokenizer files are, when not beside the model.
+            draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
+
+        All others are those of `ExecutorOptions`; None is their default.
+
+        Raises:
+            UsageError: the folder or the settings are not usable.
+            TrtlaError: the engine's backend cannot run here.
+        """
+        check_opened_with(model, lookahead, drafter)
+        self._adaptive = lookahead == "auto"
+        server = None if lookahead == "auto" else lookahead
+        self.engine = open_model(Path(model), server)
+        if self._adaptive and self.engine.backend == "tensorrt-llm":
+            raise refuse_auto(self.engine.name)
+        self._drafter = drafter or LOOKAHEAD
+        if self._adaptive:
+            check_auto(self._drafter, self.engine.name)
+        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
+        options = ExecutorOptions(
+            lookahead=server,
+            device=device,
+            dtype=dtype,
+            max_batch_size=max_batch_size,
+            trtllm=trtllm or TrtllmSettings(),
+            draft_options=draft_options or DraftOptions(),
+            drafter=self._drafter,
+            draft_device=draft_device,
+            draft_dtype=draft_dtype,
+            block_reuse=block_reuse,
+        )
+        named = texts("draft_models", draft_models, "paths")
+        drafting = draft_engines(self.engine, self._drafter, named)
+        self._executor = open_executor(self.engine, options, drafting)
+        self._shared = SharedExecutor(self._executor)
+        self.end_ids = self.engine.end_ids()  # empty: no token ends a text
+        self._ids = count()
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What prompts and settings must fit into."""
+        return self._executor.limits
+
+    @property
+    def description(self) -> str:
+        """What runs the model: library, device, arithmetic."""
+        return self._executor.description
+
+    @property
+    def is_leader(self) -> bool:
+        """False in the serving ranks of an MPI run, which may only `close`: that serves on."""
+        return self._executor.is_leader
+
+    def stats(self) -> ExecutorStats:
+        """Counters over everything generated so far."""
+        return self._shared.call(lambda executor: executor.stats())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
+        *,
+        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        margins: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """Answer all prompts in one in-flight batch; completions in the order of the prompts.
+
+        Args:
+            prompts: one prompt or several; a text, or token ids.
+            sampling: one for all prompts, or one each.
+            lookahead: per-request triples, at most the server's, each step feeding all of them; or
+                `auto`: each step feeds what pays of the server's. None is what the LLM was opened
+                with. The text is the same in all cases.
+            drafter: what drafts for them; None is what the LLM was opened with.
+            margins: report the target's top-2 logit margins.
+            names: what errors call the prompts.
+
+        Raises:
+            UsageError: a prompt or a setting does not fit; nothing has been generated then.
+            TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
+        """
+        chunks = self.stream(
+            prompts, sampling, lookahead, drafter=drafter, margins=margins, names=names
+        )
+        done = [chunk.completion for chunk in chunks if chunk.completion is not None]
+        return sorted(done, key=lambda completion: completion.index)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
+        *,
+        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        margins: bool = False,
+        names: Sequence[str] | None = None,
+        watch: DrafterWatch | None = None,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, but yields what each step brings; checks come first.
+
+        `watch` looks at every prompt's drafts; triples, not `auto`, on torch engines only.
+        """
+        answers = [
+            self._answer(index, *one, margins, watch)
+            for index, one in enumerate(asked(prompts, sampling, lookahead, drafter, names))
+        ]
+        return self._run({answer.request.request_id: answer for answer in answers})
+
+    def _answer(
+        self,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        lookahead: Lookahead | None,
+        drafter: DrafterSettings | None,
+        name: str,
+        margins: bool,
+        watch: DrafterWatch | None,
+    ) -> Answer:
+        ids = self.encode(prompt, name)
+        start, encoder_ids = self.engine.request_ids(ids)
+        decode, stop = (self.tokenizer.decode if self.tokenizer else None), sampling.stop
+        if decode is None and stop:
+            raise UsageError(
+                f"{name} has a stop string, but the model has no tokenizer",
+                "leave stop away, or give --tokenizer-dir",
+            )
+        runs = self.tokenizer.byte_tokens if self.tokenizer else None
+        check = StopStrings(decode, start, stop, runs) if decode and stop else None
+        settings = drafter or self._drafter
+        request = Request(
+            next(self._ids),
+            start,
+            sampling,
+            None if lookahead == "auto" else lookahead,
+            self.end_ids,
+            check,
+            margins,
+            name,
+            adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
+            drafter=settings,
+            watch=watch,
+            encoder_ids=encoder_ids,
+        )
+        self.limits.check(request)
+        if decode is None:
+            return Answer(index, request, None, None)
+        text = prompt if isinstance(prompt, str) else decode(ids)
+        return Answer(index, request, text, TextStream(decode, start, stop, runs))
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.
+
+        Raises:
+            UsageError: the engine is TensorRT-LLM's.
+        """
+        measurer = cost_measurer(self._executor, self.engine.name)
+        return self._shared.call(lambda _: measurer.measure_costs(plan))
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        settings: BeamSettings | None = None,
+        max_output_len: int = 32,
+        *,
+        name: str = "the prompt",
+    ) -> list[BeamText]:
+        """The most probable texts that a beam search finds, the best first; torch engines only.
+
+        Raises:
+            UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
+            TrtlaError: the K/V cache has no room for the beams, or the logits are not finite.
+        """
+        searcher = self._executor
+        if not isinstance(searcher, BeamSearcher):
+            raise UsageError(
+                f"{self.engine.name} is a TensorRT-LLM engine, and trtla builds none with beams",
+                "search with a torch engine",
+            )
+        sampling = SamplingParams(max_output_len=max_output_len)
+        request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
+        found = self._shared.call(lambda _: searcher.beam_search(request, chosen))
+        return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
+
+    def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
+        """Natural logarithm of the target's probability of each output token; torch engines only.
+
+        At temperature 1 without filters: exp(-mean) is the output's perplexity.
+
+        Raises:
+            UsageError: prompt and output do not fit, or the engine is TensorRT-LLM's.
+            TrtlaError: the K/V cache has no room for them, or the logits are not finite.
+        """
+        executor = scorer(self._executor, self.engine.name)
+        if not output_ids:
+            return []
+        sampling = SamplingParams(max_output_len=len(output_ids))
+        request = self.request(prompt, sampling, "the prompt")
+        return self._shared.call(lambda _: executor.log_probs(request, output_ids))
+
+    def request(self, prompt: Prompt, sampling: SamplingParams, name: str) -> Request:
+        """A prompt as a request that nothing drafts for; `limits.check` says whether it fits."""
+        start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
+        own = (start, sampling, None, self.end_ids)
+        return Request(next(self._ids), *own, name=name, encoder_ids=encoder_ids)
+
+    def _adapts(self, settings: DrafterSettings) -> bool:
+        """Whether a request without a triple is adaptive: other drafters have nothing to choose."""
+        return self._adaptive and settings.drafter == LOOKAHEAD.drafter
+
+    def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
+        """A prompt's token ids; `name` is what errors call it."""
+        self._shared.check()
+        if not isinstance(prompt, str):
+            return prompt_ids(prompt, name)
+        check_text(prompt, name)
+        if not prompt:
+            raise UsageError(f"{name} has an empty prompt", "give at least one character")
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{name} is a text, but {self.engine.name} has no tokenizer files",
+                "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
+            )
+        return self.tokenizer.encode(prompt)
+
+    def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
+        caller = Caller()
+        try:
+            try:
+                yield from self._chunks(answers, caller)
+            finally:  # the consumer may stop early
+                self._shared.abandon(caller, answers)
+        finally:
+            self._shared.drop(caller, answers)  # an interrupt may have come before that was done
+
+    def _chunks(self, answers: dict[int, Answer], caller: Caller) -> Iterator[Chunk]:
+        """Decode; the answers that have ended are taken out."""
+        self._shared.submit([answer.request for answer in answers.values()], caller)
+        while answers:
+            output = self._shared.receive(caller)
+            answer = answers.get(output.request_id)
+            if answer is None or output.start < answer.length:
+                continue  # it comes once more: a step was interrupted
+            if output.finish_reason is not None:
+                self._shared.forget(output.request_id)
+                del answers[output.request_id]
+            if output.error is not None:
+                raise output.error
+            yield answer.add(output)
+
+    def close(self) -> None:
+        """Free the model, after the step that another thread may be in."""
+        if not self._shared.is_foreign:
+            self._shared.call(lambda executor: executor.close())
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

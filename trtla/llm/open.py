@@ -1,0 +1,103 @@
+"""From paths to what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models.
+
+Nothing is loaded here: engines hold where their weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trtla.errors import UsageError
+from trtla.formats.engine import Engine, open_engine
+from trtla.formats.folder import folder_kind
+from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
+from trtla.llm.text import Tokenizer
+from trtla.runtime.executor import Executor
+from trtla.settings.drafting import DrafterSettings, check_draft_place, check_drafts_itself
+from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.trtllm import library as mpi
+
+DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
+"""The server's triple for a Hugging Face folder when none is given."""
+
+
+def draft_engines(
+    target: Engine, drafter: DrafterSettings, draft_models: Sequence[str]
+) -> dict[str, Engine]:
+    """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
+    if target.backend == "tensorrt-llm":
+        check_drafts_itself(drafter, target.name)
+        return {}
+    own = () if drafter.draft_model is None else (drafter.draft_model,)
+    paths = (*own, *draft_models)
+    for path in paths:
+        check_same_kind(Path(path), target.path)
+    return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
+
+
+def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
+    """An engine directory, or a Hugging Face folder: converted in memory, or as it is (T5)."""
+    if is_encoder_decoder(path):
+        from trtla.formats.engine import open_encoder_decoder
+
+        return open_encoder_decoder(path, lookahead or DEFAULT_LOOKAHEAD)
+    if folder_kind(path) == "Hugging Face model":
+        from trtla.formats.engine import engine_from_hugging_face
+        from trtla.formats.engine_limits import BuildSettings
+
+        return engine_from_hugging_face(path, BuildSettings(lookahead or DEFAULT_LOOKAHEAD))
+    return open_engine(path)
+
+
+def open_tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | None:
+    """That of a folder, else the one beside the model; None: the model has none."""
+    if folder is not None:
+        return Tokenizer(Path(folder))
+    return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
+
+
+def open_executor(
+    engine: Engine,
+    options: ExecutorOptions = ENGINE_OPTIONS,
+    draft_engines: Mapping[str, Engine] | None = None,
+) -> Executor:
+    """Open the executor that the engine was built for.
+
+    Args:
+        engine: an engine directory, or one made in memory from a Hugging Face folder.
+        options: what differs from the engine's own.
+        draft_engines: draft models by the path that `draft:PATH` names, for the torch executor.
+
+    Raises:
+        UsageError: an option does not fit the engine.
+        TrtlaError: the engine's backend cannot run here.
+    """
+    trtllm_engine = engine.name if engine.backend == "tensorrt-llm" else None
+    place = (options.draft_device, options.draft_dtype)
+    check_draft_place(*place, bool(draft_engines), trtllm_engine)
+    if trtllm_engine is not None:
+        from trtla.trtllm.start import open_trtllm_executor
+
+        check_drafts_itself(options.drafter, engine.name)
+        return open_trtllm_executor(engine, options)
+    _check_torch(engine, options.trtllm)
+    from trtla.runtime.loop.start import open_torch_executor
+
+    return open_torch_executor(engine, options, draft_engines or {})
+
+
+def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
+    """Refuse what only TensorRT-LLM has."""
+    if trtllm != TRTLLM_DEFAULTS:
+        raise UsageError(
+            f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
+            "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",
+        )
+    if mpi.world_size() > 1:
+        raise UsageError(
+            f"{engine.name} is a torch engine, which runs in one process, and "
+            f"{mpi.world_size()} run",
+            "start it without mpirun",
+        )

@@ -1,0 +1,151 @@
+"""The tokenizer: text to token ids and back, and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trtla.arguments import check_text
+from trtla.errors import UsageError, first_line
+from trtla.files import parse_json
+from trtla.formats.hf import load_tokenizer
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, reduced to what generation needs."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used."""
+        self._folder = folder
+        self._plain = open_tokenizer_json(folder)
+        if self._plain is None:
+            _ = self.inner  # a folder that cannot be used is told now
+
+    @cached_property
+    def inner(self) -> Any:
+        """The tokenizer in transformers, loaded when it is asked for."""
+        return load_tokenizer(self._folder)
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a text; `special`: with the special tokens that the model wants in front.
+
+        Raises:
+            UsageError: the text cannot be encoded in UTF-8.
+        """
+        check_text(text, "the text")
+        if self._plain is not None:
+            return tuple(self._plain.encode(text, add_special_tokens=special).ids)
+        ids = self.inner.encode(text, add_special_tokens=special, verbose=False)
+        return tuple(ids)  # lengths are checked by limits
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        if self._plain is not None:
+            return str(self._plain.decode(list(ids), skip_special_tokens=True))
+        text = self.inner.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """The byte of each byte-fallback token `<0x00>` to `<0xFF>`, by id; empty without them."""
+        find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
+        found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
+        return {token: byte for token, byte in found if token is not None}
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the model comes with a chat template; transformers is loaded if one is likely."""
+        return self.may_have_chat_template and bool(self.inner.chat_template)
+
+    @property
+    def may_have_chat_template(self) -> bool:
+        """Whether the folder's files look like it; transformers is not loaded."""
+        return _may_have_template(self._folder)
+
+    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
+        """Messages (role, content) in the chat template, up to where the next answer begins.
+
+        Raises:
+            UsageError: the template cannot be filled in with them.
+        """
+        try:
+            text = self.inner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # jinja2's, and whatever a template raises
+            raise UsageError(
+                f"the chat template in {self._folder} fails: {first_line(error)}",
+                "go on without it: /chat off",
+            ) from None
+        return str(text)
+
+
+def _may_have_template(folder: Path) -> bool:
+    if any(folder.glob("chat_template*")):
+        return True
+    try:
+        return '"chat_template"' in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes in transformers that add nothing to tokenizer.json."""
+
+_CHANGING = ("add_bos_token", "add_eos_token", "add_prefix_space", "auto_map", "fix_mistral_regex")
+"""Settings with which transformers changes what tokenizer.json says."""
+
+
+def open_tokenizer_json(folder: Path) -> Any | None:
+    """The `tokenizers.Tokenizer` of a folder, or None when transformers has to make it."""
+    try:
+        config = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if config.get("tokenizer_class") not in _GENERIC or any(map(config.get, _CHANGING)):
+            return None
+        tokenizer = _load(folder / "tokenizer.json")
+        return tokenizer if tokenizer is not None and _says_it_all(config, tokenizer) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _says_it_all(config: dict[str, Any], tokenizer: Any) -> bool:
+    if "add_bos_token" in config and _frames_texts(tokenizer.post_processor):
+        return False
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    return special.issuperset(_special_tokens(config))
+
+
+def _frames_texts(post_processor: Any) -> bool:
+    """Whether special tokens may be put around a text."""
+    from tokenizers.processors import ByteLevel
+
+    return post_processor is not None and not isinstance(post_processor, ByteLevel)
+
+
+def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
+    """Every token that the configuration calls special."""
+    extra = [*config.get("additional_special_tokens", ()), *config.get("extra_special_tokens", ())]
+    named = [value for name, value in config.items() if name.endswith("_token")]
+    added = [t for t in config.get("added_tokens_decoder", {}).values() if t.get("special")]
+    for token in (*extra, *named, *added):
+        if token is not None and not isinstance(token, bool):
+            yield token if isinstance(token, str) else token["content"]
+
+
+def _load(path: Path) -> Any | None:
+    """Read the file once: it is parsed in Rust, many times faster than by Python's json."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    except Exception:  # tokenizers raises nothing narrower; transformers will say what is wrong
+        return None
+    # As in transformers: a whole text, whatever the file was saved with.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,1 @@
+"""What commands report: metrics, JSON documents, the environment they were measured in."""

@@ -1,0 +1,1 @@
+"""What `auto` drafts: chances, costs, and the draft that pays."""

@@ -1,0 +1,218 @@
+"""What a forward costs: seconds by fed tokens and sequences, measured once per engine and device.
+
+Plain numbers between measurement and use, kept in a small JSON file; no tensors, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from trtla.errors import UsageError
+from trtla.files import parse_json, write_whole
+
+FORMAT_VERSION = 2
+
+_LEAST_S = 1e-9
+"""No forward is faster; times near 0 would overflow where others are divided by them."""
+
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CostPlan:
+    """Which forwards to time."""
+
+    batches: tuple[int, ...] = (1, 4, 16)
+    """Numbers of sequences, rising."""
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    """Fed tokens of each sequence, rising from 1."""
+    most_tokens: int = 512
+    """Fed tokens of all sequences, at most, where more are not needed."""
+    context: int = 192
+    """Cached tokens of each sequence: a modest text."""
+    row_budget_s: float = 1.0
+    """For what is not needed: larger sizes, repeats, further sweeps of a number of sequences."""
+    sweeps: int = 3
+    """Times that each row is gone through, at least: what disturbs one is not there in all."""
+    repeats: int = 2
+    """Times that each forward is run in a sweep, after one that warms up."""
+    needed: int = 1
+    """Fed tokens of each sequence up to which sizes are timed, however slow the model is."""
+    max_tokens: int = 8192
+    """Fed tokens of all sequences, at most, where they are needed."""
+
+    def top(self, sequences: int) -> int:
+        """The largest size that is timed in any case."""
+        return max(1, min(self.needed, self.max_tokens // sequences))
+
+    def sizes_of(self, sequences: int) -> list[int]:
+        """Sizes of a row, rising: up to the top, and larger ones that are timed if time is left."""
+        top = self.top(sequences)
+        larger = [s for s in self.sizes if s > top and s * sequences <= self.most_tokens]
+        return [*(s for s in self.sizes if s < top), top, *larger]
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds of a forward, piecewise linear in fed tokens, and linear between rows.
+
+    A row holds what a number of sequences costs: (fed tokens over all, seconds), tokens rising,
+    seconds never falling. Past its ends a row goes on with its last slope.
+
+    Raises:
+        ValueError: a row is empty, not in order, or holds a time below a nanosecond.
+    """
+
+    rows: tuple[tuple[int, tuple[Point, ...]], ...]
+    """(sequences, points), sequences rising."""
+    takes_left: int = 0
+    """How often it is to be measured again: other work has disturbed it."""
+
+    def __post_init__(self) -> None:
+        counts = [sequences for sequences, _ in self.rows]
+        if not counts or counts != sorted(set(counts)) or counts[0] < 1:
+            raise ValueError("rows are missing or out of order")
+        for _, points in self.rows:
+            tokens, seconds = [p[0] for p in points], [p[1] for p in points]
+            if not tokens or tokens != sorted(set(tokens)) or tokens[0] < 1:
+                raise ValueError("points are missing or out of order")
+            if seconds != sorted(seconds) or not _LEAST_S <= seconds[0] <= seconds[-1] < float(
+                "inf"
+            ):
+                raise ValueError("times must be positive, a nanosecond at least, and never fall")
+
+    @classmethod
+    def of(cls, points: Sequence[Point], sequences: int = 1) -> CostTable:
+        """A table of one row."""
+        return cls(((sequences, tuple(points)),))
+
+    def seconds(self, tokens: float, sequences: int = 1) -> float:
+        """The time of a forward of `tokens` in all, fed by `sequences`."""
+        place = bisect_left(self.rows, sequences, key=lambda row: row[0])
+        if place == len(self.rows):
+            return _along(self.rows[-1][1], tokens)
+        upper, above = self.rows[place]
+        if upper == sequences or not place:
+            return _along(above, tokens)
+        lower, below = self.rows[place - 1]
+        share = (sequences - lower) / (upper - lower)
+        return (1.0 - share) * _along(below, tokens) + share * _along(above, tokens)
+
+    def missing(self, plan: CostPlan) -> tuple[int, ...]:
+        """Numbers of sequences for which it lacks what a plan times in any case."""
+        longest = {count: points[-1][0] for count, points in self.rows}
+        return tuple(n for n in plan.batches if longest.get(n, 0) < n * plan.top(n))
+
+    def merged(self, earlier: CostTable) -> CostTable:
+        """With the points of an earlier table; of two times the smaller is the less disturbed."""
+        rows = {count: dict(points) for count, points in self.rows}
+        for count, points in earlier.rows:
+            own = rows.setdefault(count, {})
+            for tokens, seconds in points:
+                own[tokens] = min(seconds, own.get(tokens, seconds))
+        left = self.takes_left
+        if left and earlier.takes_left:
+            left = earlier.takes_left - 1
+        return CostTable(tuple((n, rising(rows[n])) for n in sorted(rows)), left)
+
+
+def _along(points: Sequence[Point], tokens: float) -> float:
+    if len(points) == 1:
+        return points[0][1]
+    place = min(max(1, bisect_left(points, tokens, key=lambda point: point[0])), len(points) - 1)
+    (left, low), (right, high) = points[place - 1], points[place]
+    if tokens < left:
+        return low
+    return low + (high - low) * (tokens - left) / (right - left)
+
+
+def rising(found: Mapping[int, float]) -> tuple[Point, ...]:
+    """Points in order, where less never costs more: what disturbs a measurement only adds."""
+    tokens = sorted(found)
+    seconds = list(accumulate((found[count] for count in reversed(tokens)), min))
+    return tuple(zip(tokens, reversed(seconds), strict=True))
+
+
+@runtime_checkable
+class CostMeasurer(Protocol):
+    """An executor that can time forwards."""
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time them now."""
+
+
+def cost_measurer(executor: object, name: str) -> CostMeasurer:
+    """The executor, where it can time forwards; `name` is the engine's.
+
+    Raises:
+        UsageError: it is TensorRT-LLM's.
+    """
+    if isinstance(executor, CostMeasurer):
+        return executor
+    raise UsageError(
+        f"{name} is a TensorRT-LLM engine, whose forwards cannot be timed one by one",
+        "measure with a torch engine",
+    )
+
+
+def load(key: str, folders: Sequence[Path]) -> CostTable | None:
+    """The kept table of this key; None where there is none, or a file is broken or foreign."""
+    for folder in folders:
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            found = parse_json(_file(folder, key).read_text(encoding="utf-8"))
+            if found["format_version"] == FORMAT_VERSION and found["key"] == key:
+                return _from_json(found["rows"], int(found["takes_left"]))
+    return None
+
+
+def _from_json(rows: list[dict[str, list[list[float]]]], takes_left: int) -> CostTable:
+    return CostTable(
+        tuple(
+            (int(str(row["sequences"])), tuple((int(n), float(s)) for n, s in row["points"]))
+            for row in rows
+        ),
+        takes_left,
+    )
+
+
+def save(table: CostTable, key: str, folders: Sequence[Path]) -> Path | None:
+    """Keep a table in the first folder that can be written, whole or not at all; None: nowhere."""
+    rows = [{"sequences": count, "points": points} for count, points in table.rows]
+    head = {"format_version": FORMAT_VERSION, "key": key, "takes_left": table.takes_left}
+    text = json.dumps({**head, "rows": rows}, indent=1)
+    for folder in folders:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return write_whole(_file(folder, key), text)
+    return None
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"trtla-cost-{key}.json"
+
+
+def get(
+    key: str, folders: Sequence[Path], plan: CostPlan, make: Callable[[CostPlan], CostTable | None]
+) -> CostTable | None:
+    """The kept table where it serves the plan, else a new one, kept from then on.
+
+    Args:
+        make: measures a plan; None: that is not possible now.
+    """
+    kept = load(key, folders)
+    batches = plan.batches if kept is None or kept.takes_left else kept.missing(plan)
+    if kept is not None and not batches:
+        return kept
+    made = make(replace(plan, batches=batches))
+    if made is None:
+        return kept
+    table = made if kept is None else made.merged(kept)
+    save(table, key, folders)
+    return table

@@ -1,0 +1,168 @@
+"""Blocks of ended texts, kept until their room is needed, and found again by the tokens they hold.
+
+Integers only: a tree in which a block's place is all tokens up to its last one, so two texts meet
+in a block only if both begin with these. What may be shared and what lies in the cache is known
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A kept block; the root of all texts is none (-1)."""
+
+    block: int
+    tokens: Tokens
+    parent: _Kept | None
+    children: dict[Tokens, _Kept] = field(default_factory=dict)
+    users: int = 0
+    """Running sequences that read it; whoever reads a block reads its parent too."""
+
+
+class KeptBlocks:
+    """Full blocks of ended texts, and how many running sequences share each.
+
+    Invariant: of two blocks without users, a child was used less recently than its parent. So the
+    least recently used block never has children, and every kept block can be reached.
+    """
+
+    def __init__(self, tokens_per_block: int) -> None:
+        self._size = tokens_per_block
+        self._root = _Kept(-1, (), None)
+        self._by_block: dict[int, _Kept] = {}
+        self._unused: OrderedDict[int, _Kept] = OrderedDict()  # the least recently used one first
+
+    @property
+    def num_unused(self) -> int:
+        """Kept blocks that no sequence reads."""
+        return len(self._unused)
+
+    def find(self, text: Sequence[int]) -> tuple[int, ...]:
+        """The longest chain of kept blocks that this text begins with."""
+        found: list[int] = []
+        node: _Kept | None = self._root
+        for tokens in self._pieces(text):
+            node = node.children.get(tokens) if node else None
+            if node is None:
+                break
+            found.append(node.block)
+        return tuple(found)
+
+    def num_unused_of(self, chain: Sequence[int]) -> int:
+        """How many blocks of a found chain no sequence reads yet."""
+        return sum(block in self._unused for block in chain)
+
+    def use(self, chain: Sequence[int]) -> None:
+        """A sequence begins with a found chain; until it ends none of these is given away."""
+        for block in chain:
+            self._by_block[block].users += 1
+            self._unused.pop(block, None)
+
+    def end(self, blocks: Sequence[int], text: Sequence[int]) -> list[int]:
+        """A sequence ends: keep its blocks that are full of `text`, and return those left over.
+
+        Args:
+            blocks: all of its blocks, shared ones first.
+            text: tokens that they hold from the first one on, as far as others may read them.
+        """
+        shared = [self._by_block[block] for block in blocks if block in self._by_block]
+        for node in shared:
+            node.users -= 1
+        chain = self._keep(blocks, text)
+        for node in reversed(max(shared, chain, key=len)):  # children first: see the invariant
+            if not node.users:
+                self._unused[node.block] = node
+                self._unused.move_to_end(node.block)
+        return [block for block in blocks if block not in self._by_block]
+
+    def _keep(self, blocks: Sequence[int], text: Sequence[int]) -> list[_Kept]:
+        """The text's chain; blocks are new in it where no other text has been the same."""
+        chain, node = [], self._root
+        for block, tokens in zip(blocks, self._pieces(text), strict=False):
+            child = node.children.get(tokens)
+            if child is None:
+                child = node.children[tokens] = _Kept(block, tokens, node)
+                self._by_block[block] = child
+            chain.append(child)
+            node = child
+        return chain
+
+    def evict(self) -> int:
+        """Forget the least recently used block; there must be one without users."""
+        block, node = self._unused.popitem(last=False)
+        if node.parent is not None:
+            del node.parent.children[node.tokens]
+        del self._by_block[block]
+        return block
+
+    def _pieces(self, text: Sequence[int]) -> Iterator[Tokens]:
+        """The text in blocks, without what does not fill one."""
+        for end in range(self._size, len(text) + 1, self._size):
+            yield tuple(text[end - self._size : end])
+
+
+TOKENS_PER_BLOCK = 32
+
+
+class BlockPool:
+    """Free and used blocks, as integers; consecutive ones can be read without a copy.
+
+    Blocks that are kept for later texts count as free: they are given away when no others are left.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.reset()
+
+    def reset(self) -> None:
+        """Take all blocks back from whoever had them, and keep none."""
+        self._free = set(range(self.num_blocks))
+        self._kept = KeptBlocks(TOKENS_PER_BLOCK)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no sequence owns."""
+        return len(self._free) + self._kept.num_unused
+
+    def find(self, text: Sequence[int]) -> tuple[int, ...]:
+        """Kept blocks that hold how a text begins; to be read only, after `allocate`."""
+        return self._kept.find(text)
+
+    def allocate(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+        """Take blocks for a number of tokens, or None when too few are free.
+
+        Args:
+            num_tokens: all of them, those in shared blocks too.
+            shared: what `find` has just found; these blocks come first.
+        """
+        count = -(-num_tokens // TOKENS_PER_BLOCK) - len(shared)
+        if count > self.num_free - self._kept.num_unused_of(shared):
+            return None
+        self._kept.use(shared)
+        while len(self._free) < count:
+            self._free.add(self._kept.evict())
+        blocks = self._choose(count, shared[-1] + 1 if shared else 0)
+        self._free.difference_update(blocks)
+        return shared + blocks
+
+    def _choose(self, count: int, first: int) -> tuple[int, ...]:
+        """Free blocks from `first` on, else the first consecutive ones, else the lowest."""
+        following = range(first, first + count)
+        if self._free.issuperset(following):
+            return tuple(following)
+        ordered = sorted(self._free)
+        for start in range(len(ordered) - count + 1):
+            if ordered[start + count - 1] - ordered[start] == count - 1:
+                return tuple(ordered[start : start + count])
+        return tuple(ordered[:count])
+
+    def release(self, blocks: tuple[int, ...], text: Sequence[int] = ()) -> None:
+        """Give blocks back, and keep those that are full of `text`, which they hold in order."""
+        self._free.update(self._kept.end(blocks, text))

@@ -1,0 +1,1 @@
+"""The torch executor's loop: plan, draft, forward, verify, commit."""

@@ -1,0 +1,256 @@
+"""Beam search with Wu et al.'s length penalty (arXiv 1609.08144): which hypotheses live on.
+
+Plain Python: log probabilities come from a `BeamTarget`; the one of `beam_cache` runs a model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from trtla.arguments import real, whole
+from trtla.errors import TrtlaError
+from trtla.runtime.draft import NO_DRAFT, NoDrafter
+from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
+from trtla.runtime.models.forward import StepForward
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed
+from trtla.runtime.sequence import Sequence as Beam
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+
+LogProbs = Sequence[float]
+"""Of every token of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSettings:
+    """How beams are expanded and compared.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    """Hypotheses that are kept."""
+    expansions: int = 3
+    """Most probable tokens that every hypothesis is continued with."""
+    length_penalty: float = 1.2
+    """Exponent alpha; 0 compares plain log probabilities, which favours short texts."""
+    length_penalty_offset: float = 5.0
+    """Wu et al.'s constant 5; no minimum length."""
+
+    def __post_init__(self) -> None:
+        penalties = f"from 0 to {_LARGEST_PENALTY}"
+        whole("num_beams", self.num_beams, "1 or more", 1)
+        whole("expansions", self.expansions, "1 or more", 1)
+        real("length_penalty", self.length_penalty, penalties, 0.0, _LARGEST_PENALTY)
+        real("length_penalty_offset", self.length_penalty_offset, "0 or more", 0.0)
+
+    def penalty(self, length: int) -> float:
+        """What the log probability of `length` new tokens is divided by."""
+        offset = self.length_penalty_offset
+        return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
+
+    def score(self, beam: Hypothesis) -> float:
+        """What hypotheses are ordered by, the largest first."""
+        return beam.log_prob / self.penalty(len(beam.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """New tokens, and the sum of their log probabilities."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    finished: bool
+    """It ends with an end token."""
+    parent: int = 0
+    """The unfinished hypothesis of the step before that it continues, counted among those."""
+
+
+class BeamTarget(Protocol):
+    """Tells what follows the prompt, and what follows hypotheses."""
+
+    def start(self) -> LogProbs:
+        """After the prompt."""
+
+    def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[LogProbs]:
+        """After these continuations.
+
+        Args:
+            parents: for each, its place in the call before (in the first call always 0).
+            tokens: the token that continues it.
+        """
+
+
+@runtime_checkable
+class BeamSearcher(Protocol):
+    """An executor that searches with beams."""
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        """The best hypotheses, the best first."""
+
+
+def beam_search(
+    target: BeamTarget, settings: BeamSettings, max_output_len: int, end_ids: frozenset[int]
+) -> list[Hypothesis]:
+    """The best hypotheses, the best first; an end token is part of its text.
+
+    Equal scores are ordered by their tokens, so that the result is the same everywhere.
+    """
+    seeds = _continued(Hypothesis((), 0.0, False), 0, target.start(), settings.num_beams, end_ids)
+    beams = _best(seeds, settings)
+    for _ in range(1, max_output_len):
+        live = [beam for beam in beams if not beam.finished]
+        if not live:
+            break
+        rows = target.follow([b.parent for b in live], [b.tokens[-1] for b in live])
+        grown = [beam for beam in beams if beam.finished]
+        for place, (beam, row) in enumerate(zip(live, rows, strict=True)):
+            grown += _continued(beam, place, row, settings.expansions, end_ids)
+        beams = _best(grown, settings)
+    return beams
+
+
+def _continued(
+    beam: Hypothesis, place: int, row: LogProbs, count: int, end_ids: frozenset[int]
+) -> list[Hypothesis]:
+    """A hypothesis with each of its most probable next tokens that can follow at all."""
+    likely = heapq.nsmallest(count, range(len(row)), key=lambda token: (-row[token], token))
+    return [
+        Hypothesis((*beam.tokens, token), beam.log_prob + row[token], token in end_ids, place)
+        for token in likely
+        if row[token] > -math.inf
+    ]
+
+
+def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesis]:
+    """The best of them, each text once."""
+
+    def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
+        return -settings.score(beam), beam.tokens
+
+    distinct = {beam.tokens: beam for beam in found}
+    return sorted(distinct.values(), key=order)[: settings.num_beams]
+
+
+class CachedBeams:
+    """Live hypotheses of one prompt; a context that gives its blocks back.
+
+    Args:
+        forward: runs a step's feeds.
+        cache: where the blocks come from.
+        prompt: its tokens.
+        num_beams: most hypotheses at a time.
+        max_output_len: most tokens of a hypothesis.
+        max_num_tokens: prompt tokens of one forward.
+        encoder_ids: what the encoder reads, where the model has one.
+        label: what errors call the prompt.
+
+    Raises:
+        TrtlaError: too few blocks are free.
+    """
+
+    def __init__(
+        self,
+        forward: StepForward,
+        cache: KVCache,
+        prompt: Sequence[int],
+        num_beams: int,
+        max_output_len: int,
+        max_num_tokens: int,
+        encoder_ids: tuple[int, ...] | None = None,
+        *,
+        label: str = "the prompt",
+    ) -> None:
+        self._forward, self._cache, self._chunk = forward, cache, max_num_tokens
+        self._request = Request(0, tuple(prompt), name=label, encoder_ids=encoder_ids)
+        self._free: list[tuple[int, ...]] = []
+        self._live: list[Beam] = []
+        for _ in range(num_beams):
+            blocks = cache.pool.allocate(len(prompt) + max_output_len)
+            if blocks is None:
+                self.close()
+                raise TrtlaError(
+                    f"the K/V cache has no room for {num_beams} beams of "
+                    f"{len(prompt) + max_output_len} tokens",
+                    "use fewer beams or a smaller --max-output-len, or rebuild with a larger "
+                    "--max-batch-size",
+                )
+            self._free.append(blocks)
+
+    def __enter__(self) -> CachedBeams:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give all blocks back."""
+        for blocks in (*self._free, *(beam.blocks for beam in self._live)):
+            self._cache.pool.release(blocks)
+        self._free, self._live = [], []
+
+    def start(self) -> list[float]:
+        """Log probabilities after the prompt; raises `TrtlaError` where there are none."""
+        beam = self._beam(self._free.pop(), 0)
+        self._live = [beam]
+        return self._log_probs(prompt_logits(self._forward, beam, self._chunk), 0)[0]
+
+    def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
+        """Log probabilities after these continuations of the hypotheses of the last call.
+
+        Raises:
+            TrtlaError: the model's logits are not finite.
+        """
+        self._rearrange(parents)
+        for beam, token in zip(self._live, tokens, strict=True):
+            beam.output_ids = [token]
+        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live])
+        for beam in self._live:
+            beam.num_cached += 1
+        return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))
+
+    def _log_probs(self, logits: Tensor, place: int) -> list[list[float]]:
+        places = [place] * len(logits)
+        rows: list[list[float]] = log_prob_rows(logits, self._request.label, places).tolist()
+        return rows
+
+    def _beam(self, blocks: tuple[int, ...], num_cached: int) -> Beam:
+        return Beam(self._request, AUTOREGRESSIVE, NoDrafter(), [], num_cached, blocks)
+
+    def _rearrange(self, parents: Sequence[int]) -> None:
+        """Make the live hypotheses children of these; a parent's first child takes its blocks."""
+        before = self._live
+        self._free += [b.blocks for place, b in enumerate(before) if place not in parents]
+        taken: set[int] = set()
+        sources, targets = [], []
+        self._live = []
+        for place in parents:
+            parent = before[place]
+            blocks = parent.blocks if place not in taken else self._free.pop()
+            if place in taken:
+                sources.append(self._cached_slots(parent.blocks, parent.num_cached))
+                targets.append(self._cached_slots(blocks, parent.num_cached))
+            taken.add(place)
+            self._live.append(self._beam(blocks, parent.num_cached))
+        if sources:
+            self._cache.move(torch.cat(sources), torch.cat(targets))
+
+    def _cached_slots(self, blocks: tuple[int, ...], count: int) -> Tensor:
+        return self._cache.table(blocks).slots[:count]

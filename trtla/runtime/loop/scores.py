@@ -1,0 +1,137 @@
+"""How probable the target finds a text that is there already: fed as it was written, nothing drawn.
+
+Temperature 1, no filters. The prompt goes through prompt passes, the output through steps with the
+output itself as the draft, so every token is computed as in decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.executor import Executor
+from trtla.runtime.models.forward import StepForward
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.request import Request, no_answer
+from trtla.runtime.sequence import Feed
+from trtla.runtime.sequence import Sequence as Text
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+_STRETCH = 32
+"""Output tokens of one forward: each has logits of the whole vocabulary."""
+
+
+def text_log_probs(
+    forward: StepForward,
+    cache: KVCache,
+    prompt: Sequence[int],
+    output_ids: Sequence[int],
+    max_num_tokens: int,
+    encoder_ids: tuple[int, ...] | None = None,
+    *,
+    label: str = "the prompt",
+) -> list[float]:
+    """Log probability of each output token after the prompt and those before it.
+
+    Args:
+        cache: where the blocks come from; all are given back.
+        output_ids: at least one.
+        max_num_tokens: tokens of one forward.
+        encoder_ids: what the encoder reads, where the model has one.
+        label: what errors call the text.
+
+    Raises:
+        TrtlaError: too few blocks are free, or the logits of a token are not finite.
+    """
+    length = len(prompt) + len(output_ids)
+    blocks = cache.pool.allocate(length)
+    if blocks is None:
+        raise TrtlaError(
+            f"the K/V cache has no room for a text of {length} tokens beside those in flight",
+            "wait until a request has ended, or rebuild with a larger --max-batch-size",
+        )
+    request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
+    text = Text(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
+    try:
+        logits = prompt_logits(forward, text, max_num_tokens)
+        found = _of_targets(log_prob_rows(logits, label, [0]), output_ids[:1])
+        stretch = min(_STRETCH, max_num_tokens)
+        for start in range(0, len(output_ids) - 1, stretch):
+            fed = tuple(output_ids[:-1][start : start + stretch])
+            draft = Draft.chain(fed[1:])
+            logits = forward([Feed(text, fed, draft.rows, draft)])
+            text.num_cached += len(fed)
+            places = range(start + 1, start + 1 + len(fed))
+            rows = log_prob_rows(logits, label, places)
+            found += _of_targets(rows, [output_ids[place] for place in places])
+        return found
+    finally:
+        cache.pool.release(blocks)
+
+
+def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Tensor:
+    """Cache a prompt in chunks; the logits [1, vocab] after its last token."""
+    left, logits = len(text.prompt), torch.empty(0)
+    while left:
+        length = min(left, max_num_tokens)
+        logits = forward([Feed.prompt(text, length, length == left)])
+        text.num_cached += length
+        left -= length
+    return logits
+
+
+def log_prob_rows(logits: Tensor, label: str, places: Sequence[int]) -> Tensor:
+    """Log probabilities of every token, float64 [rows, vocab]; -inf is legal for single tokens.
+
+    Args:
+        logits: [rows, vocab].
+        label: what errors call the text.
+        places: the output token that each row is for, counted from 0.
+
+    Raises:
+        TrtlaError: a row holds NaN or +inf, or nothing but -inf.
+    """
+    rows = logits.double().log_softmax(dim=-1)
+    broken: list[bool] = rows.isnan().any(dim=-1).tolist()  # any such logit makes its row NaN
+    if True in broken:
+        raise no_answer(label, places[broken.index(True)])
+    return rows
+
+
+def _of_targets(rows: Tensor, tokens: Sequence[int]) -> list[float]:
+    places = torch.tensor([tokens], device=rows.device).T
+    found: list[float] = rows.gather(1, places)[:, 0].tolist()
+    return found
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An executor that tells how probable a text is."""
+
+    def log_probs(self, request: Request, output_ids: Sequence[int]) -> list[float]:
+        """Natural logarithms, one for each of `output_ids`, which follow the request's prompt."""
+
+
+def scorer(executor: Executor, name: str) -> Scorer:
+    """The executor of the engine called `name`, as one that scores.
+
+    Raises:
+        UsageError: it is TensorRT-LLM's.
+    """
+    if not isinstance(executor, Scorer):
+        raise UsageError(
+            f"{name} is a TensorRT-LLM engine, and trtla builds none that give logits",
+            "score with a torch engine",
+        )
+    return executor
+
+
+def perplexity(log_probs: Sequence[float]) -> float:
+    """exp of the mean negative log probability of at least one token."""
+    return math.exp(-sum(log_probs) / len(log_probs))

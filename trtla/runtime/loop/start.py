@@ -1,0 +1,62 @@
+"""Opens the torch executor for an engine: weights, K/V cache, draft models, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trtla.runtime.auto.probe import cost_source
+from trtla.runtime.drafters.factory import Drafters, open_draft_models
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models.forward import SPARE_BLOCKS
+from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.settings.executor import ExecutorOptions
+
+if TYPE_CHECKING:
+    from trtla.formats.config import CheckpointConfig
+    from trtla.formats.engine import Engine
+
+
+def open_torch_executor(
+    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
+) -> TorchExecutor:
+    """Load an engine's weights and make its cache; arguments as in `open_executor`."""
+    checkpoint, build = engine.config.pretrained_config, engine.config.build_config
+    server = engine.server_triple(options.lookahead)
+    batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
+    limits = ExecutorLimits(
+        batch_size,
+        build.max_input_len,
+        build.max_text_len,
+        build.max_num_tokens,
+        checkpoint.vocab_size,
+        server,
+        drafter=options.drafter,
+        draft_models=tuple(draft_engines),
+        max_encoder_len=engine.max_encoder_len,
+    )
+    arithmetic = resolve_dtype(options.dtype, checkpoint.dtype, on)
+    place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
+    models = open_draft_models(draft_engines, limits, *place)
+    model = load_engine(engine, arithmetic, on)
+    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(server))
+    blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
+    costs = cost_source(engine, model.arithmetic, on)
+    drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
+    reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
+    cache = model.new_cache(blocks + SPARE_BLOCKS)
+    executor = TorchExecutor(model, cache, limits, drafters, costs, reused)
+    for one in models.values():
+        one.totals = executor.stats().draft_models
+    return executor
+
+
+def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:
+    """Longest text whose keys serve others: dynamic scaling turns them by the text's length."""
+    if limits.max_encoder_len is not None:  # they hang on what the encoder read as well
+        return 0
+    if checkpoint.rope_type == "dynamic":
+        return min(limits.max_text_len, checkpoint.max_position_embeddings)
+    return limits.max_text_len

@@ -1,0 +1,157 @@
+"""One step of the torch executor: draft, forward, verify, commit, for all sequences of a plan.
+
+TorchExecutor decides when requests wait and end, and recovers from steps that are interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trtla.runtime.auto.steps import AdaptiveSteps
+from trtla.runtime.draft import RankingDrafter
+from trtla.runtime.executor import RecoveringExecutor
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.scheduler import Plan
+from trtla.runtime.models.forward import FeedModel, step_forward
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.llama import TargetModel
+from trtla.runtime.models.load import synchronize
+from trtla.runtime.request import Output, committed_prefix, no_answer
+from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
+from trtla.runtime.sampling.predict import Prediction, most_probable, predict
+from trtla.runtime.sequence import Feed, RequestFailed, Sequence
+from trtla.runtime.stats import ExecutorStats
+
+_Move = tuple[Sequence, int, tuple[int, ...]]
+"""A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
+
+
+class StepLoop(RecoveringExecutor[Sequence]):
+    """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
+
+    def __init__(
+        self, model: TargetModel | FeedModel, cache: KVCache, limits: ExecutorLimits
+    ) -> None:
+        super().__init__(limits, ExecutorStats(weight_bytes=model.weight_bytes))
+        self._model, self._cache = model, cache
+        self._forward = step_forward(model, cache, limits)
+        self._by_row = model if isinstance(model, FeedModel) else None
+        self._adaptive: AdaptiveSteps
+
+    def _step(self, plan: Plan) -> None:
+        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
+        started = time.perf_counter()
+        prompt_tokens = sum(feed.length for feed in feeds)
+        drafts = self._adaptive.drafts(plan.generation, prompt_tokens, plan.room)
+        feeds += map(Feed.step, plan.generation, drafts)
+        predictions = self._predict(feeds)
+        moves: list[_Move] = []
+        for feed, prediction in zip(feeds, predictions, strict=True):
+            self._count_fed(feed)
+            if feed.rows:
+                try:
+                    self._commit(feed, prediction, moves)
+                except Exception as error:
+                    raise RequestFailed(feed.sequence) from error
+            else:
+                feed.sequence.num_cached += feed.length
+        self._move_accepted(moves)
+        self._adaptive.record(time.perf_counter() - started)
+
+    def _predict(self, feeds: list[Feed]) -> list[Prediction]:
+        """One forward over all feeds, and the target's choices at the rows they want."""
+        started = time.perf_counter()
+        logits = self._forward(feeds)
+        predictions = predict(feeds, logits, self._by_row)
+        synchronize(self._cache.device)
+        took = time.perf_counter() - started
+        self._stats.forward_s = (self._stats.forward_s or 0.0) + took
+        self._stats.steps += 1
+        return predictions
+
+    def _commit(self, feed: Feed, prediction: Prediction, moves: list[_Move]) -> None:
+        """Decide what joins the output; cache, drafter and counters see exactly that."""
+        sequence = feed.sequence
+        accepted = _accept(feed, prediction)
+        tokens, kept = accepted.tokens, accepted.nodes
+        place = len(sequence.output_ids)
+        count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
+        if count < len(tokens):
+            tokens, kept = tokens[:count], kept[: count - 1]
+        output = Output(
+            sequence.request.request_id,
+            tokens,
+            reason,
+            sequence.stats,
+            _margins(prediction, (feed.rows[0], *kept)[:count]),
+            no_answer(sequence.request.label, place + count) if reason == "failed" else None,
+            start=place,
+            accepted=len(accepted.nodes[:count]),
+        )
+        sequence.outputs.append(output)  # from here on the step is committed for this sequence
+        self._new.append(output)
+        sequence.output_ids += tokens
+        self._count(feed, output)
+        if feed.draft is None:
+            sequence.num_cached += feed.length
+        else:
+            if kept and kept[-1] > len(kept):  # else they lie where they belong
+                moves.append((sequence, sequence.num_cached, kept))
+            sequence.num_cached += 1 + len(kept)
+        if feed.tree.top and isinstance(sequence.drafter, RankingDrafter):
+            nodes = (0, *accepted.nodes)[:count]
+            sequence.drafter.ranked(most_probable(feed, nodes, prediction))
+        self._adaptive.observe(sequence, _read(feed, prediction), tokens)
+
+    def _count_fed(self, feed: Feed) -> None:
+        """Count what a forward was fed, also where nothing comes of it."""
+        fed, drafted = feed.length, 0
+        if feed.draft is not None:
+            drafted = len(feed.draft.candidates)
+        elif feed.rows:  # A prompt that an encoder reads counts in place of the start token.
+            request = feed.sequence.request
+            fed += len(request.given_ids) - len(request.input_ids)
+        for stats in (feed.sequence.stats, self._stats):
+            stats.fed = (stats.fed or 0) + fed
+            stats.drafted = (stats.drafted or 0) + drafted
+
+    def _count(self, feed: Feed, output: Output) -> None:
+        """Count what was committed; of all requests together it is summed up when asked for."""
+        stats = feed.sequence.stats
+        stats.step_lengths.append(len(output.new_tokens))
+        stats.steps += feed.draft is not None
+        stats.accepted += output.accepted
+
+    def _move_accepted(self, moves: list[_Move]) -> None:
+        """Bring accepted drafts' keys and values right behind the input token's."""
+        sources: list[int] = []
+        targets: list[int] = []
+        for sequence, base, nodes in moves:
+            slots = self._cache.table(sequence.blocks).order
+            sources += [slots[base + node] for node in nodes]
+            targets += slots[base + 1 : base + 1 + len(nodes)]
+        if sources:
+            source, target = torch.tensor((sources, targets)).to(self._cache.device)
+            self._cache.move(source, target)
+
+
+def _margins(prediction: Prediction, nodes: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(prediction.margins[node] for node in nodes) if prediction.margins else ()
+
+
+def _accept(feed: Feed, prediction: Prediction) -> Accepted:
+    if feed.draft is None or not feed.draft.tokens:
+        return Accepted((prediction.draws[feed.rows[0]],), ())
+    if feed.draft.laws is not None:
+        return accept_by_rejection(feed, prediction, feed.draft.laws)
+    return accept(feed.draft, prediction.draws)
+
+
+def _read(feed: Feed, prediction: Prediction) -> list[int]:
+    """What the drafter wants to know of the target."""
+    if feed.draft is None or not feed.draft.read:
+        return []
+    said = prediction.draws if feed.draft.drawn else prediction.greedy
+    return [max(0, said[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted

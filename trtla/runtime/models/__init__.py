@@ -1,0 +1,1 @@
+"""Models: fed tokens in, logits out."""

@@ -1,0 +1,169 @@
+"""From a step's feeds in integers to the tensors of one forward over packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtla.runtime.models.attention import AttentionGroup, Group
+from trtla.runtime.models.kv_cache import KVCache, SlotTable
+from trtla.runtime.sequence import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward's input: packed tokens of all feeds, prompts first."""
+
+    tokens: Tensor
+    positions: Tensor
+    lengths: Tensor
+    """Text length each token's rotary scaling counts with."""
+    slots: Tensor
+    """Cache slot of each fed token."""
+    groups: tuple[Group, ...]
+    rows: Tensor
+    """Packed rows whose logits are wanted, feed by feed."""
+
+
+def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype) -> Batch:
+    """Pack feeds, prompts first, into the tensors of one forward.
+
+    Args:
+        folds: query heads per K/V head.
+        dtype: type of the attention bias, the model's.
+    """
+    device = cache.device
+    positions = [feed.positions() for feed in feeds]
+    lengths = [feed.lengths(row) for feed, row in zip(feeds, positions, strict=True)]
+    starts = [0]
+    for feed in feeds:
+        starts.append(starts[-1] + len(feed.tokens))
+    rows = [start + row for start, feed in zip(starts, feeds, strict=False) for row in feed.rows]
+    tables = [cache.table(feed.sequence.blocks) for feed in feeds]
+    slots = [
+        slot
+        for feed, table in zip(feeds, tables, strict=True)
+        for slot in table.order[feed.sequence.num_cached :][: len(feed.tokens)]
+    ]
+    prompts = sum(feed.draft is None for feed in feeds)
+    groups = [
+        _group([feed], [table], start, folds, dtype)
+        for feed, table, start in zip(feeds[:prompts], tables, starts, strict=False)
+    ]
+    if prompts < len(feeds):
+        groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], folds, dtype))
+    tokens = [token for feed in feeds for token in feed.tokens]
+    flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
+    parts = (tokens, *flat, slots, rows)
+    packed = _integers([*chain.from_iterable(parts)], device)  # one tensor, one copy to a device
+    fed, at, seen, written, wanted = torch.split(packed, [len(part) for part in parts])
+    return Batch(fed, at, seen, written, tuple(groups), wanted)
+
+
+def _integers(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)
+
+
+def _group(
+    feeds: Seq[Feed], tables: Seq[SlotTable], start: int, folds: int, dtype: torch.dtype
+) -> AttentionGroup:
+    counts = [len(feed.tokens) for feed in feeds]
+    totals = [feed.total for feed in feeds]
+    count, length = max(counts), max(totals)
+    rows = slice(start, start + sum(counts))
+    shape = (len(feeds), count, length)
+    keys = _keys(feeds, tables, totals)
+    if feeds[0].draft is None and feeds[0].sequence.num_cached == 0:
+        return AttentionGroup(rows, shape, keys, None, causal=True)
+    bias = None
+    if count > 1 or min(totals) < length:
+        bias = _bias(feeds, shape, folds, dtype).to(tables[0].slots.device)
+    if min(counts) == count:
+        return AttentionGroup(rows, shape, keys, bias)
+    pad, unpad = _padding(counts, tables[0].slots.device)
+    return AttentionGroup(rows, shape, keys, bias, pad=pad, unpad=unpad)
+
+
+def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], totals: list[int]) -> slice | Tensor:
+    """Slots of all keys; shorter sequences are padded with a slot that the bias hides."""
+    firsts = [table.first for table in tables if table.first is not None]
+    if len(firsts) < len(feeds):
+        return _scattered_keys(feeds, tables, max(totals))
+    if len(feeds) == 1:
+        return slice(firsts[0], firsts[0] + totals[0])
+    places = _places(max(totals))
+    start, total = torch.tensor((firsts, totals)).unsqueeze(-1)
+    slots = torch.where(places < total, places + start, start)
+    return slots.flatten().to(tables[0].slots.device)
+
+
+def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Tensor:
+    stretches = []
+    for feed, table in zip(feeds, tables, strict=True):
+        stretches += [table.slots[: feed.total], table.slots[:1].expand(length - feed.total)]
+    return torch.cat(stretches)
+
+
+def _bias(feeds: Seq[Feed], shape: tuple[int, int, int], folds: int, dtype: torch.dtype) -> Tensor:
+    batch, count, length = shape
+    if batch == 1:
+        bias = torch.zeros((1, 1, folds, count, length), dtype=dtype)
+        bias[..., feeds[0].sequence.num_cached :] = _tree_bias(feeds[0])
+        return bias.flatten(2, 3)
+    # Padded queries see what is cached: a row of -inf alone would give NaN.
+    alone = [len(feed.tokens) == 1 for feed in feeds]
+    seen = [
+        feed.total if one else feed.sequence.num_cached
+        for feed, one in zip(feeds, alone, strict=True)
+    ]
+    hidden = _places(length) >= torch.tensor(seen).unsqueeze(-1)
+    bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    bias = bias[:, None, None].repeat(1, 1, folds * count, 1)
+    by_fold = bias.view(batch, folds, count, length)
+    for index, feed in enumerate(feeds):
+        if not alone[index]:
+            cached = feed.sequence.num_cached
+            by_fold[index, :, : feed.length, cached : feed.total] = _tree_bias(feed)
+    return bias
+
+
+@lru_cache(maxsize=8)
+def _places(length: int) -> Tensor:
+    return torch.arange(length)
+
+
+def _tree_bias(feed: Feed) -> Tensor:
+    if feed.draft is None:
+        return torch.full((feed.length, feed.length), float("-inf")).triu(1)
+    return tree_bias(feed.draft.parents)
+
+
+@lru_cache(maxsize=4096)
+def tree_bias(parents: tuple[int, ...]) -> Tensor:
+    """0 where a node sees itself or an ancestor, -inf elsewhere; float32 [nodes, nodes]."""
+    seen = [1]  # bit i: sees node i; a step whose shape is new must not cost what its forward does
+    for node, parent in enumerate(parents, 1):
+        seen.append(seen[parent] | 1 << node)
+    count, size = len(seen), len(seen) // 8 + 1
+    data = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in seen), np.uint8)
+    visible = np.unpackbits(data.reshape(count, size), axis=1, count=count, bitorder="little")
+    hidden = torch.from_numpy(visible) == 0
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
+def _padding(counts: Seq[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(row of each padded query, padded query of each row), both within the group."""
+    longest, start = max(counts), 0
+    pad: list[int] = []
+    unpad: list[int] = []
+    for index, count in enumerate(counts):
+        pad += [start + min(query, count - 1) for query in range(longest)]
+        unpad += range(index * longest, index * longest + count)
+        start += count
+    return _integers(pad, device), _integers(unpad, device)

@@ -1,0 +1,203 @@
+"""The compiled forward as Python sees it: the C structures of `native/step.cpp`, and its calls."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+from trtla.errors import first_line
+from trtla.files import user_cache
+
+
+class Matrix(Structure):
+    """A packed weight; see `matmul.h`."""
+
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("type", c_int64),
+    ]
+
+
+class Layer(Structure):
+    """A decoder layer's weights."""
+
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", Matrix),
+        ("dense", Matrix),
+        ("post_norm", c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    ]
+
+
+class Model(Structure):
+    """All weights and sizes."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("num_layers", c_int64),
+        ("embedding", c_void_p),
+        ("embedding_type", c_int64),
+        ("norm", c_void_p),
+        ("lm_head", Matrix),
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("epsilon", c_float),
+        ("bfloat16", c_int32),
+    ]
+
+
+class Step(Structure):
+    """One forward's input and output."""
+
+    _fields_ = [
+        ("tokens", c_int64),
+        ("num_rows", c_int64),
+        ("num_sequences", c_int64),
+        ("integers", c_void_p),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("cache", c_void_p),
+        ("logits", c_void_p),
+        ("threads", c_int64),
+    ]
+
+
+class Library:
+    """The calls of the compiled library."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        for name in ("trtla_lanes", "trtla_has_float16", "trtla_has_bfloat16_products"):
+            getattr(self._library, name).restype = c_int64
+        self.forward = self._library.trtla_forward
+        self.forward.argtypes = [POINTER(Model), POINTER(Step)]
+        self.forward.restype = None
+        self.most_probable = self._library.trtla_most_probable
+        self.most_probable.argtypes = [c_void_p, c_int64]
+        self.most_probable.restype = c_int64
+        self.draw = self._library.trtla_draw
+        self.draw.argtypes = [c_void_p, c_int64, c_double, c_int64, c_double, c_double]
+        self.draw.restype = c_int64
+        self.lanes = int(self._library.trtla_lanes())
+        """Numbers of 32 bits in a vector register."""
+        self.has_float16 = bool(self._library.trtla_has_float16())
+        """Whether weights can stay in float16."""
+        self.has_bfloat16_products = bool(self._library.trtla_has_bfloat16_products())
+        """Whether the processor multiplies bfloat16."""
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """The library for this processor; raises `NotCompiled` where there is none."""
+    try:
+        return Library(str(compiled_library()))
+    except OSError as error:  # a library that cannot be loaded, such as one for another processor
+        raise NotCompiled(str(error)) from None
+
+
+SOURCES = Path(__file__).parent / "native"
+_FLAGS = (
+    *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
+    *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
+)
+_TIMEOUT_S = 300
+_log = logging.getLogger(__name__)
+
+
+class NotCompiled(Exception):
+    """Why there is no compiled forward, in one line."""
+
+
+def compiled_library() -> Path:
+    """The shared library for this processor, compiled unless it is in the cache.
+
+    Raises:
+        NotCompiled: no compiler, or it failed.
+    """
+    library = _place()
+    if library.is_file():
+        return library
+    _log.warning("compiling the CPU forward for this processor, once: some seconds")
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        return _compile(_compiler(), library)
+    except OSError as error:
+        raise NotCompiled(f"{library.parent} cannot be written: {error.strerror}") from None
+
+
+def state() -> str:
+    """What `compiled_library` would do, without doing it."""
+    try:
+        if _place().is_file():
+            return "compiled for this processor"
+        return f"{Path(_compiler()).name} compiles it when it is first needed"
+    except NotCompiled as error:
+        return f"PyTorch's operations: {error}"
+
+
+def _place() -> Path:
+    return user_cache() / f"step-{_key(_compiler())}.so"
+
+
+def _compiler() -> str:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise NotCompiled(f"no C++ compiler was found ({', '.join(names)})")
+    return found
+
+
+def _march() -> str:
+    """This machine's instructions; `TRTLA_MARCH` names fewer, such as x86-64-v3."""
+    return f"-march={os.environ.get('TRTLA_MARCH') or 'native'}"
+
+
+def _key(compiler: str) -> str:
+    """What the library depends on: sources, flags, compiler and processor."""
+    digest = hashlib.sha256(" ".join((compiler, _march(), *_FLAGS, *_processor())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> tuple[str, ...]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return (platform.machine(), platform.processor())
+    told = ("model name", "flags", "Features", "CPU part")
+    return tuple(sorted({line for line in lines if line.startswith(told)}))
+
+
+def _compile(compiler: str, library: Path) -> Path:
+    """Compile beside the library's place and move it there, so no one ever finds half of it."""
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
+        made = Path(folder) / library.name
+        command = [compiler, _march(), *_FLAGS, "-o", str(made), str(SOURCES / "step.cpp")]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise NotCompiled(f"{compiler} took more than {_TIMEOUT_S} s") from None
+        if done.returncode:
+            raise NotCompiled(f"{compiler} failed: {first_line(done.stderr)}")
+        made.replace(library)
+    return library

@@ -1,0 +1,197 @@
+"""From a step's feeds to the tensors of a paged forward: one buffer here, one copy to the device.
+
+The buffer's places are fixed by its `Room`, so a CUDA graph captured over it can be replayed with
+what the next step writes there. Padding tokens write their keys to a block that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
+from trtla.runtime.sequence import Feed
+
+WORD = 64
+"""Bits of a mask's word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much the tensors of a step can hold."""
+
+    tokens: int
+    """Fed tokens of all sequences."""
+    prompt_tokens: int
+    """Those of prompts; exactly as many, since trees begin behind them."""
+    rows: int
+    """Fed tokens whose logits are wanted."""
+    prompts: int
+    """Sequences that feed a stretch of their prompt; they come first, and exactly as many."""
+    trees: int
+    """Sequences that feed a tree."""
+    longest_prompt: int
+    """Fed tokens of one prompt."""
+    longest_tree: int
+    """Fed tokens of one tree."""
+    blocks: int
+    """Cache blocks of one sequence."""
+    context: int
+    """Cached tokens of one sequence."""
+
+    @classmethod
+    def of(cls, feeds: Seq[Feed]) -> Room:
+        """Just enough for these feeds, prompts first."""
+        prompts = [feed.length for feed in feeds if feed.draft is None]
+        trees = [feed.length for feed in feeds if feed.draft is not None]
+        return cls(
+            sum(prompts) + sum(trees),
+            sum(prompts),
+            sum(len(feed.rows) for feed in feeds),
+            len(prompts),
+            len(trees),
+            max(prompts, default=0),
+            max(trees, default=0),
+            max(_num_blocks(feed) for feed in feeds),
+            max(feed.sequence.num_cached for feed in feeds),
+        )
+
+    @property
+    def words(self) -> int:
+        """Words of a row's mask."""
+        return -(-self.longest_tree // WORD) or 1
+
+    @property
+    def sequences(self) -> int:
+        """All of them."""
+        return self.prompts + self.trees
+
+
+class _Parts(NamedTuple):
+    """The buffer's parts: views of the host's as arrays, or of the device's as tensors."""
+
+    tokens: Any
+    positions: Any
+    lengths: Any
+    slots: Any
+    rows: Any
+    masks: Any
+    sequences: Any
+
+
+class StepInputs:
+    """A step's tensors, written by `fill` as often as wanted, read through `batch`.
+
+    A forward that reads `batch` must have ended before the next `fill`.
+
+    Args:
+        scratch: the block whose slots padding tokens write to.
+    """
+
+    def __init__(self, room: Room, scratch: int, device: torch.device) -> None:
+        self.room = room
+        self._scratch = scratch * TOKENS_PER_BLOCK + np.arange(room.tokens) % TOKENS_PER_BLOCK
+        size = _size(room)
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.int64, device=device)
+        self._arrays = _Parts(*(part.numpy() for part in _parts(self._host, room)))
+        self.batch = _batch(_parts(self._device, room), room)
+        """The forward's input, always the same tensors."""
+
+    def fill(self, feeds: Seq[Feed]) -> Batch:
+        """Write feeds, prompts first, and send them to the device without waiting."""
+        tokens = rows = 0
+        for index, feed in enumerate(feeds):
+            self._write(index, feed, tokens, rows)
+            tokens, rows = tokens + feed.length, rows + len(feed.rows)
+        self._pad(len(feeds), tokens, rows)
+        self._device.copy_(self._host, non_blocking=True)
+        return self.batch
+
+    def _write(self, index: int, feed: Feed, start: int, first_row: int) -> None:
+        arrays, cached = self._arrays, feed.sequence.num_cached
+        rows = slice(start, start + feed.length)
+        positions = feed.positions()
+        arrays.tokens[rows] = feed.tokens
+        arrays.positions[rows] = positions
+        arrays.lengths[rows] = feed.lengths(positions)
+        blocks = np.array(feed.sequence.blocks[: _num_blocks(feed)])
+        places = np.arange(cached, feed.total)
+        slots = blocks[places // TOKENS_PER_BLOCK] * TOKENS_PER_BLOCK + places % TOKENS_PER_BLOCK
+        arrays.slots[rows] = slots
+        arrays.rows[first_row : first_row + len(feed.rows)] = np.array(feed.rows, int) + start
+        if feed.draft is not None:
+            arrays.masks[rows] = mask_words(feed.draft.parents, self.room.words)
+            start -= self.room.prompt_tokens
+        arrays.sequences[index, :HEADER] = cached, feed.length, start
+        arrays.sequences[index, HEADER : HEADER + len(blocks)] = blocks
+
+    def _pad(self, sequences: int, tokens: int, rows: int) -> None:
+        arrays = self._arrays
+        arrays.tokens[tokens:] = arrays.positions[tokens:] = 0
+        arrays.lengths[tokens:] = 1
+        arrays.slots[tokens:] = self._scratch[tokens:]
+        arrays.rows[rows:] = 0
+        arrays.sequences[sequences:, :HEADER] = 0
+
+
+def _num_blocks(feed: Feed) -> int:
+    """Blocks that hold what is cached and what is fed."""
+    return -(-feed.total // TOKENS_PER_BLOCK)
+
+
+def _parts(buffer: Tensor, room: Room) -> _Parts:
+    """Views of a buffer's parts."""
+    parts, at = [], 0
+    for size in (room.tokens,) * 4 + (room.rows, room.tokens * room.words):
+        parts.append(buffer[at : at + size])
+        at += size
+    width = HEADER + room.blocks
+    sequences = buffer[at:].view(torch.int32)[: room.sequences * width].view(-1, width)
+    masks = parts.pop().view(room.tokens, room.words)
+    return _Parts._make([*parts, masks, sequences])
+
+
+def _size(room: Room) -> int:
+    """int64 numbers of a buffer; two int32 lie in one."""
+    sequences = -(-room.sequences * (HEADER + room.blocks) // 2)
+    return room.tokens * (4 + room.words) + room.rows + sequences
+
+
+def _batch(parts: _Parts, room: Room) -> Batch:
+    middle = room.prompt_tokens
+    groups = []
+    if room.prompts:
+        prompts = parts.sequences[: room.prompts]
+        rows = slice(0, middle)
+        groups.append(PagedGroup(rows, prompts, None, room.longest_prompt, room.context))
+    if room.trees:
+        trees, masks = parts.sequences[room.prompts :], parts.masks[middle:]
+        rows = slice(middle, room.tokens)
+        groups.append(PagedGroup(rows, trees, masks, room.longest_tree, room.context))
+    return Batch(
+        parts.tokens,
+        parts.positions,
+        parts.lengths,
+        parts.slots,
+        tuple(groups),
+        parts.rows,
+    )
+
+
+@lru_cache(maxsize=4096)
+def mask_words(parents: tuple[int, ...], words: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64 [nodes, words]: bit i % 64 of word i // 64 is set where a node sees node i."""
+    seen = [1]
+    for node, parent in enumerate(parents, 1):
+        seen.append(seen[parent] | 1 << node)
+    data = b"".join(row.to_bytes(words * WORD // 8, "little") for row in seen)
+    return np.frombuffer(data, dtype="<i8").reshape(-1, words)

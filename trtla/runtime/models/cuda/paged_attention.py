@@ -1,0 +1,187 @@
+"""Attention of a step's packed tokens over the pages of the cache: the Triton kernels, launched.
+
+It takes the place of trtla.runtime.models.attention on CUDA: nothing is gathered, padded or repeated.
+Tiles and splits are chosen here; what the kernels compute is in `kernels`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from trtla.e4m3 import E4M3
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+
+HEADER = 3
+"""Integers of a sequence before its blocks: cached tokens, fed tokens, first row."""
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_HEAD_SIZES = (16, 32, 64, 128)
+_FP8_CAPABILITY = (8, 9)  # Triton converts e4m3 from Ada on
+_LEAST_TILE, _LARGEST_TILE = 16, 128
+_LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
+_MAX_SPLITS = 64
+_KEYS_A_SPLIT = 128  # with fewer, bringing the splits together costs more than it gains
+
+
+@dataclass(frozen=True, slots=True)
+class PagedGroup:
+    """Sequences that are attended in one launch: prompts, or trees of generation steps."""
+
+    rows: slice
+    """The group's stretch of the packed tokens."""
+    sequences: Tensor
+    """int32 [B, HEADER + blocks]: cached tokens, fed tokens, first row in the group, cache blocks.
+
+    A sequence with 0 fed tokens is padding."""
+    masks: Tensor | None
+    """Bit i % 64 of word i // 64 is set where a row sees fed token i of its sequence, which is
+    itself or one before: int64 [rows, words]. None: it sees all those (prompts)."""
+    longest: int
+    """Most fed tokens that a sequence can have."""
+    context: int
+    """Most cached tokens that a sequence can have."""
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
+    ) -> Tensor:
+        """As trtla.runtime.models.attention.attend; rows that belong to no sequence hold anything."""
+        return paged_attend(queries, keys, values, self, scale)
+
+
+def triton_attends(head_size: int, dtype: torch.dtype, device: torch.device, fp8: bool) -> bool:
+    """Whether the kernels run here for a model: Triton, a CUDA device, and sizes they know.
+
+    Args:
+        fp8: whether the K/V cache is FP8.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    if fp8 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        return False
+    return head_size in _HEAD_SIZES and dtype in _DTYPES
+
+
+def paged_attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: PagedGroup,
+    scale: Tensor | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Attention outputs of a group's rows.
+
+    Args:
+        queries: [rows, heads, head_size]; heads lie one behind the other, rows at any stride.
+        keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
+        values: the layer's cached values, same shape.
+        scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
+        splits: into how many parts a context is cut, a power of 2; None: by the size of the grid.
+
+    Returns:
+        [rows, heads * head_size].
+    """
+    launch = _Launch.of(queries, keys, group, splits)
+    rows, heads, size = queries.shape
+    out = queries.new_empty(rows, heads * size)
+    if launch.splits == 1:
+        launch.attend(queries, keys, values, group, scale, out, out)
+        return out
+    parts = queries.new_empty((launch.splits, rows, heads, size), dtype=torch.float32)
+    logs = queries.new_empty((launch.splits, rows, heads), dtype=torch.float32)
+    launch.attend(queries, keys, values, group, scale, parts, logs)
+    launch.combine(parts, logs, out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """Sizes of one launch."""
+
+    folds: int
+    kv_heads: int
+    head_size: int
+    tile: int
+    tiles: int
+    splits: int
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, group: PagedGroup, splits: int | None) -> _Launch:
+        kv_heads, size = keys.shape[1:]
+        folds = queries.shape[1] // kv_heads
+        needed = max(1, group.longest * folds)
+        largest = _LARGEST_WIDE_TILE if queries.dtype == torch.float32 else _LARGEST_TILE
+        tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
+        tiles = -(-needed // tile)
+        if splits is None:
+            programs = tiles * kv_heads * len(group.sequences)
+            splits = choose_splits(programs, group.context, _processors(queries.device))
+        return cls(folds, kv_heads, size, tile, tiles, splits)
+
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        group: PagedGroup,
+        scale: Tensor | None,
+        out: Tensor,
+        logs: Tensor,
+    ) -> None:
+        from trtla.runtime.models.cuda import kernels
+
+        if scale is not None:
+            keys, values = keys.view(E4M3), values.view(E4M3)
+        grid = (self.tiles, self.kv_heads * self.splits, len(group.sequences))
+        kernels.attend_pages[grid](
+            queries,
+            keys,
+            values,
+            group.sequences,
+            group.sequences if group.masks is None else group.masks,
+            group.sequences if scale is None else scale,
+            out,
+            logs,
+            math.log2(math.e) / math.sqrt(self.head_size),
+            len(queries),
+            queries.stride(0),
+            keys.stride(0),
+            group.sequences.stride(0),
+            KV_HEADS=self.kv_heads,
+            FOLDS=self.folds,
+            HEAD_SIZE=self.head_size,
+            PAGE=TOKENS_PER_BLOCK,
+            BLOCK_M=self.tile,
+            BLOCK_N=32 if queries.dtype == torch.float32 else 64,
+            SPLITS=self.splits,
+            WORDS=1 if group.masks is None else group.masks.shape[1],
+            CAUSAL=group.masks is None,
+            SCALED=scale is not None,
+            num_warps=8 if self.tile == _LARGEST_TILE else 4,
+        )
+
+    def combine(self, parts: Tensor, logs: Tensor, out: Tensor) -> None:
+        from trtla.runtime.models.cuda import kernels
+
+        stride = logs[0].numel()
+        kernels.combine[(stride,)](
+            parts, logs, out, stride, HEAD_SIZE=self.head_size, SPLITS=self.splits, num_warps=4
+        )
+
+
+def choose_splits(programs: int, context: int, processors: int) -> int:
+    """Parts of a context, a power of 2: enough for two programs a processor, none too short."""
+    wanted = min(_MAX_SPLITS, 2 * processors // max(1, programs), context // _KEYS_A_SPLIT)
+    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
+
+
+@lru_cache(maxsize=16)
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

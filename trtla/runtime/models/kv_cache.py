@@ -1,0 +1,116 @@
+"""The paged K/V cache: the blocks that sequences own (integers), and the keys and values (tensors).
+
+A sequence reserves all the blocks it can ever need when it is admitted (TensorRT-LLM's
+GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always finds its slots.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from trtla.e4m3 import quantize
+from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """Where a sequence lies in the cache: entry i is the slot of its i-th token."""
+
+    slots: Tensor
+    """int64 [capacity]."""
+    first: int | None
+    """The first slot when all are consecutive, else None."""
+    order: Sequence[int]
+    """The same as `slots`, in integers."""
+
+    @classmethod
+    def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
+        """The table of a sequence that owns these blocks."""
+        consecutive = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+        first, size = blocks[0] * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
+        order: Sequence[int] = range(first, first + len(blocks) * size)
+        if not consecutive:
+            order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
+        slots = torch.tensor(order, dtype=torch.int64).to(device)
+        return cls(slots, first if consecutive else None, order)
+
+
+class KVCache:
+    """Keys and values of all layers, [layers, 2, slots, kv_heads, head_size]."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        slots = num_blocks * TOKENS_PER_BLOCK
+        shape = (num_layers, 2, slots, num_kv_heads, head_size)
+        self.data = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
+        self.addresses = array("Q", (part.data_ptr() for pair in self._layers for part in pair))
+        """Where each layer's keys and values begin, as a C function takes them."""
+        self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
+        """The slot table of a sequence's blocks."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lies."""
+        return self.data.device
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store fed tokens' keys and values [tokens, kv_heads, head_size] at slots [tokens]."""
+        cached_keys, cached_values = self._layers[layer]
+        cached_keys.index_copy_(0, slots, keys)
+        cached_values.index_copy_(0, slots, values)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [slots, kv_heads, head_size]."""
+        return self._layers[layer]
+
+    def scale(self, layer: int) -> Tensor | None:
+        """What stored keys and values of a layer are to be multiplied with; None: nothing."""
+        return None
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy accepted drafts' keys and values to their final slots; the two may overlap."""
+        self.data.index_copy_(2, target, self.data.index_select(2, source))
+
+
+class Fp8KVCache(KVCache):
+    """Keys and values in FP8, rounded when they are written, with one scale a layer.
+
+    The bytes are kept as integers: PyTorch's index operations know no float8. `layer` gives these.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_blocks: int,
+        scales: Sequence[float],
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_layers, num_kv_heads, head_size, num_blocks, torch.uint8, device)
+        self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Round and store fed tokens' keys and values, as `KVCache.write`."""
+        scale = self._scales[layer]
+        numbers = (quantize(part, scale).view(torch.uint8) for part in (keys, values))
+        super().write(layer, slots, *numbers)
+
+    def scale(self, layer: int) -> Tensor | None:
+        """The layer's scale, float32 without dimensions."""
+        return self._scales[layer]

@@ -1,0 +1,245 @@
+"""Matrix products with a weight, kept in the layout that its device multiplies fastest.
+
+On CPUs that is oneDNN's own block layout, made once at load. Knows one weight at a time, nothing of
+layers or checkpoints' names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtla.e4m3 import quantize
+from trtla.errors import UsageError
+from trtla.formats.config import CheckpointConfig
+
+_STEP_TOKENS = 16
+"""Tokens that oneDNN is told to expect: a layout for one token is slow for all other counts."""
+
+_FEW_TOKENS = 4
+"""Fewer tokens are padded for large weights, which oneDNN streams from memory faster for four."""
+
+_LARGE_ELEMENTS = 2**21
+"""Large weights come from memory; smaller ones lie in the processor's cache, calls cost there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight with an optional bias [out]; at least one layout of the weight is there."""
+
+    packed: Tensor | None
+    """oneDNN's layout, for any number of tokens."""
+    transposed: Tensor | None
+    """[in, out]: where oneDNN cannot be used, and for single tokens where that is faster."""
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """From a checkpoint's weight [out, in]."""
+        if not _can_pack(weight):
+            return cls(None, weight.t().contiguous(), bias)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _STEP_TOKENS)
+        twice = weight.dtype == torch.float32 and weight.numel() < _LARGE_ELEMENTS
+        return cls(packed, weight.t().contiguous() if twice else None, bias)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """The product for states [tokens, in]: [tokens, out]."""
+        if self.packed is None or (self.transposed is not None and len(states) == 1):
+            assert self.transposed is not None
+            return _product(states, self.transposed, self.bias)
+        if 0 < len(states) < _FEW_TOKENS and self.packed.numel() >= _LARGE_ELEMENTS:
+            padded = F.pad(states, (0, 0, 0, _FEW_TOKENS - len(states)))
+            return _packed_product(padded, self.packed, self.bias)[: len(states)]
+        return _packed_product(states, self.packed, self.bias)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _product(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return states @ weight if bias is None else torch.addmm(bias, states, weight)
+
+
+def _packed_product(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(states, weight, bias, "none", [], "")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPair:
+    """Two projections of the same input as one: their weights stacked."""
+
+    stacked: Linear
+
+    @classmethod
+    def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPair:
+        """From two weights [out, in] of the same sizes and their biases, both or none."""
+        present = [bias for bias in biases if bias is not None]
+        return cls(Linear.of(torch.cat(tuple(weights)), torch.cat(present) if present else None))
+
+    def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Both products, each [tokens, out]."""
+        first, second = self.stacked(states).chunk(2, dim=-1)
+        return first, second
+
+
+_CAPABILITY = (8, 9)  # Ada, the first with FP8 tensor cores
+_MULTIPLE = 16  # what torch._scaled_mm asks of a weight's sizes on CUDA
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """A product in FP8: the input is quantised with a static scale, sums are kept in float32.
+
+    `weight` is FP8 [out, in] as in the checkpoint, the scales are float32 with one element, `bias`
+    is [out] in `dtype`, the type of the output.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return self.product(quantize(states, self.input_scale))
+
+    def product(self, numbers: Tensor) -> Tensor:
+        """The output for an input that is quantised already, FP8 [tokens, in]."""
+        out = torch._scaled_mm(
+            numbers,
+            self.weight.t(),
+            scale_a=self.input_scale,
+            scale_b=self.weight_scale,
+            out_dtype=self.dtype,
+        )
+        return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Pair:
+    """Two products of one input. Stacked weights would need one scale, and a second rounding."""
+
+    first: Fp8Linear
+    second: Fp8Linear
+    same_scale: bool
+    """Whether the input, quantised once, serves both."""
+
+    @classmethod
+    def of(cls, first: Fp8Linear, second: Fp8Linear) -> Fp8Pair:
+        """Two linears that read the same input."""
+        return cls(first, second, torch.equal(first.input_scale, second.input_scale))
+
+    def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        numbers = quantize(states, self.first.input_scale)
+        second = self.second.product(numbers) if self.same_scale else self.second(states)
+        return self.first.product(numbers), second
+
+
+def fp8_products(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a model's FP8 weights are multiplied in FP8 here.
+
+    They are on GPUs that can and for sizes that CUDA takes. Not in float32: who asks for it wants
+    its precision, and activations rounded to FP8 have none.
+    """
+    if device.type != "cuda" or dtype == torch.float32:
+        return False
+    return torch.cuda.get_device_capability(device) >= _CAPABILITY and _sizes_fit(config)
+
+
+def _sizes_fit(config: CheckpointConfig) -> bool:
+    queries = config.num_attention_heads * config.head_size
+    keys = config.num_key_value_heads * config.head_size
+    sizes = (config.hidden_size, queries, queries + 2 * keys, config.intermediate_size)
+    return all(size % _MULTIPLE == 0 for size in sizes)
+
+
+class Rotary:
+    """Cosines and sines for packed tokens, in the half-rotation layout of Hugging Face's Llama."""
+
+    def __init__(self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype = config, dtype
+        self._dynamic = config.rope_type == "dynamic"
+        self._frequencies = frequencies(config).to(device)
+        self._exponents = _exponents(config.head_size).to(device)
+
+    def __call__(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [tokens, 1, head_size / 2].
+
+        Args:
+            positions: absolute position of each token, int64 [tokens].
+            lengths: length of the text when the token was first seen (its prompt's, else position +
+                1), int64 [tokens]; only dynamic scaling depends on it. None: none is longer than
+                the trained length.
+        """
+        inverse = self._frequencies
+        if self._dynamic and lengths is not None:
+            inverse = self._dynamic_frequencies(lengths)
+        angles = positions[:, None].float() * inverse
+        return angles.cos().to(self._dtype)[:, None], angles.sin().to(self._dtype)[:, None]
+
+    def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
+        """NTK frequencies, a row per token: the base grows beyond the trained length."""
+        config = self._config
+        limit, size = config.max_position_embeddings, config.head_size
+        factor = float((config.rotary_scaling or {})["factor"])
+        growth = factor * lengths.clamp(min=limit).float() / limit - (factor - 1)
+        base = config.rotary_base * growth ** (size / (size - 2))
+        return 1.0 / base[:, None] ** self._exponents
+
+
+def _exponents(head_size: int) -> Tensor:
+    return torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+
+
+def frequencies(config: CheckpointConfig) -> Tensor:
+    """Inverse frequencies at the trained length, float32 [head_size / 2].
+
+    Raises:
+        UsageError: the scaling is not supported.
+    """
+    inverse = 1.0 / config.rotary_base ** _exponents(config.head_size)
+    scaling = config.rotary_scaling or {}
+    match config.rope_type:
+        case "default" | "dynamic":
+            return inverse
+        case "linear":
+            return inverse / float(scaling["factor"])
+        case "llama3":
+            return _llama3(inverse, config)
+    raise UsageError(
+        f"rotary scaling {config.rope_type!r} is not supported",
+        "supported are default, linear, dynamic and llama3",
+    )
+
+
+def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between interpolated."""
+    scaling = config.rotary_scaling or {}
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    trained = float(scaling.get("original_max_position_embeddings", config.max_position_embeddings))
+    wavelengths = 2 * math.pi / inverse
+    smooth = ((trained / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inverse / factor + smooth * inverse
+
+
+def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply the rotation to [tokens, heads, head_size]."""
+    halves = states.view(*states.shape[:-1], 2, -1)
+    turned = (halves * cosine.unsqueeze(-2)).flatten(-2)
+    first, second = states.chunk(2, dim=-1)
+    turned_first, turned_second = turned.chunk(2, dim=-1)
+    turned_first.addcmul_(second, sine, value=-1)
+    turned_second.addcmul_(first, sine)
+    return turned

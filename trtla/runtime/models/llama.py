@@ -1,0 +1,304 @@
+"""The Llama forward over packed tokens: every fed token of every sequence in one pass.
+
+It reads the TensorRT-LLM checkpoint's tensors (fused qkv, `mlp.fc` = gate_proj, `mlp.gate` =
+up_proj) and knows nothing of requests: positions, cache slots and visibility come in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtla.e4m3 import E4M3, dequantize
+from trtla.errors import TrtlaError
+from trtla.formats.config import CheckpointConfig
+from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
+from trtla.runtime.models.layers import (
+    Fp8Linear,
+    Fp8Pair,
+    Linear,
+    LinearPair,
+    Rotary,
+    fp8_products,
+    rotate,
+)
+
+
+class TargetModel(Protocol):
+    """What the step loop needs of a model."""
+
+    @property
+    def folds(self) -> int:
+        """Query heads per K/V head."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of activations and attention bias."""
+
+    @property
+    def arithmetic(self) -> str:
+        """What it computes in, for people to read."""
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Of weights that a forward reads, as in `weight_bytes.py`; None: unknown."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights; `gate_up` is gate_proj and up_proj."""
+
+    input_norm: Tensor
+    qkv: Linear | Fp8Linear
+    dense: Linear | Fp8Linear
+    post_norm: Tensor
+    gate_up: LinearPair | Fp8Pair
+    down: Linear | Fp8Linear
+
+
+class LlamaModel:
+    """A dense Llama on one device.
+
+    Args:
+        weights: (checkpoint name, tensor) of the complete model; each is moved and released in
+            turn.
+        dtype: type of activations, and of weights that are not FP8.
+        products: whether FP8 weights are multiplied in FP8, else they are dequantised here; None:
+            where the device can.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        weights: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        device: torch.device,
+        products: bool | None = None,
+    ) -> None:
+        self.config, self.dtype, self._device = config, dtype, device
+        self._products = fp8_products(config, dtype, device) if products is None else products
+        moved = ((name, tensor.to(device)) for name, tensor in weights)
+        tensors = ModelTensors(moved, lambda tensor: tensor.to(dtype), dtype)
+        self._kv_scales = tensors.kv_scales(config)
+        self._layers = [
+            _layer(tensors.layer(index), self._products)
+            for index in range(config.num_hidden_layers)
+        ]
+        self._embedding = tensors.take("vocab_embedding.weight")
+        self._norm = tensors.take("ln_f.weight")
+        self._lm_head = Linear.of(tensors.take("lm_head.weight"))
+        self._rotary = Rotary(config, dtype, device)
+        self._heads = (config.num_attention_heads, config.num_key_value_heads)
+
+    @property
+    def folds(self) -> int:
+        """Query heads per K/V head."""
+        return self._heads[0] // self._heads[1]
+
+    @property
+    def arithmetic(self) -> str:
+        """Such as `float32`, or `FP8 matrix products, bfloat16 activations, FP8 K/V cache`."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        cache = ", FP8 K/V cache" if self.config.fp8_kv_cache else ""
+        if not self.config.fp8:
+            return f"{dtype}{cache}"
+        if self._products:
+            return f"FP8 matrix products, {dtype} activations{cache}"
+        return f"{dtype}, FP8 weights dequantised at load{cache}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """In the model's type; FP8 weights count as FP8 where they are multiplied in it."""
+        return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the K/V cache: FP8 where the checkpoint says so, else that of activations."""
+        return E4M3 if self.config.fp8_kv_cache else self.dtype
+
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """A K/V cache for this model, on its device."""
+        config = self.config
+        sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_size)
+        if config.fp8_kv_cache:
+            return Fp8KVCache(*sizes, num_blocks, self._kv_scales, self._device)
+        return KVCache(*sizes, num_blocks, self.dtype, self._device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
+        states = F.embedding(batch.tokens, self._embedding)
+        rotary = self._rotary(batch.positions, batch.lengths)
+        for index, layer in enumerate(self._layers):
+            normed = self._normalise(states, layer.input_norm)
+            states = states + self._attention(index, layer, normed, rotary, batch, cache)
+            normed = self._normalise(states, layer.post_norm)
+            gate, up = layer.gate_up(normed)
+            states = states + layer.down(F.silu(gate) * up)
+        states = self._normalise(states.index_select(0, batch.rows), self._norm)
+        return self._lm_head(states).float()
+
+    def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(states, weight.shape, weight, self.config.norm_epsilon)
+
+    def _attention(
+        self,
+        index: int,
+        layer: Layer,
+        states: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        batch: Batch,
+        cache: KVCache,
+    ) -> Tensor:
+        q_heads, kv_heads = self._heads
+        heads = layer.qkv(states).view(states.shape[0], q_heads + 2 * kv_heads, -1)
+        turned = rotate(heads[:, : q_heads + kv_heads], *rotary)
+        cache.write(index, batch.slots, turned[:, q_heads:], heads[:, q_heads + kv_heads :])
+        keys, values = cache.layer(index)
+        scale = cache.scale(index)
+        parts = [
+            group.attend(turned[group.rows, :q_heads], keys, values, scale)
+            for group in batch.groups
+        ]
+        return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+
+def _layer(tensors: LayerTensors, products: bool) -> Layer:
+    return Layer(
+        tensors["input_layernorm.weight"],
+        _linear(tensors, "attention.qkv", products),
+        _linear(tensors, "attention.dense", products),
+        tensors["post_layernorm.weight"],
+        _pair(tensors, ("mlp.fc", "mlp.gate"), products),
+        _linear(tensors, "mlp.proj", products),
+    )
+
+
+def _linear(tensors: LayerTensors, name: str, products: bool) -> Linear | Fp8Linear:
+    if products and tensors.is_fp8(name):
+        return _fp8_linear(tensors, name)
+    return Linear.of(*tensors.take_plain(name))
+
+
+def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> LinearPair | Fp8Pair:
+    if products and tensors.is_fp8(names[0]):
+        first, second = (_fp8_linear(tensors, name) for name in names)
+        return Fp8Pair.of(first, second)
+    weights, biases = zip(*map(tensors.take_plain, names), strict=True)
+    return LinearPair.of(weights, biases)
+
+
+def _fp8_linear(tensors: LayerTensors, name: str) -> Fp8Linear:
+    weight, bias = tensors.take(name)
+    scale = tensors[f"{name}.weights_scaling_factor"]
+    input_scale = tensors[f"{name}.activation_scaling_factor"]
+    return Fp8Linear(weight, scale, input_scale, bias, tensors.dtype)
+
+
+class ModelTensors:
+    """The tensors of a complete model.
+
+    Args:
+        weights: (checkpoint name, tensor) of the complete model; each is placed in turn.
+        place: brings a tensor to the model's device and type; FP8 weights and scales stay as they
+            are.
+        dtype: of FP8 weights that are dequantised.
+    """
+
+    def __init__(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        place: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        self._dtype = dtype
+        self._tensors = {
+            name.removeprefix("transformer."): tensor if _is_fp8(name, tensor) else place(tensor)
+            for name, tensor in weights
+        }
+
+    def take(self, name: str) -> Tensor:
+        """Remove a tensor; raises `TrtlaError` where there is none."""
+        try:
+            return self._tensors.pop(name)
+        except KeyError:
+            raise _missing(name) from None
+
+    def layer(self, index: int) -> LayerTensors:
+        """Remove the tensors of a layer."""
+        prefix = f"layers.{index}."
+        names = [name for name in self._tensors if name.startswith(prefix)]
+        own = {name.removeprefix(prefix): self._tensors.pop(name) for name in names}
+        return LayerTensors(prefix, own, self._dtype)
+
+    def kv_scales(self, config: CheckpointConfig) -> list[float]:
+        """Every layer's scale of keys and values; none where the cache is not FP8."""
+        layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
+        names = [f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers]
+        return [self.take(name).item() for name in names]
+
+
+def _is_fp8(name: str, tensor: Tensor) -> bool:
+    return tensor.dtype == E4M3 or name.endswith("_scaling_factor")
+
+
+def _missing(name: str) -> TrtlaError:
+    return TrtlaError(f"the weights lack transformer.{name}", "build the engine again")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer's tensors by their names within it; raises `TrtlaError` for those it lacks."""
+
+    prefix: str
+    tensors: dict[str, Tensor]
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor that stays."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise _missing(f"{self.prefix}{name}") from None
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether a weight is kept in FP8."""
+        return self[f"{name}.weight"].dtype == E4M3
+
+    def take(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Remove a weight [out, in] as it is, and its bias."""
+        weight = self[f"{name}.weight"]
+        del self.tensors[f"{name}.weight"]
+        return weight, self.tensors.pop(f"{name}.bias", None)
+
+    def take_plain(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Remove a weight [out, in], dequantised where it is FP8, and its bias."""
+        fp8 = self.is_fp8(name)
+        weight, bias = self.take(name)
+        if not fp8:
+            return weight, bias
+        return dequantize(weight, self[f"{name}.weights_scaling_factor"], self.dtype), bias
+
+
+def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:
+    """Bytes of a model whose weights are all held in one type.
+
+    Args:
+        fp8: whether the layers' products run on FP8 weights.
+    """
+    hidden, head = config.hidden_size, config.head_size
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attention = hidden * head * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * hidden * config.intermediate_size
+    rest = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
+    layers = layer * config.num_hidden_layers
+    return layers * (1 if fp8 else dtype.itemsize) + rest * dtype.itemsize

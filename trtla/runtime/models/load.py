@@ -1,0 +1,167 @@
+"""Which model runs an engine's weights: compiled for the CPU where that can be, else PyTorch's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.engine import EncoderDecoder
+from trtla.machine import available_memory
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.cpu.library import NotCompiled
+from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.llama import LlamaModel
+
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
+    from trtla.runtime.models.t5.model import T5Model
+
+
+def load_model(
+    config: CheckpointConfig,
+    weights: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LlamaModel | NativeLlama:
+    """The model that is fastest here; what keeps it from being compiled is no error."""
+    if device.type == "cpu" and not_compiled(config, dtype) is None:
+        return NativeLlama(config, weights, dtype)
+    return LlamaModel(config, weights, dtype, device)
+
+
+def load_engine(
+    engine: Engine, dtype: torch.dtype, device: torch.device
+) -> LlamaModel | NativeLlama | T5Model:
+    """The model of an opened engine or folder."""
+    if isinstance(engine, EncoderDecoder):
+        from trtla.runtime.models.t5.load import load_t5
+
+        return load_t5(engine, dtype, device)
+    return load_model(engine.config.pretrained_config, engine.weights(), dtype, device)
+
+
+def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
+    """Why a model on the CPU runs through PyTorch's operations; None: it does not."""
+    if os.environ.get("TRTLA_COMPILED") == "0":
+        return "TRTLA_COMPILED=0 says so"
+    try:
+        return native_problem(config, dtype)
+    except NotCompiled as error:
+        return str(error)
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MOST_THREADS = 1024
+_CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
+
+
+def resolve_device(device: str, flag: str = "--device") -> torch.device:
+    """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
+
+    Args:
+        flag: what the hint of an error asks to change.
+
+    Raises:
+        UsageError: the name is unknown or there is no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} of its kind",
+            f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
+        )
+    return chosen
+
+
+def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:
+    """The type of weights and activations.
+
+    auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated
+    half precision is slower there than float32.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    if dtype == "auto":
+        chosen = _DTYPES[engine_dtype]
+        return torch.float32 if device.type == "cpu" and not _cpu_computes(chosen) else chosen
+    if dtype not in _DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not known", f"use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _cpu_computes(dtype: torch.dtype) -> bool:
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    if dtype == torch.float32:
+        return True
+    if dtype == torch.bfloat16:
+        return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return bool("AVX512" in capabilities and torch.cpu._is_amx_fp16_supported())
+
+
+def set_threads(count: int | None) -> None:
+    """Compute with so many threads on a CPU from now on; None changes nothing.
+
+    Raises:
+        UsageError: they are more than any machine has use for.
+    """
+    if count is None:
+        return
+    if not 1 <= count <= _MOST_THREADS:
+        raise UsageError(f"threads is {count}", f"use 1 to {_MOST_THREADS}; one a core is best")
+    torch.set_num_threads(count)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given, so that clocks tell the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cache_blocks(
+    config: CheckpointConfig,
+    max_batch_size: int,
+    max_seq_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Blocks of the K/V cache: all that the batch can need, or as many as memory allows.
+
+    Raises:
+        TrtlaError: not even one sequence of max_seq_len fits.
+    """
+    per_sequence = -(-max_seq_len // TOKENS_PER_BLOCK)
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
+    block_bytes = per_token * TOKENS_PER_BLOCK * dtype.itemsize
+    affordable = _free_bytes(device) // block_bytes
+    if affordable < per_sequence:
+        raise TrtlaError(
+            f"{device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens, "
+            f"one sequence may need {max_seq_len}",
+            "rebuild with a smaller --max-seq-len, or use a device with more memory",
+        )
+    return int(min(affordable, per_sequence * max_batch_size))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        free = pages * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system counts free pages
+        free = 2**32
+    return int(max(free, available_memory() or 0) * _CPU_SHARE)

@@ -1,0 +1,266 @@
+"""The decoder of the T5 family over packed tokens: every fed token of every sequence in one pass.
+
+Raffel et al. (arXiv 1910.10683): relative position bias, no scaling of attention, RMS norm, a
+feed-forward net with ReLU or a gate. Knows nothing of files; prompts come through the encoder.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtla.errors import TrtlaError
+from trtla.runtime.models.attention import AttentionGroup
+from trtla.runtime.models.batch import Batch, make_batch
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.layers import Linear, LinearPair
+from trtla.runtime.models.t5.relative_bias import RelativeBias, RelativeGroups
+from trtla.runtime.request import Request
+from trtla.runtime.sampling.draw import argmax, draw_at
+from trtla.runtime.sequence import Feed
+from trtla.settings.sampling import SamplingParams
+
+Encode = Callable[[tuple[int, ...]], Tensor]
+"""A prompt's ids -> the encoder's output [tokens, d_model]."""
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """Two projections with an activation between them, gated by a third where `gate` is there."""
+
+    up: Linear
+    gate: Linear | None
+    down: Linear
+    down_dtype: torch.dtype
+    """float32 beside float16 layers, as transformers keeps it: float16 overflows there."""
+    activation: Activation
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """The net's output [tokens, d_model]."""
+        up = self.activation(self.up(states))
+        inner = up if self.gate is None else up * self.gate(states)
+        return self.down(inner.to(self.down_dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class T5Layer:
+    """One decoder layer's weights."""
+
+    norm: Tensor
+    query: Linear
+    key_value: LinearPair
+    out: Linear
+    bias: RelativeBias | None
+    """None: that of the layer before."""
+    cross_norm: Tensor
+    cross_query: Linear
+    cross_key_value: LinearPair
+    cross_out: Linear
+    mlp_norm: Tensor
+    mlp: FeedForward
+
+
+@dataclass(frozen=True, slots=True)
+class T5Weights:
+    """A decoder's weights on one device."""
+
+    layers: tuple[T5Layer, ...]
+    embedding: Tensor
+    norm: Tensor
+    lm_head: Linear
+    nbytes: int
+    """Of what a step reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class T5Shape:
+    """What the decoder's weights do not say themselves."""
+
+    heads: int
+    head_size: int
+    epsilon: float
+    logit_scale: float
+    """d_model ** -0.5 where the embedding is the output projection (T5 1.0), else 1."""
+
+
+class T5Model:
+    """A `FeedModel` whose requests bring `encoder_ids`.
+
+    Args:
+        encode: the encoder, called once a request.
+        dtype: type of activations and of the K/V cache.
+    """
+
+    def __init__(
+        self,
+        weights: T5Weights,
+        shape: T5Shape,
+        encode: Encode,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._weights, self._shape = weights, shape
+        self._encode, self._device = encode, device
+        self.dtype = dtype
+        self.prompts = EncodedPrompts(self._prompt_states)
+        """Keys and values of the prompts in flight."""
+
+    @property
+    def arithmetic(self) -> str:
+        """Such as `float32, encoder of transformers`."""
+        return f"{str(self.dtype).removeprefix('torch.')}, encoder of transformers"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the decoder's weights; of the embedding only rows are read."""
+        return self._weights.nbytes
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the K/V cache."""
+        return self.dtype
+
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """A K/V cache for this decoder, on its device."""
+        sizes = (len(self._weights.layers), self._shape.heads, self._shape.head_size)
+        return KVCache(*sizes, num_blocks, self.dtype, self._device)
+
+    def most_probable(self, logits: Tensor, row: int) -> int:
+        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
+        return int(argmax(logits[row : row + 1])[0])
+
+    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+        """A row's token for its noise in [0, 1)."""
+        return int(draw_at(logits[row : row + 1], params, [noise])[0])
+
+    @torch.inference_mode()
+    def forward_feeds(self, feeds: Sequence[Feed], cache: KVCache) -> Tensor:
+        """Write the fed tokens' keys and values, return logits [wanted rows, vocab].
+
+        They are float32, or float64 for a float64 decoder. Prompts that are new are encoded first.
+        """
+        prompts = [self.prompts.of(feed.sequence.request) for feed in feeds]
+        counts = [feed.length for feed in feeds]
+        batch = make_batch(feeds, cache, 1, self.dtype)
+        relative = RelativeGroups(feeds, batch.groups, self._device)
+        groups: list[AttentionGroup] = []
+        states = F.embedding(batch.tokens, self._weights.embedding)
+        for index, layer in enumerate(self._weights.layers):
+            if layer.bias is not None:
+                groups = relative.biased(layer.bias)
+            states = states + self._attention(index, layer, states, batch, groups, cache)
+            ours = [prompt[index] for prompt in prompts]
+            states = states + self._cross_attention(layer, states, ours, counts)
+            states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
+        states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
+        logits = self._weights.lm_head(states * self._shape.logit_scale)
+        return logits.to(torch.promote_types(self.dtype, torch.float32))
+
+    def _attention(
+        self,
+        index: int,
+        layer: T5Layer,
+        states: Tensor,
+        batch: Batch,
+        groups: Sequence[AttentionGroup],
+        cache: KVCache,
+    ) -> Tensor:
+        normed = self._normalise(states, layer.norm)
+        # `attend` divides by this root, which T5 does not.
+        queries = self._heads(layer.query(normed)) * self._shape.head_size**0.5
+        cache.write(index, batch.slots, *map(self._heads, layer.key_value(normed)))
+        keys, values = cache.layer(index)
+        parts = [group.attend(queries[group.rows], keys, values) for group in groups]
+        return layer.out(torch.cat(parts))
+
+    def _cross_attention(
+        self,
+        layer: T5Layer,
+        states: Tensor,
+        prompts: Sequence[LayerStates],
+        counts: Sequence[int],
+    ) -> Tensor:
+        queries = self._heads(layer.cross_query(self._normalise(states, layer.cross_norm)))
+        return layer.cross_out(attend_prompts(queries, prompts, counts))
+
+    def _prompt_states(self, prompt: tuple[int, ...]) -> PromptStates:
+        """Run the encoder, and each layer's projections of what it says."""
+        read = self._encode(prompt)
+        return tuple(self._layer_states(layer, read) for layer in self._weights.layers)
+
+    def _layer_states(self, layer: T5Layer, read: Tensor) -> LayerStates:
+        keys, values = map(self._heads, layer.cross_key_value(read))
+        return keys.transpose(0, 1)[None].contiguous(), values.transpose(0, 1)[None].contiguous()
+
+    def _heads(self, states: Tensor) -> Tensor:
+        return states.view(len(states), self._shape.heads, self._shape.head_size)
+
+    def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm in at least float32, in the weight's type."""
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        root = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.epsilon)
+        return (states * root).to(weight.dtype) * weight
+
+
+LayerStates = tuple[Tensor, Tensor]
+"""A layer's keys and values of a prompt, each [1, heads, prompt tokens, head_size]."""
+PromptStates = tuple[LayerStates, ...]
+"""Those of all layers."""
+
+
+class EncodedPrompts:
+    """Keys and values of the prompts in flight.
+
+    Args:
+        encode: makes them; called once a request.
+    """
+
+    def __init__(self, encode: Callable[[tuple[int, ...]], PromptStates]) -> None:
+        self._encode = encode
+        self._by_request: dict[int, PromptStates] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def of(self, request: Request) -> PromptStates:
+        """Those of a request's prompt.
+
+        Raises:
+            TrtlaError: the request brings nothing for the encoder.
+        """
+        key = id(request)  # not used anew while the request lives, and forgotten when it ends
+        found = self._by_request.get(key)
+        if found is None:
+            if request.encoder_ids is None:
+                raise TrtlaError(
+                    f"{request.label} has no encoder_ids", "give the encoder's input with it"
+                )
+            found = self._by_request[key] = self._encode(request.encoder_ids)
+            weakref.finalize(request, self._by_request.pop, key, None).atexit = False
+        return found
+
+
+def attend_prompts(
+    queries: Tensor, prompts: Sequence[LayerStates], counts: Sequence[int]
+) -> Tensor:
+    """Attention of packed tokens over their prompts, without scaling.
+
+    Args:
+        queries: [tokens, heads, head_size], feed by feed.
+        prompts: a layer's keys and values for each feed.
+        counts: tokens of each feed.
+
+    Returns:
+        [tokens, heads * head_size].
+    """
+    parts = [
+        F.scaled_dot_product_attention(rows.transpose(0, 1)[None], keys, values, scale=1.0)[0]
+        for rows, (keys, values) in zip(torch.split(queries, list(counts)), prompts, strict=True)
+    ]
+    return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)

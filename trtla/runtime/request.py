@@ -1,0 +1,126 @@
+"""Where an output ends: the one place that decides how many of a step's tokens count.
+
+It runs before K/V commit, pool, streaming and counters, so that none sees a token past the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtla.errors import TrtlaError
+from trtla.runtime.stats import RequestStats
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.runtime.draft import Drafter
+
+
+def committed_prefix(
+    request: Request, output_ids: Sequence[int], new_tokens: Sequence[int]
+) -> tuple[int, FinishReason | None]:
+    """How many of `new_tokens` join the output, and why the output ends there, if it does.
+
+    The end token and the tokens that complete a stop string are part of the output. An end token or
+    stop string that is also the last allowed token counts as the reason, not the length. Where the
+    target has no answer the output has failed, unless it ended before.
+    """
+    room = request.sampling.max_output_len - len(output_ids)
+    for count, token in enumerate(new_tokens[:room], 1):
+        if token == NO_TOKEN:
+            return count - 1, "failed"
+        if token in request.end_ids:
+            return count, "end_id"
+        # The ids are put together for stop strings only: the copy grows with the output.
+        if request.stop_check and request.stop_check([*output_ids, *new_tokens[:count]]):
+            return count, "stop_words"
+    if len(new_tokens) >= room:
+        return room, "length"
+    return len(new_tokens), None
+
+
+NO_TOKEN = -1
+"""In place of a token: the row's logits hold NaN or +infinity, or all of them are -infinity."""
+
+
+def no_answer(label: str, place: int) -> TrtlaError:
+    """The error of a request whose output token `place`, counted from 0, cannot be chosen."""
+    return TrtlaError(
+        f"{label}: the model's logits for output token {place} are not finite",
+        "try --dtype float32 or bfloat16, whose range is wider; if that fails too, the checkpoint "
+        "holds NaN or infinite weights: see trtla inspect",
+    )
+
+
+FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
+"""Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
+
+DrafterWatch = Callable[["Drafter", "Request"], "Drafter"]
+"""Given a request and its drafter before the first step, gives the one to use: itself, or what
+passes its drafts on as they are and looks at them."""
+
+StopCheck = Callable[[list[int]], bool]
+"""Given all output ids so far, says whether the text up to the last one holds a stop string."""
+
+
+@dataclass(frozen=True)  # without slots: what an encoder made of it goes when the request does
+class Request:
+    """One prompt and everything its decoding depends on."""
+
+    request_id: int
+    input_ids: tuple[int, ...]
+    """What the output goes on from: the prompt, or the start token of an encoder-decoder."""
+    sampling: SamplingParams = SamplingParams()
+    lookahead: LookaheadConfig | None = None
+    """None: the server's triple."""
+    end_ids: frozenset[int] = frozenset()
+    stop_check: StopCheck | None = None
+    margins: bool = False
+    """Ask for the target's top-2 logit margin at each emitted token."""
+    name: str = ""
+    """How errors call this request, e.g. `line 3 of prompts.jsonl`."""
+    adaptive: bool = False
+    """Feed only what pays in each step, the triple being the limit; the text stays the same."""
+    drafter: DrafterSettings | None = None
+    """None: the executor's."""
+    watch: DrafterWatch | None = None
+    """Looks at what is drafted in every step."""
+    encoder_ids: tuple[int, ...] | None = None
+    """The prompt of an encoder-decoder, which the encoder reads; None for other models."""
+
+    @property
+    def label(self) -> str:
+        """The name errors use."""
+        return self.name or f"request {self.request_id}"
+
+    @property
+    def given_ids(self) -> tuple[int, ...]:
+        """The prompt that was asked with, whichever part of the model reads it."""
+        return self.input_ids if self.encoder_ids is None else self.encoder_ids
+
+    @property
+    def known_ids(self) -> tuple[int, ...]:
+        """All text there is before the output, where drafts may come from."""
+        return (*(self.encoder_ids or ()), *self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step brought for one request; `finish_reason` is set on its last output."""
+
+    request_id: int
+    new_tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: RequestStats
+    """The request's counters so far: the executor's own object, read it, do not change it."""
+    margins: tuple[float, ...] = ()
+    error: TrtlaError | None = None
+    """Why it failed, for finish_reason `failed`; other requests go on."""
+    start: int = 0
+    """Output tokens before these. An output that starts before what is known comes again: see
+    `Executor.resend`."""
+    accepted: int = 0
+    """How many of `new_tokens`, counted from the first, were accepted drafts."""

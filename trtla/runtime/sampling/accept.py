@@ -1,0 +1,92 @@
+"""Verification: which drafted tokens the target itself would have said.
+
+The target has drawn one token after every node that matters; a draft is kept exactly as long as it
+equals what was drawn. So the emitted tokens are the target's own, whatever was drafted (Rule A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trtla.runtime.draft import Draft
+from trtla.runtime.sampling.draw import draw_weighted, probabilities, uniform
+from trtla.runtime.sampling.predict import Prediction
+from trtla.runtime.sequence import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The longest drafted path that matches the target's draws, and the draw that ends it."""
+
+    tokens: tuple[int, ...]
+    """Tokens to emit: the accepted drafts, then the token the target drew after them."""
+    nodes: tuple[int, ...]
+    """Nodes of the accepted drafts, parents first; one fewer than tokens."""
+
+
+def accept(draft: Draft, draws: Mapping[int, int]) -> Accepted:
+    """Follow the target's draws through the candidate branches.
+
+    Args:
+        draft: what was fed.
+        draws: the target's token after node 0 and after every candidate node.
+    """
+    children: dict[tuple[int, int], list[int]] = {}
+    for node in draft.candidates:
+        edge = (draft.parents[node - 1], draft.tokens[node - 1])
+        children.setdefault(edge, []).append(node)
+    tokens = [draws[0]]
+    frontier = [0]
+    while True:
+        matching = [child for node in frontier for child in children.get((node, tokens[-1]), ())]
+        if not matching:
+            return Accepted(tuple(tokens), draft.path(frontier[0]))
+        frontier = matching
+        tokens.append(draws[frontier[0]])
+
+
+_OWN_SEEDS = 1 << 63  # above every request's seed: drafts are drawn with the noise of those
+_RESIDUAL = 1 << 40  # above every position
+
+
+def accept_by_rejection(feed: Feed, prediction: Prediction, laws: Tensor) -> Accepted:
+    """Keep drafted tokens, first to last, then add one token of the target.
+
+    Args:
+        feed: the input token and a chain below it, all rows wanted.
+        prediction: what the target said after each.
+        laws: what each drafted token was drawn from, [drafted, vocab].
+    """
+    params, places = feed.sequence.request.sampling, feed.positions()
+    drafted = feed.tree.tokens
+    rows = prediction.logits[prediction.start :][: len(drafted)]
+    for place, (token, p, q) in enumerate(
+        zip(drafted, probabilities(rows, params), laws.to(rows.device), strict=True)
+    ):
+        seed, position = params.seed + _OWN_SEEDS, places[place] + 1
+        if not keeps(uniform(seed, position), p[token].item(), q[token].item()):
+            noise = uniform(seed, position + _RESIDUAL)
+            other = int(draw_weighted(residual(p, q)[None], [noise]))
+            return Accepted((*drafted[:place], other), tuple(range(1, place + 1)))
+    last = prediction.draws[len(drafted)]
+    return Accepted((*drafted, last), tuple(range(1, len(drafted) + 1)))
+
+
+def keeps(noise: float, p: float, q: float) -> bool:
+    """Whether a token with probabilities p of the target, q of the draft is kept: min(1, p / q).
+
+    A token with p = 0 never is, not even where the noise or q is 0.
+    """
+    return noise * q < p
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Weights of the token in place of one that was not kept: max(0, p - q), or p where that is 0.
+
+    It is all 0 only where p and q are equal but for rounding.
+    """
+    rest = (p - q).clamp_(min=0.0)
+    return rest if rest.any() else p

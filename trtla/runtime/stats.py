@@ -1,0 +1,174 @@
+"""How deep drafts hold: the share of steps whose first, second, ... drafted position was accepted.
+
+Plain integers, read from what steps committed; nothing is counted while they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+
+
+def accepted_lengths(
+    step_lengths: Sequence[int], steps: int, accepted: int
+) -> tuple[int, ...] | None:
+    """Accepted drafts of each step after the prompt pass; None where they cannot be told apart.
+
+    A step commits one token of the target's own beside what it accepts. The last one may end
+    within its draft, without that token: it has what the others leave of `accepted`.
+
+    Args:
+        step_lengths: committed tokens of each output, the prompt pass first.
+        steps: how many steps these are; an executor may report several as one.
+        accepted: their sum.
+    """
+    lengths = step_lengths[1:]
+    if not lengths:
+        return () if steps == accepted == 0 else None
+    before = [length - 1 for length in lengths[:-1]]
+    last = accepted - sum(before)
+    known = len(lengths) == steps and last in (lengths[-1] - 1, lengths[-1])
+    return (*before, last) if known else None
+
+
+def accepted_per_pos(requests: Iterable[Sequence[int] | None]) -> list[float] | None:
+    """Item i: in how many of all steps a draft's token at depth i + 1 was accepted; None: unknown.
+
+    It never rises, and adds up to accepted / steps.
+
+    Args:
+        requests: the accepted lengths of each.
+    """
+    steps, counts = 0, list[int]()
+    for lengths in requests:
+        if lengths is None:
+            return None
+        steps += len(lengths)
+        for length in lengths:
+            counts += [0] * (length - len(counts))
+            for place in range(length):
+                counts[place] += 1
+    return [count / steps for count in counts]
+
+
+@dataclass(frozen=True, slots=True)
+class GammaChoice:
+    """What a policy says for one step."""
+
+    gamma: int
+    raw: int
+    """Before the moving average."""
+    entropy: float | None = None
+    """H / ln(vocabulary), in [0, 1] but for rounding; None where the policy does not ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One step of one request, for reports."""
+
+    choice: GammaChoice
+    drafted: int
+    """At most the gamma: fewer where the output ends before."""
+    accepted: int
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Sums over steps, of one request or of many."""
+
+    forwards: int = 0
+    """Of draft models, with logits: those that only catch up with a text do not count."""
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    _gammas: int = 0
+    _entropies: float = 0.0
+    _with_entropy: int = 0
+
+    def add(self, step: DraftStep) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self._gammas += step.choice.gamma
+        if step.choice.entropy is not None:
+            self._entropies += step.choice.entropy
+            self._with_entropy += 1
+
+    def since(self, before: DraftTotals) -> DraftTotals:
+        """What has been added to an earlier copy of these sums."""
+        return DraftTotals(
+            *(getattr(self, one.name) - getattr(before, one.name) for one in fields(self))
+        )
+
+    @property
+    def mean_gamma(self) -> float | None:
+        """Mean gamma of the policy; None before the first step."""
+        return self._gammas / self.steps if self.steps else None
+
+    @property
+    def mean_entropy(self) -> float | None:
+        """Mean H / ln V; None where no policy asked for it."""
+        return self._entropies / self._with_entropy if self._with_entropy else None
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
+
+    The token of the prompt pass counts in no step. `drafted` are candidate tokens that were fed for
+    verification (the window is not), `accepted` those of them that became output. TensorRT-LLM does
+    not tell what it feeds: `fed` and `drafted` are None there.
+    """
+
+    lookahead: LookaheadConfig = AUTOREGRESSIVE
+    """The triple that the request is decoded with."""
+    drafter: str = "lookahead"
+    """What drafts, a chain's names with commas between."""
+    steps: int = 0
+    fed: int | None = 0
+    drafted: int | None = 0
+    accepted: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens that were not fed, since an earlier text's blocks held them (block reuse)."""
+    step_lengths: list[int] = field(default_factory=list)
+    """Committed tokens per forward, the prompt pass first; they add up to the output."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """S, the step compression: 1 + accepted / steps; 1.0 before the first step."""
+        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+    @property
+    def accepted_lengths(self) -> tuple[int, ...] | None:
+        """Accepted drafts of each step; None where TensorRT-LLM reports several steps as one."""
+        return accepted_lengths(self.step_lengths, self.steps, self.accepted)
+
+    @property
+    def accepted_per_pos(self) -> list[float] | None:
+        """Item i: share of steps whose draft was accepted at depth i + 1; None as above."""
+        return accepted_per_pos([self.accepted_lengths])
+
+
+@dataclass(slots=True)
+class ExecutorStats:
+    """Counters of an executor since it was opened."""
+
+    steps: int = 0
+    """Forwards of the model, over all requests in flight."""
+    prompt_tokens: int = 0
+    """Of all prompts that were answered; those that block reuse spared count too."""
+    new_tokens: int = 0
+    fed: int | None = 0
+    """None, as in RequestStats, where it is not told; `drafted` likewise."""
+    drafted: int | None = 0
+    accepted: int = 0
+    forward_s: float | None = 0.0
+    """Seconds inside the model's forwards, device synchronised; None where it is not reported."""
+    max_in_flight: int = 0
+    weight_bytes: int | None = None
+    """Of weights that a forward reads; None where it is not told."""
+    draft_models: DraftTotals = field(default_factory=DraftTotals)
+    """What draft models did, summed over them."""

@@ -1,0 +1,279 @@
+"""How a request's next tokens are guessed: which drafters, how many tokens, and their choices.
+
+Torch-free: the command line, prompt files and the API read it. None of it changes a text but
+`rejection`, which draws from the same law with other draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from trtla.arguments import real, texts, whole, wrong
+from trtla.errors import UsageError, did_you_mean
+from trtla.settings.lookahead import LookaheadConfig
+
+NgramKind = Literal["basic", "onelevel"]
+"""Contexts that n-grams are stored by: every length below the order, or the longest alone."""
+
+DRAFT_PREFIX = "draft:"
+DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
+"""Names of drafters, beside `draft:PATH`."""
+
+_NAMES = "none, lookahead, ngram, prompt-lookup or draft:PATH, or several with commas between"
+_MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
+_LONGEST_ORDER = 32
+_MOST_FILLERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSettings:
+    """What drafts, and how; the default is lookahead alone.
+
+    Raises:
+        UsageError: a value is out of its range, or values do not go together.
+    """
+
+    drafter: tuple[str, ...] = ("lookahead",)
+    """none, lookahead, ngram, prompt-lookup, draft:PATH; of several, the first that has something
+    to say drafts and the next ones fill the rest of the budget with further branches."""
+    gamma: int = 4
+    """Most tokens that a drafter other than lookahead proposes in a step."""
+    egag: bool = False
+    """Let the draft model's entropy choose how many of them, step by step."""
+    gamma_min: int = 1
+    gamma_max: int | None = None
+    """None: gamma."""
+    ema: float = 0.0
+    """Weight of the past in EGAG's choice; 0 looks at the step alone."""
+    ngram_kind: NgramKind = "basic"
+    ngram_order: int = 3
+    """Tokens of the longest n-gram, the predicted one included."""
+    top_k_filler: int = 3
+    """How many of the target's most probable tokens are counted where it spoke; 1: what it said."""
+    stop_if_unknown: bool = True
+    """End an n-gram draft at an unknown context; else a random token stands in."""
+    reset_in_between: bool = True
+    """Forget n-grams of earlier requests."""
+    rejection: bool = False
+    """Verify a draft model's tokens by rejection sampling; the text is another of the same law."""
+
+    def __post_init__(self) -> None:
+        given = self.drafter  # a text is what the flag takes
+        named = parse_drafter(given) if isinstance(given, str) else texts("drafter", given, _NAMES)
+        object.__setattr__(self, "drafter", named)
+        self._check_names()
+        self._check_ranges()
+        if self.gamma_min > self.largest_gamma:
+            raise UsageError(
+                f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
+                "use --gamma-min at most --gamma-max (--gamma, where that is not given)",
+            )
+        self._check_rejection()
+
+    def _check_names(self) -> None:
+        if not self.drafter:
+            raise UsageError("no drafter is named", f"use {_NAMES}")
+        for name in self.drafter:
+            if name == DRAFT_PREFIX or name == DRAFT_PREFIX[:-1]:
+                raise UsageError(
+                    f"drafter {name!r} names no draft model",
+                    "write draft:PATH, an engine or a Hugging Face folder with the same vocabulary",
+                )
+            if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
+                guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
+                raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
+        self._check_chain([name.partition(":")[0] for name in self.drafter])
+
+    def _check_chain(self, kinds: list[str]) -> None:
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
+        if "none" in kinds and len(kinds) > 1:
+            raise UsageError(
+                "drafter none stands beside others", "use none alone, or leave it away"
+            )
+
+    def _check_ranges(self) -> None:
+        tokens = f"from 1 to {_MOST_TOKENS}"
+        whole("gamma", self.gamma, f"{tokens}; --drafter none drafts nothing", 1, _MOST_TOKENS)
+        whole("gamma_min", self.gamma_min, f"from 0 to {_MOST_TOKENS}", 0, _MOST_TOKENS)
+        whole("gamma_max", self.largest_gamma, tokens, 1, _MOST_TOKENS)
+        real("ema", self.ema, "at least 0 and below 1", 0.0, math.nextafter(1.0, 0.0))
+        if self.ngram_kind not in ("basic", "onelevel"):
+            raise wrong("ngram_kind", self.ngram_kind, "basic or onelevel")
+        order = f"from 2 to {_LONGEST_ORDER}; an n-gram is a context and a token"
+        whole("ngram_order", self.ngram_order, order, 2, _LONGEST_ORDER)
+        fillers = f"from 1 to {_MOST_FILLERS}"
+        whole("top_k_filler", self.top_k_filler, fillers, 1, _MOST_FILLERS)
+
+    def _check_rejection(self) -> None:
+        if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
+            raise UsageError(
+                f"rejection sampling knows one drafter, and the chain is {self.name}",
+                "use --drafter draft:PATH alone, or leave --rejection away",
+            )
+
+    @property
+    def name(self) -> str:
+        """The drafters with commas between, as the flag has them."""
+        return ",".join(self.drafter)
+
+    @property
+    def largest_gamma(self) -> int:
+        """Most tokens that EGAG may choose."""
+        return self.gamma if self.gamma_max is None else self.gamma_max
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that drafters other than lookahead propose together in one step."""
+        if all(name in ("none", "lookahead") for name in self.drafter):
+            return 0
+        return max(self.gamma, self.largest_gamma) if self.egag else self.gamma
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model's folder, where there is one."""
+        for name in self.drafter:
+            if name.startswith(DRAFT_PREFIX):
+                return name[len(DRAFT_PREFIX) :]
+        return None
+
+    @property
+    def uses_lookahead(self) -> bool:
+        """True when lookahead drafts, alone or in a chain."""
+        return "lookahead" in self.drafter
+
+    def max_draft_len(self, triple: LookaheadConfig) -> int:
+        """Most tokens drafted in one step, by lookahead with this triple and all others."""
+        return self.most_tokens + (triple.max_draft_len if self.uses_lookahead else 0)
+
+
+LOOKAHEAD = DrafterSettings()
+"""Lookahead alone."""
+NO_DRAFTER = DrafterSettings(("none",))
+"""Plain autoregressive decoding."""
+
+
+def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in `draft:PATH,lookahead,ngram`; what they mean is checked in `DrafterSettings`."""
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names)
+
+
+def check_used(settings: Iterable[DrafterSettings]) -> None:
+    """Refuse what only draft models know, where there is none among all settings.
+
+    Raises:
+        UsageError: EGAG or rejection sampling is asked for without a draft model.
+    """
+    given = list(settings)
+    if any(one.draft_model is not None for one in given):
+        return
+    for one in given:
+        for name in ("egag", "rejection"):
+            if getattr(one, name):
+                raise UsageError(
+                    f"{name} needs a draft model, and the drafter is {one.name}",
+                    f"use --drafter draft:PATH, or leave --{name} away",
+                )
+
+
+def check_draft_place(
+    device: str | None, dtype: str | None, has_draft_model: bool, trtllm: str | None = None
+) -> None:
+    """Refuse a device or a type of draft models where no draft model can use it.
+
+    Args:
+        device: what draft_device was given; None: nothing.
+        dtype: likewise draft_dtype.
+        has_draft_model: whether any request can be drafted for by one.
+        trtllm: the engine's name, if TensorRT-LLM runs it.
+
+    Raises:
+        UsageError: one of them is given, and there is no draft model.
+    """
+    for name, value in (("draft_device", device), ("draft_dtype", dtype)):
+        if value is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if trtllm is not None:
+            raise UsageError(
+                f"{trtllm} is a TensorRT-LLM engine, which makes its drafts itself: {name} "
+                f"{value} cannot be chosen",
+                f"leave {flag} away, or build with --backend torch",
+            )
+        if not has_draft_model:
+            raise UsageError(
+                f"{name} {value} needs a draft model, and no drafter is one",
+                f"use --drafter draft:PATH, or leave {flag} away",
+            )
+
+
+def check_auto(settings: DrafterSettings, name: str) -> None:
+    """Refuse lookahead `auto` for other drafters: it knows what lookahead's drafts bring.
+
+    Raises:
+        UsageError: lookahead is not the only drafter.
+    """
+    if settings.drafter != LOOKAHEAD.drafter:
+        raise UsageError(
+            f"{name} asks for lookahead auto with the drafter {settings.name}",
+            "auto chooses among lookahead's drafts only: give a triple, or --drafter lookahead",
+        )
+
+
+def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
+    """Refuse drafters that TensorRT-LLM's lookahead engines do not have.
+
+    Raises:
+        UsageError: something other than lookahead shall draft.
+    """
+    if settings.drafter not in (LOOKAHEAD.drafter, NO_DRAFTER.drafter):
+        raise UsageError(
+            f"{name} asks for the drafter {settings.name}, but an engine of TensorRT-LLM is "
+            "compiled for lookahead and makes its drafts itself",
+            "leave --drafter away, or build with --backend torch",
+        )
+
+
+Cells = Literal["greedy", "drawn"]
+"""What the lookahead window is made of: see `DraftOptions.cells`."""
+
+_MOST_CONTEXT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Choices of the lookahead drafter; the defaults are what TensorRT-LLM does.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    context: int = 1
+    """Most tokens up to the input that candidates are looked up by, the longest match first: 1 is
+    the pool alone, from 2 on the whole prompt and output are searched (prompt lookup)."""
+    merge: bool = False
+    """Feed what candidates begin with alike once."""
+    accept_window: bool = False
+    """Accept tokens of the window like those of candidates."""
+    keep_pool: int = 0
+    """N-grams of earlier requests' texts that are kept as further candidates; 0 keeps none."""
+    cells: Cells = "greedy"
+    """What a sampled request's window is made of: the argmax after each cell, or the token that is
+    `drawn` there, with the noise of that position."""
+
+    def __post_init__(self) -> None:
+        longest = f"from 1 to {_MOST_CONTEXT}"
+        whole("draft context", self.context, longest, 1, _MOST_CONTEXT)
+        whole("draft keep_pool", self.keep_pool, "at least 0 (0 keeps none)", 0)
+        if self.cells not in ("greedy", "drawn"):
+            raise wrong("draft cells", self.cells, "greedy or drawn")
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the options that are not TensorRT-LLM's."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)

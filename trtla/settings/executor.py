@@ -1,0 +1,74 @@
+"""What an executor is opened with: one object from `LLM` down to both executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtla.errors import UsageError
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
+from trtla.settings.lookahead import LookaheadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TrtllmSettings:
+    """Settings of TensorRT-LLM's executor.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    kv_cache_free_gpu_memory_fraction: float = 0.9
+    """Share of the GPU memory left after loading that the K/V cache takes."""
+    kv_cache_enable_block_reuse: bool = False
+    """Share blocks between requests with the same beginning."""
+    enable_chunked_context: bool = False
+    """Let prompts be longer than max_num_tokens; plain engines only."""
+    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+
+    def __post_init__(self) -> None:
+        share = self.kv_cache_free_gpu_memory_fraction
+        if not 0.0 < share <= 1.0:
+            raise UsageError(
+                f"kv_cache_free_gpu_memory_fraction is {share}",
+                "--kv-cache-free-gpu-memory-fraction must be above 0 and at most 1",
+            )
+
+
+TRTLLM_DEFAULTS = TrtllmSettings()
+TENSORRT_LLM_DRAFTS = DraftOptions()
+"""Lookahead as TensorRT-LLM drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """Choices beside the engine; the defaults are the engine's own.
+
+    What only one of the executors has is refused by the other when it differs from its default.
+    """
+
+    lookahead: LookaheadConfig | None = None
+    """The server's triple; None takes the engine's own."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N (torch)."""
+    dtype: str = "auto"
+    """auto (the engine's), float32, bfloat16 or float16 (torch)."""
+    max_batch_size: int | None = None
+    """Requests in flight at once; None takes the engine's limit."""
+    trtllm: TrtllmSettings = TRTLLM_DEFAULTS
+    """Settings of TensorRT-LLM's executor."""
+    draft_options: DraftOptions = TENSORRT_LLM_DRAFTS
+    """How lookahead drafts (torch)."""
+    drafter: DrafterSettings = LOOKAHEAD
+    """What drafts for requests that ask for no other (torch)."""
+    draft_device: str | None = None
+    """Where draft models run; None is `device` (torch)."""
+    draft_dtype: str | None = None
+    """What draft models compute in; None is `dtype` (torch)."""
+    block_reuse: bool = False
+    """Keep ended texts' K/V blocks while there is room, and begin prompts that share their first
+    tokens behind them (torch); benchmarks must not profit from it in silence."""
+
+
+ENGINE_OPTIONS = ExecutorOptions()
+"""All as the engine has it."""

@@ -1,0 +1,162 @@
+"""Sampling by name: greedy, multinomial, topk, nucleus, topknucleus over temperature, top-k, top-p.
+
+Names and the order of their values are those of the speculative-decoding demos that have them.
+Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling.draw.draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtla.arguments import real, texts, whole
+from trtla.errors import UsageError, did_you_mean
+
+VALUES = {
+    "greedy": ("temperature",),
+    "multinomial": ("temperature",),
+    "topk": ("temperature", "top_k"),
+    "nucleus": ("temperature", "top_p"),
+    "topknucleus": ("temperature", "top_k", "top_p"),
+}
+"""The processors, and what their values mean, in order."""
+
+Filters = tuple[float, int, float]
+"""(temperature, top_k, top_p)."""
+
+_ALL = "greedy, multinomial[:T], topk:T:K, nucleus:T:P, topknucleus:T:K:P"
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A named way to choose tokens; the fields are those of `SamplingParams`."""
+
+    name: str
+    temperature: float
+    top_k: int
+    top_p: float
+
+    @property
+    def filters(self) -> Filters:
+        """(temperature, top_k, top_p)."""
+        return self.temperature, self.top_k, self.top_p
+
+
+def processor(name: str, *values: float) -> Filters:
+    """(temperature, top_k, top_p) of a processor; greedy is temperature 0 whatever its value.
+
+    Args:
+        name: one of `VALUES`.
+        values: its values in that order; the temperature may be left away where it is the only
+            one, and is 1 then.
+
+    Raises:
+        UsageError: the name is not known, or a value is missing, too much or out of its range.
+    """
+    return _processor(name, values, ":".join([name, *map(str, values)])).filters
+
+
+def parse_processor(text: str) -> Processor:
+    """A processor written NAME[:VALUE...], such as `nucleus:0.8:0.9`.
+
+    Raises:
+        UsageError: as for `processor`, or a value is not a number.
+    """
+    name, *parts = text.split(":")
+    try:
+        values = tuple(float(part) for part in parts)
+    except ValueError:
+        raise UsageError(f"processor {text} has a value that is no number", f"use {_ALL}") from None
+    return _processor(name, values, text)
+
+
+def filters_text(temperature: float, top_k: int, top_p: float) -> str:
+    """The filters that do something, such as `temperature 0.8, top-p 0.9`."""
+    told = [f"temperature {temperature:g}"]
+    if temperature:
+        told += [f"top-k {top_k}"] if top_k else []
+        told += [f"top-p {top_p:g}"] if top_p < 1.0 else []
+    return ", ".join(told)
+
+
+def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
+    if name not in VALUES:
+        raise UsageError(
+            f"processor {text} is not known", f"{did_you_mean(name, VALUES)}use {_ALL}"
+        )
+    wanted = VALUES[name]
+    if len(values) > len(wanted) or len(values) < len(wanted) - (len(wanted) == 1):
+        raise UsageError(
+            f"processor {text} has {len(values)} values, and {name} takes {', '.join(wanted)}",
+            f"use {_ALL}",
+        )
+    given = dict(zip(wanted, values, strict=False))
+    top_k = float(given.get("top_k", 0.0))
+    if not top_k.is_integer() or ("top_k" in given and top_k < 1):
+        raise UsageError(f"processor {text} has top_k {top_k:g}", "top_k must be 1, 2, 3, ...")
+    found = Processor(
+        name, float(given.get("temperature", 1.0)), int(top_k), float(given.get("top_p", 1.0))
+    )
+    _check_ranges(found, text)
+    return Processor(name, 0.0, 0, 1.0) if name == "greedy" else found
+
+
+def _check_ranges(found: Processor, text: str) -> None:
+    try:
+        SamplingParams(temperature=found.temperature, top_k=found.top_k, top_p=found.top_p)
+    except UsageError as error:
+        raise UsageError(
+            f"processor {text}: {error.message}", (error.hint or "").lstrip("-")
+        ) from None
+
+
+_MOST_TOP_K = 2**31 - 1
+"""No vocabulary is larger, and executors take C ints."""
+_LEAST_TOP_P = 5e-324  # the smallest number above 0
+_MOST_TIME_MS = 2**53
+"""Exact as a float, and some 285 000 years."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request chooses its tokens and where it ends.
+
+    Order of the filters: temperature, top_k, top_p. Temperature 0 is argmax. `seed` fixes both the
+    noise of sampling, keyed by absolute position, and the initial lookahead window.
+
+    Raises:
+        UsageError: a value has another type, or is out of its range.
+    """
+
+    max_output_len: int = 32
+    temperature: float = 0.0
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all, and so does any k of at least the vocabulary's
+    size."""
+    top_p: float = 1.0
+    seed: int = 0
+    stop: str | Sequence[str] = ()
+    """Texts that end an output, kept as a tuple; a text alone stands for a list of one."""
+    allotted_time_ms: int | None = None
+    """Milliseconds after which the request ends as it is, waiting included; None: no limit."""
+
+    def __post_init__(self) -> None:
+        positive, share = "a whole number, at least 1", "a number, above 0 and at most 1"
+        top_k = whole("top_k", self.top_k, "a whole number, at least 0 (0: all)", 0, None)
+        for name, value in (
+            ("max_output_len", whole("max_output_len", self.max_output_len, positive, 1)),
+            ("temperature", real("temperature", self.temperature, "a number, at least 0", 0.0)),
+            ("top_k", min(top_k, _MOST_TOP_K)),
+            ("top_p", real("top_p", self.top_p, share, _LEAST_TOP_P, 1.0)),
+            ("seed", whole("seed", self.seed, "a whole number, at least 0 and below 2**63", 0)),
+            ("stop", texts("stop", self.stop, "made of non-empty texts")),
+        ):
+            object.__setattr__(self, name, value)
+        if self.allotted_time_ms is not None:
+            time_ms = whole("allotted_time_ms", self.allotted_time_ms, positive, 1, _MOST_TIME_MS)
+            object.__setattr__(self, "allotted_time_ms", time_ms)
+
+    @property
+    def greedy(self) -> bool:
+        """True when every token is the argmax."""
+        return self.temperature == 0.0 or self.top_k == 1

@@ -1,0 +1,248 @@
+"""TensorRT-LLM's C++ executor behind the `Executor` protocol, for releases 0.20 to 1.2.
+
+Built on `tensorrt_llm.bindings.executor` alone. Whatever the C++ side would only find out in a
+decoder step is checked here before a request is enqueued: an oversized lookahead configuration ends
+every active request there (lookaheadDecodingLayer.cpp, executorImpl.cpp).
+
+Requests always stream, so that end ids, stop strings and limits are decided by the same function as
+in the torch executor. The C++ executor gets one end id; what else ends a text is cut off and
+cancelled here.
+
+What an interrupt leaves behind is made anew from each request's record, as in the torch executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from datetime import timedelta
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+from trtla.errors import TrtlaError, first_line
+from trtla.runtime.executor import RecoveringExecutor
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.stats import ExecutorStats
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+from trtla.trtllm.answer import TrtllmAnswer
+
+_WAIT = timedelta(milliseconds=100)
+"""Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
+
+
+class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
+    """An `Executor` on TensorRT-LLM.
+
+    Args:
+        bindings: the module `tensorrt_llm.bindings.executor`.
+        executor: its `Executor`, opened; it is destroyed when this object is closed.
+        limits: what requests must fit into.
+        description: what runs the model, in a few words.
+    """
+
+    def __init__(
+        self, bindings: Any, executor: Any, limits: ExecutorLimits, description: str
+    ) -> None:
+        super().__init__(limits, ExecutorStats(fed=None, drafted=None, forward_s=None))
+        self._bindings, self._executor = bindings, executor
+        self._description = description
+        self._is_leader = bool(executor.can_enqueue_requests())
+        self._running: dict[int, TrtllmAnswer] = {}
+        """The executor's id -> the request that has not ended."""
+        self._arrived: deque[Any] = deque()
+        """Responses that are not in a record yet; they are as certain as the records."""
+
+    @property
+    def description(self) -> str:
+        """The release, the GPU and the engine's type."""
+        return self._description
+
+    @property
+    def is_leader(self) -> bool:
+        """True in the one process of an MPI run that takes requests."""
+        return self._is_leader
+
+    def stats(self) -> ExecutorStats:
+        """Counters since the executor was opened; passes are counted by TensorRT-LLM."""
+        if not self._closed:
+            self._read_iterations()
+        return super().stats()
+
+    def submit(self, request: Request) -> None:
+        """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
+        self._check_submitted(request)
+        lookahead = effective_lookahead(request, self._limits.lookahead)
+        end_id = _end_id(request.end_ids, self._limits.vocab_size)
+        try:
+            theirs = self._executor.enqueue_request(self._translate(request, lookahead, end_id))
+        except RuntimeError as error:
+            raise TrtlaError(
+                f"{request.label} was refused by TensorRT-LLM: {first_line(error)}",
+                "correct the request; the message is TensorRT-LLM's own",
+            ) from error
+        answer = TrtllmAnswer(request, theirs, lookahead, end_id)
+        self._in_flight.sequences[request.request_id] = answer
+        self._running[theirs] = answer
+
+    def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
+        """The request in the library's terms; names that all releases from 0.20 to 1.2 have."""
+        given: dict[str, Any] = {
+            "streaming": True,
+            "sampling_config": self._sampling_config(request.sampling),
+            "output_config": self._bindings.OutputConfig(exclude_input_from_output=True),
+        }
+        if end_id is not None:
+            given["end_id"] = end_id
+        if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
+            given["lookahead_config"] = lookahead_config(self._bindings, lookahead)
+        length = request.sampling.max_output_len
+        return self._bindings.Request(list(request.input_ids), length, **given)
+
+    def _sampling_config(self, sampling: SamplingParams) -> Any:
+        """Not set means temperature 1, top_k 0, top_p 0 there, and the last two mean argmax."""
+        if sampling.greedy:
+            return self._bindings.SamplingConfig(1, top_k=1)
+        return self._bindings.SamplingConfig(
+            1,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or None,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+        )
+
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Wait for new outputs, at most `timeout` seconds; empty when none is in flight or due.
+
+        After a `poll` that raised, the next one reports all outputs of what is in flight again.
+        """
+        self._check_open()
+        self._begin()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._running and not self._new:
+            self._await()
+            self._take()
+            self._end_late_ones()
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return self._report()
+
+    def _recover(self) -> None:
+        """Make all anew from the records, and report all of them again."""
+        answers = self._in_flight.sequences.values()
+        for answer in answers:
+            answer.rewind()
+            if answer.is_cut:  # it may not have been cancelled there
+                self._executor.cancel_request(answer.theirs)
+        self._running = {a.theirs: a for a in answers if not a.has_ended}
+        self._taken, self._new = [], [output for a in answers for output, _ in a.record]
+
+    def _await(self) -> None:
+        """Wait for responses; they are kept the moment they arrive.
+
+        The library returns each of them once. No instruction of the interpreter lies between its
+        return and their being kept, so that an interrupt, which the interpreter raises between
+        two of them, comes before or after.
+        """
+        if not self._arrived:
+            wait = partial(self._executor.await_responses, timeout=self._patience())
+            self._arrived.extend(chain.from_iterable(islice(iter(wait, None), 1)))
+
+    def _patience(self) -> timedelta:
+        """How long to wait: until the next request is late, at most."""
+        left = min(answer.deadline for answer in self._running.values()) - time.monotonic()
+        return _WAIT if left > _WAIT.total_seconds() else timedelta(seconds=max(left, 0.0))
+
+    def _end_late_ones(self) -> None:
+        now = time.monotonic()
+        for answer in [a for a in self._running.values() if a.deadline <= now]:
+            self._end(answer, "timed_out")
+
+    def _take(self) -> None:
+        """Record what has arrived; a response is let go of when its output is recorded."""
+        self._read_iterations()
+        while self._arrived:
+            response = self._arrived[0]
+            answer = self._running.get(response.request_id)
+            # None: ended here already, cancelled or cut at a stop string
+            if answer is not None and not answer.has_recorded(response):
+                self._add(answer, answer.read(response), response)
+            self._arrived.popleft()
+
+    def _add(self, answer: TrtllmAnswer, output: Output, response: Any = None) -> None:
+        if not output.new_tokens and output.finish_reason is None:
+            return
+        answer.commit(output, response)
+        self._new.append(output)
+        if output.finish_reason is not None:
+            self._running.pop(answer.theirs, None)
+            if answer.is_cut:
+                self._executor.cancel_request(answer.theirs)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
+        answer = self._in_flight.sequences.get(request_id)
+        if answer is not None and not answer.has_ended:
+            before, self._torn = self._torn, True
+            self._end(answer, "cancelled")
+            self._torn = before
+
+    def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
+        self._add(answer, answer.ending(reason))
+
+    def _read_iterations(self) -> None:
+        """Drain the iteration statistics; the library keeps the last 1000 only.
+
+        One record more, with nothing scheduled, comes whenever the executor runs empty. Latencies
+        are of no use: they come a pass late, and hold the time that the executor was idle.
+        """
+        for iteration in self._executor.get_latest_iteration_stats():
+            if not iteration.inflight_batching_stats.num_scheduled_requests:
+                continue
+            self._stats.steps += 1
+            running = iteration.num_active_requests
+            self._stats.max_in_flight = max(self._stats.max_in_flight, running)
+
+    def _release(self) -> None:
+        """Destroy the C++ executor; in a serving rank this returns when the leader has closed.
+
+        `shutdown` alone would leave the engine and its K/V cache in GPU memory (executorImpl.cpp).
+        """
+        executor, self._executor = self._executor, None
+        try:
+            for theirs in self._running:
+                executor.cancel_request(theirs)
+        finally:
+            self._running, self._arrived = {}, deque()
+            super()._release()
+            executor.__exit__(None, None, None)
+
+
+def effective_lookahead(request: Request, server: LookaheadConfig) -> LookaheadConfig:
+    """The triple that a request runs with: its own or the server's, its N cut to a short prompt.
+
+    Set-up copies the last N - 1 prompt tokens without a bounds check (lookaheadAlgorithm.cpp). A
+    prompt of L < N - 1 tokens therefore runs with N = L + 1: W and G stay, the triple is still at
+    most the server's, and a prompt of one token runs with N = 2.
+    """
+    plain = request.drafter is not None and not request.drafter.uses_lookahead
+    triple = AUTOREGRESSIVE if plain else request.lookahead or server
+    longest = len(request.input_ids) + 1
+    if triple.ngram_size <= longest:
+        return triple
+    return LookaheadConfig(triple.window_size, longest, triple.verification_set_size)
+
+
+def _end_id(end_ids: frozenset[int], vocab_size: int) -> int | None:
+    """The one end id the C++ executor is given; the others are found in what it streams.
+
+    The largest: chat models list the token that ends a turn after the one that ends a text.
+    """
+    return max((i for i in end_ids if i < vocab_size), default=None)
+
+
+def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:
+    """The triple as the library has it."""
+    return bindings.LookaheadDecodingConfig(*triple.as_tuple())

@@ -1,0 +1,214 @@
+"""TensorRT-LLM, if it is here: its release, its modules, and whether the TensorRT backend is left.
+
+The only file that imports it. Importing takes seconds, starts MPI and prints a banner on stdout, so
+nothing here happens before somebody asks, and the banner goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trtla.errors import TrtlaError, sentence
+
+PACKAGE = "tensorrt_llm"
+SUPPORTED = ">=0.20,<1.3"
+"""Releases with the TensorRT backend and lookahead decoding, as the extra pins them."""
+
+REMOVED = (
+    "TensorRT-LLM removed its TensorRT backend, and lookahead decoding with it, after 1.2.x; "
+    f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
+)
+
+HOW_TO_INSTALL = "how to install it: README.md, With TensorRT-LLM"
+
+PROGRAM = "the program trtllm-build"
+_BACKEND = (
+    "the module tensorrt_llm.builder",
+    "tensorrt_llm.bindings.executor.Executor",
+    "tensorrt_llm.bindings.executor.LookaheadDecodingConfig",
+    PROGRAM,
+    "lookahead_config of tensorrt_llm.bindings.executor.Request",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is installed under the name of TensorRT-LLM."""
+
+    version: str | None
+    """None: not installed."""
+    missing: tuple[str, ...] = ()
+    """Parts of the TensorRT backend that this installation lacks."""
+    failure: str | None = None
+    """Why importing it failed."""
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The missing parts that trtla itself cannot do without."""
+        return tuple(part for part in self.missing if part != PROGRAM)
+
+    @property
+    def has_backend(self) -> bool:
+        """True when engines can be built and run with it."""
+        return self.version is not None and not self.lost and self.failure is None
+
+
+def installed() -> bool:
+    """True when the package can be found; nothing is imported."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def installed_version() -> str | None:
+    """The version its metadata names, without importing it; None when not installed."""
+    if not installed():
+        return None
+    for name in ("tensorrt-llm", PACKAGE):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
+
+
+def probe() -> Library:
+    """Look for the parts of the TensorRT backend, whatever the version number says.
+
+    Releases after 1.2.x lack some or all of them: the builder, the C++ `Executor`, the lookahead
+    configuration, `trtllm-build`, or the request's lookahead field.
+    """
+    version = installed_version()
+    if version is None:
+        return Library(None)
+    try:
+        found = dict(zip(_BACKEND, _parts(), strict=True))
+    except Exception as error:  # a broken CUDA, MPI or driver fails inside its import
+        return Library(version, failure=sentence(error))
+    return Library(version, tuple(name for name, there in found.items() if not there))
+
+
+def _parts() -> Iterator[bool]:
+    load()
+    yield _has_module("builder")
+    executor = load("bindings.executor")
+    yield hasattr(executor, "Executor")
+    yield hasattr(executor, "LookaheadDecodingConfig")
+    yield _program("trtllm-build") is not None
+    yield "lookahead_config" in dir(getattr(executor, "Request", None))
+
+
+def _program(name: str) -> str | None:
+    """A program on PATH, or beside the interpreter, for environments that are not activated."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def _has_module(name: str) -> bool:
+    try:
+        load(name)
+    except ImportError:
+        return False
+    return True
+
+
+def load(name: str = "") -> ModuleType:
+    """Import the package, or one of its modules, e.g. `load("bindings.executor")`.
+
+    Raises:
+        ImportError: it is not there.
+    """
+    os.environ.setdefault("TLLM_LOG_LEVEL", "WARNING")  # its INFO lines would be on stdout
+    with contextlib.redirect_stdout(sys.stderr), deprecations_once():
+        return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
+
+
+_said: set[str] = set()
+"""What late releases have said about the end of their TensorRT backend."""
+
+
+@contextlib.contextmanager
+def deprecations_once(*, silent: bool = False) -> Iterator[None]:
+    """Show every deprecation once in a process, or not at all, and never raise it.
+
+    They are FutureWarnings (_deprecation.py), one for every entry point, and come again with every
+    rank; a caller that turns warnings into errors must not break on them. The filter "once" would
+    forget them each time that any filter changes.
+    """
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_once(message: Warning | str, *where: Any, **more: Any) -> None:
+            if str(message) not in _said:
+                _said.add(str(message))
+                show(message, *where, **more)
+
+        warnings.showwarning = show_once
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore" if silent else "always", category)
+        yield
+
+
+def same_release(built: str, installed: str) -> bool:
+    """Engines run on the TensorRT that built them, which changes with every minor release."""
+    return built.split(".")[:2] == installed.split(".")[:2]
+
+
+def known_trouble(version: str | None) -> str | None:
+    """What NVIDIA's issues say against lookahead in a release; None where that is nothing."""
+    if version is None or not version.startswith("0.20."):
+        return None
+    return (
+        f"lookahead may fail on TensorRT-LLM {version}: its issue 5451 reports that a pass with "
+        'drafts ends all requests there, "invalid configuration argument"; 1.2.1 is recommended'
+    )
+
+
+def require_backend() -> Library:
+    """The library, ready to build and to run.
+
+    Raises:
+        TrtlaError: it is absent, broken, or lacks the TensorRT backend.
+    """
+    library = probe()
+    if library.version is None:
+        raise TrtlaError(
+            "TensorRT-LLM is not installed",
+            f"use --backend torch; {HOW_TO_INSTALL}",
+        )
+    if library.failure is not None:
+        raise TrtlaError(
+            f"TensorRT-LLM {library.version} cannot be imported: {library.failure}",
+            "use --backend torch, or install it again (1.2 needs PyTorch's CUDA 13.0 build); "
+            f"{HOW_TO_INSTALL}",
+        )
+    if library.lost:
+        lost = " and ".join(library.lost)
+        raise TrtlaError(f"TensorRT-LLM {library.version} lacks {lost}", REMOVED)
+    return library
+
+
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def rank() -> int:
+    """This process's rank; 0 outside of MPI."""
+    return _first(_RANK, 0)
+
+
+def world_size() -> int:
+    """Processes in the run; 1 outside of MPI, or where the launcher does not tell."""
+    return _first(_SIZE, 1)
+
+
+def _first(names: tuple[str, ...], default: int) -> int:
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), default)

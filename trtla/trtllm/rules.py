@@ -1,0 +1,209 @@
+"""On which GPUs and for which models TensorRT-LLM's lookahead kernels exist.
+
+Read in its attention kernels (attentionOp.cpp, decoderMaskedMultiheadAttention, xqaDispatcher.cpp)
+as releases 0.20 to 1.2 have them. Rules only: it looks at no machine and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trtla.errors import UsageError
+from trtla.formats.compiled import stage_problems
+from trtla.formats.config import BuildConfig, CheckpointConfig
+from trtla.machine import Capability
+from trtla.trtllm.library import known_trouble
+
+MIN_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)
+HEAD_SIZES = (64, 128)
+"""Head sizes that come with compiled kernels."""
+JIT_MULTIPLE, JIT_LARGEST = 16, 256
+"""Other head sizes, where the release compiles kernels as it runs."""
+MAX_QUERY_GROUP = 32
+"""Query heads for one K/V head."""
+DTYPES = ("float16", "bfloat16")
+
+_NEWEST_SEEN = (9, 0)
+_JIT = (
+    "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether something can run."""
+
+    allowed: bool | None
+    """None: not verified."""
+    reason: str = ""
+
+    @property
+    def word(self) -> str:
+        """yes, no or unverified."""
+        return "unverified" if self.allowed is None else "yes" if self.allowed else "no"
+
+
+_YES = Verdict(True)
+
+
+def lookahead_on(capability: Capability | None) -> Verdict:
+    """Lookahead decoding in TensorRT-LLM on a GPU."""
+    if capability is None:
+        return Verdict(None, "its compute capability is not known")
+    shown = show(capability)
+    if capability < MIN_CAPABILITY:
+        return Verdict(False, f"compute capability {shown} is below {show(MIN_CAPABILITY)}")
+    if capability[0] == 10:
+        missing = "which has no kernels for speculative decoding"
+        return Verdict(False, f"compute capability {shown} is Blackwell, {missing}")
+    if capability > _NEWEST_SEEN:
+        return Verdict(None, f"compute capability {shown}: NVIDIA skips its lookahead test there")
+    return _YES
+
+
+def fp8_on(capability: Capability | None) -> bool | None:
+    """FP8 weights or K/V cache in TensorRT-LLM on a GPU; None where it is not known."""
+    return None if capability is None else capability >= FP8_CAPABILITY
+
+
+def head_size(size: int) -> Verdict:
+    """A model's head size."""
+    if size in HEAD_SIZES:
+        return _YES
+    if size % JIT_MULTIPLE == 0 and size <= JIT_LARGEST:
+        return Verdict(None, f"head_size {size}: {_JIT}")
+    return Verdict(False, f"head_size {size} has no kernel; {_shown_sizes()} have")
+
+
+def query_group(heads: int, kv_heads: int) -> Verdict:
+    """A model's query heads for one K/V head."""
+    if heads <= kv_heads * MAX_QUERY_GROUP:
+        return _YES
+    return Verdict(
+        False,
+        f"{heads} query heads on {kv_heads} K/V heads are more than {MAX_QUERY_GROUP} for each",
+    )
+
+
+def activations(dtype: str) -> Verdict:
+    """A model's dtype."""
+    if dtype in DTYPES:
+        return _YES
+    return Verdict(False, f"dtype is {dtype}, its kernels take {' and '.join(DTYPES)}")
+
+
+def rope_scaling(kind: str) -> Verdict:
+    """A model's rotary scaling, also for plain engines (functional.py)."""
+    if kind != "dynamic":
+        return _YES
+    return Verdict(
+        False,
+        "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another formula "
+        "there, which reads a key alpha",
+    )
+
+
+def show(capability: Capability) -> str:
+    """`9.0`."""
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _shown_sizes() -> str:
+    return " and ".join(map(str, HEAD_SIZES))
+
+
+_XQA = '"No available XQA kernels are found for speculative decoding mode"'
+_TORCH = "use --backend torch"
+
+
+def check_trtllm(
+    config: CheckpointConfig,
+    limits: BuildConfig,
+    capability: Capability | None,
+    release: str | None = None,
+) -> tuple[str, ...]:
+    """Refuse an engine that TensorRT-LLM cannot build or start; what is not verified is told.
+
+    Args:
+        config: the checkpoint's config with the dtype of the engine.
+        limits: the engine's.
+        capability: the GPU's that builds; None where there is none, e.g. on a dry run.
+        release: of TensorRT-LLM, which builds; None where none is installed.
+
+    Raises:
+        UsageError: dtype, head sizes, rope scaling, pipeline stages or the GPU do not allow it.
+    """
+    notes = (
+        []
+        if capability
+        else ["there is no GPU here: whether one can build and run this is not checked"]
+    )
+    _check_gpu(config, capability)
+    rope = rope_scaling(config.rope_type)
+    if rope.allowed is False:
+        raise UsageError(rope.reason, _TORCH)
+    for problem in stage_problems(config, lookahead=limits.max_draft_len > 0):
+        raise problem
+    if limits.max_draft_len:
+        notes += _check_lookahead(config, capability)
+        notes += filter(None, [known_trouble(release)])
+    return (*notes, *_fp8_notes(config))
+
+
+def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
+    if capability is None:
+        return
+    if capability < MIN_CAPABILITY:
+        raise UsageError(
+            f"compute capability {show(capability)} is below "
+            f"{show(MIN_CAPABILITY)}, which TensorRT-LLM needs",
+            _TORCH,
+        )
+    if (config.fp8 or config.fp8_kv_cache) and not fp8_on(capability):
+        raise UsageError(
+            f"the checkpoint is FP8, and compute capability {show(capability)} is below "
+            f"{show(FP8_CAPABILITY)}",
+            "build it on an Ada or Hopper GPU, or convert the model without FP8",
+        )
+
+
+def _check_lookahead(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    _allow(activations(config.dtype), f"add --dtype float16 or bfloat16, or {_TORCH}")
+    _allow(query_group(heads, kv_heads), f"build a plain engine, or {_TORCH}")
+    size = head_size(config.head_size)
+    _allow(size, f"build a plain engine, or {_TORCH}")
+    if size.allowed is None:
+        yield f"{size.reason}; where they are missing it ends with {_XQA}"
+    gpu = Verdict(True) if capability is None else lookahead_on(capability)
+    _allow(gpu, f"build on an Ampere, Ada or Hopper GPU, or {_TORCH}")
+    if gpu.allowed is None:
+        yield f"lookahead is not verified on this GPU: {gpu.reason}"
+
+
+def _allow(verdict: Verdict, hint: str) -> None:
+    if verdict.allowed is False:
+        raise UsageError(f"TensorRT-LLM cannot run lookahead here: {verdict.reason}", hint)
+
+
+def _fp8_notes(config: CheckpointConfig) -> Iterator[str]:
+    """What `build()` switches off by itself."""
+    if config.fp8 and not config.fp8_kv_cache:
+        yield "build() switches FP8 context FMHA off, because the K/V cache is not FP8"
+    if config.fp8_kv_cache and not config.fp8:
+        yield (
+            "build() switches paged-context FMHA off, and with it the reuse of K/V blocks: "
+            "the K/V cache is FP8 and the weights are not"
+        )
+
+
+def gpu_capability() -> Capability | None:
+    """The compute capability of the first GPU that PyTorch can use; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major, minor

@@ -1,0 +1,221 @@
+"""Starting TensorRT-LLM's executor on an engine: what must hold before, and its configuration.
+
+The executor itself is in trtla.trtllm.executor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.trtllm import library as trtllm_library
+from trtla.trtllm.executor import TrtllmExecutor, lookahead_config
+
+if TYPE_CHECKING:
+    from trtla.formats.config import BuildConfig
+    from trtla.formats.engine import Engine
+
+
+def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExecutor:
+    """Start the C++ executor on an engine directory; arguments as in `open_executor`.
+
+    Raises:
+        UsageError: triple, batch size, chunked context or number of processes do not fit the
+            engine, or something is asked for that only the torch executor can do.
+        TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
+    """
+    refuse_torch_choices(engine, options)
+    settings, server = options.trtllm, engine.server_triple(options.lookahead)
+    _check_chunks(engine, settings)
+    batch_size = engine.batch_size(options.max_batch_size)
+    library = trtllm_library.require_backend()
+    _check_release(engine, str(library.version))
+    _check_gpu(engine)
+    _check_ranks(engine)
+    bindings = trtllm_library.load("bindings.executor")
+    limits = _limits(engine, server, batch_size, settings)
+    description = _describe(engine, str(library.version))
+    config = executor_config(bindings, server, batch_size, settings)
+    try:
+        executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise TrtlaError(
+            f"TensorRT-LLM cannot start {engine.name}: {first_line(error)}",
+            "run trtla doctor with this engine; it must be built on this kind of GPU with this "
+            "release, and its weights and one text of max_seq_len tokens must fit the free memory",
+        ) from error
+    return TrtllmExecutor(bindings, executor, limits, description)
+
+
+def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
+    """Raise `UsageError` where something is asked for that only the torch executor can do."""
+    own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
+    if device != "auto" and not device.startswith("cuda"):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
+            "leave --device away, or build with --backend torch",
+        )
+    if dtype not in ("auto", own):
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
+            "leave --dtype away, or build with --backend torch",
+        )
+    if changed := options.draft_options.changed:
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: draft "
+            f"{', '.join(changed)} cannot be chosen",
+            "leave --draft-... away, or build with --backend torch",
+        )
+    if options.block_reuse:
+        raise UsageError(
+            f"{engine.name} is a TensorRT-LLM engine, whose executor shares K/V blocks itself",
+            "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
+            "kv_cache_enable_block_reuse=True), instead of block_reuse",
+        )
+
+
+def executor_config(
+    bindings: Any, server: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
+) -> Any:
+    """The library's ExecutorConfig; every default that changed between releases is given."""
+    policies = bindings.CapacitySchedulerPolicy
+    config = bindings.ExecutorConfig(
+        max_beam_width=1,
+        max_batch_size=max_batch_size,
+        scheduler_config=bindings.SchedulerConfig(
+            getattr(policies, settings.scheduler_policy.upper())
+        ),
+        kv_cache_config=bindings.KvCacheConfig(
+            enable_block_reuse=settings.kv_cache_enable_block_reuse,
+            free_gpu_memory_fraction=settings.kv_cache_free_gpu_memory_fraction,
+        ),
+        enable_chunked_context=settings.enable_chunked_context,
+    )
+    if hasattr(config, "fail_fast_on_attention_window_too_large"):  # from 1.0 on
+        # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
+        config.fail_fast_on_attention_window_too_large = True
+    if server.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
+        decoding = bindings.DecodingConfig()
+        # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
+        decoding.lookahead_decoding_config = lookahead_config(bindings, server)
+        config.decoding_config = decoding
+    config.parallel_config = bindings.ParallelConfig(
+        bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
+    )
+    return config
+
+
+def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
+    """An unfinished chunk shifts the lengths by which accepted drafts of others are moved.
+
+    The move runs over all scheduled sequences, the lengths over those that were decoded
+    (trtGptModelInflightBatching.cpp, kvCacheUpdateKernels.cu).
+    """
+    if settings.enable_chunked_context and engine.config.build_config.max_draft_len:
+        raise UsageError(
+            f"chunked context does not go with lookahead on {engine.name}: TensorRT-LLM would "
+            "move the keys and values of other requests by wrong lengths",
+            "omit --enable-chunked-context, or build a plain engine with --lookahead 1,1,0",
+        )
+
+
+def _check_release(engine: Engine, installed: str) -> None:
+    built = engine.config.version
+    if not trtllm_library.same_release(built, installed):
+        raise TrtlaError(
+            f"{engine.name} was built with TensorRT-LLM {built}, and {installed} is installed",
+            "build the engine again here, or install the release that built it",
+        )
+
+
+def _check_gpu(engine: Engine) -> None:
+    """They also run on the GPU architecture that built them only."""
+    built = engine.manifest.compute_capability if engine.manifest else None
+    if built is None or not torch.cuda.is_available():
+        return
+    major, minor = torch.cuda.get_device_capability()
+    if built != f"{major}.{minor}":
+        raise TrtlaError(
+            f"{engine.name} was built for compute capability {built}, and this GPU has "
+            f"{major}.{minor}",
+            "build the engine again on this machine",
+        )
+
+
+def _check_ranks(engine: Engine) -> None:
+    ranks = engine.config.pretrained_config.mapping.world_size
+    processes = int(trtllm_library.load().mpi_world_size())
+    if processes != ranks:
+        raise UsageError(
+            f"{engine.name} has {ranks} rank{'s' if ranks > 1 else ''}, and {processes} "
+            f"process{'es run' if processes > 1 else ' runs'}",
+            f"start it with mpirun -n {ranks} trtla ..."
+            if ranks > 1
+            else "start it without mpirun",
+        )
+
+
+def _limits(
+    engine: Engine, server: LookaheadConfig, batch_size: int, settings: TrtllmSettings
+) -> ExecutorLimits:
+    """The engine's limits, and those of streaming under MAX_UTILIZATION.
+
+    That policy may evict and restart a request, whose prompt then is all its text but the last
+    token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
+    """
+    build = engine.config.build_config
+    input_len, input_hint = _longest_prompt(build, settings)
+    text_len, text_hint = build.max_text_len, REBUILD_LONGER
+    if settings.scheduler_policy == "max_utilization" and input_len + 1 < text_len:
+        text_len = input_len + 1
+        text_hint = f"use --scheduler-policy guaranteed_no_evict{_or_chunks(build)}"
+    return ExecutorLimits(
+        batch_size,
+        input_len,
+        text_len,
+        build.max_num_tokens,
+        engine.config.pretrained_config.vocab_size,
+        server,
+        greedy_only=server.max_draft_len > 0,
+        fixed_triples=True,
+        input_len_hint=input_hint,
+        text_len_hint=text_hint,
+    )
+
+
+def _longest_prompt(build: BuildConfig, settings: TrtllmSettings) -> tuple[int, str]:
+    """Tokens of the longest prompt beside one of output, and how to have more (trtGptModel.h).
+
+    A prompt is read in one step or in chunks; the engine's max_input_len counts only where it was
+    built without context FMHA.
+    """
+    longest = build.max_text_len - 1
+    if settings.enable_chunked_context and _can_chunk(build):
+        return longest, REBUILD_LONGER
+    if not build.plugin_config.get("context_fmha"):
+        return min(longest, build.max_input_len), REBUILD_INPUT
+    if build.max_num_tokens < longest:
+        return build.max_num_tokens, f"rebuild with a larger --max-num-tokens{_or_chunks(build)}"
+    return longest, REBUILD_LONGER
+
+
+def _can_chunk(build: BuildConfig) -> bool:
+    """Whether C++ would not switch chunks off, and trtla would not refuse them."""
+    plugins = ("context_fmha", "use_paged_context_fmha")
+    return not build.max_draft_len and all(map(build.plugin_config.get, plugins))
+
+
+def _or_chunks(build: BuildConfig) -> str:
+    return ", or --enable-chunked-context" if _can_chunk(build) else ""
+
+
+def _describe(engine: Engine, version: str) -> str:
+    config = engine.config.pretrained_config
+    ranks = config.mapping.world_size
+    shown = f", {ranks} ranks" if ranks > 1 else ""
+    return f"TensorRT-LLM {version}, {config.dtype}{shown}"
