@@ -20,8 +20,8 @@ from stress_models import model_folder
 from stress_requests import Asked, World, fed
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.cli import Interrupt
 from trtla.cli.failure import execute
+from trtla.cli.interrupt import Interrupt
 from trtla.errors import TrtlaError
 from trtla.llm.llm import Chunk, Completion
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool

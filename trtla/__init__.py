@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtla.errors import CheckFailed, TrtlaError, UsageError
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig, max_draft_len
+from trtla.settings.sampling import SamplingParams
 from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.llm.answer import BeamText
     from trtla.llm.llm import LLM, Chunk, Completion
     from trtla.runtime.loop.beams import BeamSettings
-    from trtla.settings.drafting import DraftOptions
-    from trtla.settings.sampling import SamplingParams
 
 
 __all__ = [
@@ -40,8 +39,6 @@ _LAZY = {
     "BeamText": "trtla.llm.answer",
     "Chunk": "trtla.llm.llm",
     "Completion": "trtla.llm.llm",
-    "DraftOptions": "trtla.settings.drafting",
-    "SamplingParams": "trtla.runtime.executor",
 }
 
 

@@ -17,6 +17,9 @@ from pydantic import (
 
 from trtla.errors import UsageError, first_line
 
+ASSETS = Path(__file__).parent / "assets"
+"""What is shipped beside the code: tiny models, prompt sets."""
+
 
 def read_text(path: Path) -> str:
     """A UTF-8 text file, without the byte order mark that it may begin with.
@@ -34,6 +37,16 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
     except ValueError:  # a NUL
         raise UsageError(f"{str(path)!r} is not a path", "check the path") from None
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON object as a file of an engine or a checkpoint."""
+    path.write_text(json_text(data), encoding="utf-8")
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """A JSON object, indented by 4 as TensorRT-LLM does."""
+    return json.dumps(data, indent=4) + "\n"
 
 
 def write_whole(path: Path, text: str) -> Path:

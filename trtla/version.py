@@ -1,4 +1,4 @@
-"""TODO."""
+"""The version of trtla, apart from the package so that every file may import it."""
 
 from __future__ import annotations
 

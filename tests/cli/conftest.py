@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from trtla.cli import Interrupt
 from trtla.cli.failure import execute
+from trtla.cli.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 

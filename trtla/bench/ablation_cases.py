@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import trtla
 from trtla.data.prompt_sets import SetLine
 from trtla.errors import UsageError, did_you_mean
-from trtla.files import parse_jsonl, read_text
+from trtla.files import ASSETS, parse_jsonl, read_text
 from trtla.settings.sampling import Processor
 
 TASKS = ("dialogue", "translation", "continuation", "code")
 """The sets that come with trtla."""
 OWN_PROMPT = "prompt"
 """The task of a prompt that was given with --prompt."""
-_FOLDER = Path(trtla.__file__).parent / "assets" / "ablation"
+_FOLDER = ASSETS / "ablation"
 
 
 @dataclass(frozen=True, slots=True)

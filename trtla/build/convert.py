@@ -11,13 +11,14 @@ from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate
 from trtla.errors import UsageError
+from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.checkpoint import TensorSource
 from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.folder import copy_side_files
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json
-from trtla.formats.writer import Progress, RankWriter, write_json
+from trtla.formats.writer import Progress, RankWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-import trtla
 from trtla.errors import UsageError
+from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.checkpoint import TensorSource
 from trtla.formats.config import BuildConfig, CheckpointConfig, EngineConfig, EngineManifest
@@ -22,7 +22,7 @@ from trtla.formats.engine_limits import BuildSettings, plan_build_config, plan_l
 from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.plan import DTYPE_BYTES, rank_plan, single_rank
 from trtla.formats.source import config_json, open_source, read_source
-from trtla.formats.writer import BackgroundHash, Progress, RankWriter, write_json
+from trtla.formats.writer import BackgroundHash, Progress, RankWriter
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
@@ -30,6 +30,7 @@ from trtla.trtllm.build import TrtllmBuild
 from trtla.trtllm.library import installed_version
 from trtla.trtllm.ranks import TrtllmCommand
 from trtla.trtllm.rules import check_trtllm, gpu_capability
+from trtla.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class TorchBuild:
     def engine_config(self) -> EngineConfig:
         """The engine's config.json."""
         return EngineConfig(
-            version=trtla.__version__,
+            version=__version__,
             pretrained_config=single_rank(self.config),
             build_config=self.build_config,
         )
@@ -78,7 +79,7 @@ class TorchBuild:
             backend="torch",
             lookahead=self.lookahead.as_tuple(),
             dtype=self.config.dtype,
-            trtla_version=trtla.__version__,
+            trtla_version=__version__,
             torch_version=torch.__version__,
             source=self.source_dir.name or str(self.source_dir),
             source_sha256=sha256,

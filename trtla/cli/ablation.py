@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import trtla
 from trtla.bench.ablation_arms import METHODS, NEEDS_DRAFT_MODEL, Grid, arms
 from trtla.bench.ablation_cases import OWN_PROMPT, TASKS, TaskPrompt, load_tasks
 from trtla.bench.ablation_csv import means_path, means_text
@@ -21,13 +20,14 @@ from trtla.cli.settings import check_folder, source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
 from trtla.errors import UsageError, did_you_mean
+from trtla.files import ASSETS
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import parse_processor
 
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablated, Ablation
 
-SHIPPED_DRAFT_MODEL = Path(trtla.__file__).parent / "assets" / "tiny-llama-draft"
+SHIPPED_DRAFT_MODEL = ASSETS / "tiny-llama-draft"
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _LARGEST = LookaheadConfig(7, 7, 7)  # stands in for the engine's triple where arms are only checked

@@ -1,7 +1,6 @@
 """`trtla doctor`: what this machine can run, and whether a model runs on it.
 
-The facts are collected in trtla.doctor.report.report and trtla.doctor.report.model, the tables made in
-trtla.cli.doctor.
+The facts are collected in trtla.doctor; the tables are made here.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
 
     if console.json:
         found = {"schema_version": SCHEMA_VERSION, **document(report)}
-        console.document({**found, "model": check and rows.check_document(check)})
+        console.document({**found, "model": check and check_document(check)})
         return
-    console.table(("what", "value"), list(rows.machine_rows(report)))
+    console.table(("what", "value"), list(machine_rows(report)))
     if check is not None:
         console.out()
-        console.table(("model", "value"), list(rows.model_rows(check)))
+        console.table(("model", "value"), list(model_rows(check)))
         for problem in check.problems:
             console.out(f"problem: {problem}")
     for warning in (*report.warnings, *(check.warnings if check else ())):

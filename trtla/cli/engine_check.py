@@ -9,16 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
-from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
-from trtla.formats.config import EngineConfig, EngineManifest
+from trtla.formats.compiled import check_compiled
+from trtla.formats.engine import read_engine
 from trtla.formats.folder import folder_kind
 from trtla.settings.lookahead import (
-    AUTOREGRESSIVE,
     Lookahead,
     LookaheadConfig,
     check_request,
-    check_server,
     refuse_auto,
 )
 
@@ -77,8 +74,7 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
     folder = Path(engine_dir)
     if folder_kind(folder) != "engine":
         return
-    path = folder / "config.json"
-    largest = validate(EngineConfig, read_json(path), str(path)).build_config.max_batch_size
+    largest = read_engine(folder).config.build_config.max_batch_size
     if batch_size > largest:
         raise UsageError(
             f"batch size {batch_size} is above the {largest} of {engine_dir}",
@@ -86,29 +82,14 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
         )
 
 
-def _engine_triple(folder: Path, server: LookaheadConfig | None) -> LookaheadConfig:
-    """The server's triple, the engine's own if none is asked for."""
-    path, manifest = folder / "config.json", _manifest(folder)
-    config = validate(EngineConfig, read_json(path), str(path))
-    if is_trtllm(folder):
-        check_compiled(folder, config)
-    needed = config.build_config.max_draft_len
-    if server is not None:
-        check_server(server, needed, str(folder))
-        return server
-    if manifest is not None:
-        return manifest.triple
-    if needed:
-        raise unknown_triple(str(folder), needed)
-    return AUTOREGRESSIVE
+def _engine_triple(folder: Path, asked: LookaheadConfig | None) -> LookaheadConfig:
+    """The engine's triple, or the one asked for if the engine takes it."""
+    engine = read_engine(folder)
+    if engine.backend == "tensorrt-llm":
+        check_compiled(folder, engine.config)
+    return engine.server_triple(asked)
 
 
 def is_trtllm(folder: Path) -> bool:
     """Whether TensorRT-LLM runs what is in an engine's folder."""
-    manifest = _manifest(folder)
-    return manifest.backend == "tensorrt-llm" if manifest else is_compiled(folder)
-
-
-def _manifest(folder: Path) -> EngineManifest | None:
-    path = folder / "trtla.json"
-    return validate(EngineManifest, read_json(path), str(path)) if path.is_file() else None
+    return folder_kind(folder) == "engine" and read_engine(folder).backend == "tensorrt-llm"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import click
 from click.core import ParameterSource
 
-from trtla.cli import INTERRUPTED, Interrupt
 from trtla.cli.app import cli
+from trtla.cli.interrupt import INTERRUPTED, Interrupt
 from trtla.console import Console
 from trtla.errors import CheckFailed, TrtlaError, did_you_mean, sentence
 from trtla.trtllm import library as mpi

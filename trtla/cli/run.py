@@ -1,12 +1,13 @@
 """`trtla run`: prompts in, lookahead-decoded text out.
 
-Prompts are read in trtla.data.prompts, decoded in trtla.results.run, printed in trtla.cli.transcript.
+Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` prints them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,6 @@ import click
 from trtla.cli.beam_options import (
     beam_flags,
     beam_settings,
-    check_beams,
     search_and_report,
     take_beam_flags,
 )
@@ -25,7 +25,7 @@ from trtla.cli.drafter_options import (
     drafter_flags,
     drafter_settings,
 )
-from trtla.cli.engine_check import check_triples
+from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     TrtllmFlags,
@@ -41,10 +41,11 @@ from trtla.cli.options import (
     trtllm_flags,
     with_processor,
 )
+from trtla.cli.settings import source
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError
-from trtla.settings.drafting import DrafterSettings, check_auto
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.trtllm import library as mpi
 
@@ -252,3 +253,68 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
             "a margin near zero is rounding of a low-precision type, try --dtype float32; "
             "a large one is a bug",
         )
+
+
+def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
+    """Refuse what a beam search would have to ignore.
+
+    Raises:
+        UsageError: TensorRT-LLM runs the engine, or a flag or a line of a file does not go with
+            beams.
+    """
+    if is_trtllm(Path(given.engine_dir)):
+        raise UsageError(
+            f"{given.engine_dir} is a TensorRT-LLM engine, and trtla builds none with beams",
+            "leave --num-beams away, or build with --backend torch",
+        )
+    for what, reason in (*_excluded(given), *_excluded_in(requests)):
+        raise UsageError(
+            f"{what} does not go with --num-beams: {reason}",
+            "leave it away, or --num-beams",
+        )
+
+
+_DRAWN = "beams are the most probable texts, nothing is drawn"
+_ENDS = "a beam ends with an end token or --max-output-len"
+_UNTIMED = "a search is not cut short"
+_UNDRAFTED = "beams are searched without drafts"
+
+
+def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
+    """(flag, why it is refused) of the command line."""
+    context = click.get_current_context()
+    if given.temperature > 0 and given.top_k != 1:
+        by_name = source(context, "processor") != "default"
+        flag = "--processor" if by_name else "--temperature"
+        yield f"{flag} (temperature {given.temperature:g})", _DRAWN
+    if given.stop:
+        yield "--stop", _ENDS
+    if given.allotted_time_ms is not None:
+        yield "--allotted-time-ms", _UNTIMED
+    if given.stream:
+        yield "--stream", "beams are known when all have ended"
+    if given.check_lossless:
+        yield "--check-lossless", "no draft could change them"
+    if given.request_lookahead:
+        yield "--request-lookahead", _UNDRAFTED
+    if given.lookahead == "auto":
+        yield "--lookahead auto", _UNDRAFTED
+    # Presets and the environment name a drafter for whatever can be drafted for.
+    if source(context, "drafter") == "flag" and given.drafter != NO_DRAFTER.name:
+        yield "--drafter", _UNDRAFTED
+
+
+def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
+    """(setting, why it is refused) of prompts that bring their own."""
+    for request in requests:
+        sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
+        if not sampling.greedy:
+            yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
+        if sampling.stop:
+            yield f"stop of {request.name}", _ENDS
+        if sampling.allotted_time_ms is not None:
+            yield f"allotted_time_ms of {request.name}", _UNTIMED
+        if request.lookahead not in (None, AUTOREGRESSIVE):
+            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
+        if drafter.drafter != NO_DRAFTER.drafter:
+            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED

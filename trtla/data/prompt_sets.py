@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-import trtla
 from trtla.errors import UsageError, did_you_mean
-from trtla.files import parse_jsonl, read_text
+from trtla.files import ASSETS, parse_jsonl, read_text
 
 if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
-_FOLDER = Path(trtla.__file__).parent / "assets" / "bench"
+_FOLDER = ASSETS / "bench"
 
 
 class SetLine(BaseModel):

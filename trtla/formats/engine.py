@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from trtla.arguments import whole
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.checkpoint import RankFiles, TensorSource, full_tensors
 from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
 from trtla.formats.engine_limits import BuildSettings, plan_build_config
 from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
-from trtla.formats.hf import HFModel
 from trtla.formats.plan import check_mapping
 from trtla.formats.support import check_supported
 from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_server
 from trtla.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtla.formats.checkpoint import TensorSource
 
 MANIFEST = "trtla.json"
 
@@ -131,6 +133,8 @@ class Engine:
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
             )
+        from trtla.formats.checkpoint import RankFiles, full_tensors
+
         config = self.config.pretrained_config
         source = self.source or RankFiles(self.path, config)
         return full_tensors(source, config)
@@ -183,6 +187,8 @@ def _manifest(folder: Path) -> EngineManifest | None:
 
 
 def _check(engine: Engine) -> None:
+    from trtla.formats.checkpoint import RankFiles
+
     check_manifest(engine)
     if engine.backend == "tensorrt-llm":
         check_compiled(engine.path, engine.config)
@@ -232,6 +238,8 @@ def engine_from_hugging_face(
     Raises:
         UsageError: the folder or the settings are not usable.
     """
+    from trtla.formats.hf import HFModel
+
     asked, model = settings or BuildSettings(), HFModel.open(path)
     config = _with_dtype(model.config, dtype)
     engine = EngineConfig(

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtla.errors import UsageError
-from trtla.files import read_json
+from trtla.files import read_json, write_json
 from trtla.formats.atomic import restore
-from trtla.formats.writer import write_json
 
 FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
 

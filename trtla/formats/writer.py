@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -104,16 +103,6 @@ def _start_writeback(file: BinaryIO, size: int) -> None:
     """Let the disk begin with what was written last, so that the flush at the end is short."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write a JSON object as a file of an engine or a checkpoint."""
-    path.write_text(json_text(data), encoding="utf-8")
-
-
-def json_text(data: dict[str, Any]) -> str:
-    """A JSON object, indented by 4 as TensorRT-LLM does."""
-    return json.dumps(data, indent=4) + "\n"
 
 
 class BackgroundHash:

@@ -11,7 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import trtla
 from trtla.report import telling
 from trtla.report.comparison import Comparison, comparisons, equality
 from trtla.report.measures import measures
@@ -19,6 +18,7 @@ from trtla.report.pictures import Picture, batch_of, cost_picture, maps, speed_p
 from trtla.report.reading import Source, read_all
 from trtla.results.documents import Bench, Run, Summarize, Tune, Verified
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def page(sources: Sequence[Source], title: str) -> str:
     found = comparisons(every)
     return _fill(
         title=title,
-        version=trtla.__version__,
+        version=__version__,
         headline=telling.headline(found, sources),
         best=telling.best_of(found),
         comparisons=found,

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a result was measured with: the machine, versions of packages, the commit, the command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import trtla
 from trtla.machine import look
+from trtla.version import __version__
 
 
 def environment(command: str) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def environment(command: str) -> dict[str, Any]:
     machine = look()
     return {
         "command": command,
-        "trtla": trtla.__version__,
+        "trtla": __version__,
         "commit": _commit(),
         "cpu": machine.cpu.model,
         "cores": machine.cpu.cores,
@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit of the checkout that trtla lies in, with `-dirty` where files differ from it."""
-    folder = Path(trtla.__file__).parents[1]
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]

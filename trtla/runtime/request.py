@@ -6,7 +6,7 @@ It runs before K/V commit, pool, streaming and counters, so that none sees a tok
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from trtla.errors import TrtlaError
@@ -73,7 +73,7 @@ class Request:
     request_id: int
     input_ids: tuple[int, ...]
     """What the output goes on from: the prompt, or the start token of an encoder-decoder."""
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     lookahead: LookaheadConfig | None = None
     """None: the server's triple."""
     end_ids: frozenset[int] = frozenset()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from trtla.errors import TrtlaError
-from trtla.runtime.auto.pilot import Pilot
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit, depths
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
@@ -30,8 +29,6 @@ class Sequence:
     """Tokens whose keys and values are in the cache."""
     blocks: tuple[int, ...] = ()
     stats: RequestStats = field(default_factory=RequestStats)
-    pilot: Pilot | None = None
-    """What chooses how much of its drafts is fed; None: all of them."""
     drafting: DrafterSettings = LOOKAHEAD
     """What the drafter was made from."""
     outputs: list[Output] = field(default_factory=list)
@@ -99,7 +96,7 @@ class Sequence:
         """Go back to the record: nothing is cached, and what was counted is counted anew."""
         committed = [output for output in self.outputs if output.new_tokens]
         self.output_ids = [token for output in committed for token in output.new_tokens]
-        self.num_cached, self.blocks, self.pilot = 0, (), None
+        self.num_cached, self.blocks = 0, ()
         stats = self.stats
         stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
         stats.steps = max(0, len(committed) - 1)

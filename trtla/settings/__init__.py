@@ -1,1 +1,1 @@
-"""What people choose: triples, drafters, sampling, the executor's options. Plain values, no torch."""
+"""What people choose: triples, drafters, sampling, executor options. Plain values, no torch."""

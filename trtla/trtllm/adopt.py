@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 
 from trtla.errors import UsageError
-from trtla.files import write_whole
+from trtla.files import json_text, write_whole
 from trtla.formats.atomic import os_failure
 from trtla.formats.compiled import check_compiled, some_triples, unknown_triple
 from trtla.formats.config import EngineManifest
 from trtla.formats.engine import MANIFEST, Engine, open_engine, read_engine
 from trtla.formats.folder import copy_side_files, folder_kind, tokenizer_dir
-from trtla.formats.writer import json_text
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm.build import file_digest
 from trtla.version import __version__

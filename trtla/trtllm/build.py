@@ -15,20 +15,20 @@ from pathlib import Path
 
 import torch
 
-import trtla
 from trtla.errors import TrtlaError, UsageError
-from trtla.files import read_json, validate
+from trtla.files import read_json, validate, write_json
 from trtla.formats.checkpoint import TensorSource
 from trtla.formats.config import BuildConfig, CheckpointConfig, EngineConfig, EngineManifest
 from trtla.formats.engine import MANIFEST
 from trtla.formats.folder import copy_side_files
 from trtla.formats.source import BuildSource, config_json
-from trtla.formats.writer import Progress, RankWriter, write_json
+from trtla.formats.writer import Progress, RankWriter
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import installed_version, require_backend
 from trtla.trtllm.ranks import TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability
+from trtla.version import __version__
 
 _PLANNED = (
     "max_draft_len",
@@ -115,7 +115,7 @@ class TrtllmBuild:
             backend="tensorrt-llm",
             lookahead=self.lookahead.as_tuple(),
             dtype=self.source.config.dtype,
-            trtla_version=trtla.__version__,
+            trtla_version=__version__,
             torch_version=torch.__version__,
             tensorrt_llm_version=installed_version(),
             compute_capability=kernels.show(capability) if capability else None,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import trtla
 from trtla.files import user_cache
 from trtla.runtime.auto.costs import CostPlan, CostTable, Point, get, rising
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -24,6 +23,7 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -124,7 +124,7 @@ def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
         "arithmetic": arithmetic,
         "device": [device.type, name],
         "threads": torch.get_num_threads(),
-        "versions": [torch.__version__, trtla.__version__],
+        "versions": [torch.__version__, __version__],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from trtla.runtime.auto.costs import CostTable
-from trtla.runtime.auto.pilot import NOTHING, Guesser
+from trtla.runtime.auto.pilot import NOTHING, Guesser, Pilot
 from trtla.runtime.auto.policy import AutoPolicy
 from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.sequence import Sequence as Sequence_
@@ -34,6 +34,8 @@ class AdaptiveSteps:
         self._most = 1
         """Sequences that costs were asked for."""
         self._policy: AutoPolicy | None = None
+        self._pilots: dict[int, Pilot] = {}
+        """By request id: what chooses how much of a sequence's drafts is fed."""
         self._waiting: list[Sequence_] = []
         """Adaptive sequences until costs are known: they feed no drafts."""
         self._steps = 0
@@ -50,6 +52,13 @@ class AdaptiveSteps:
             self._waiting.append(sequence)
             self._begin()
 
+    def leave(self, sequence: Sequence_) -> None:
+        """Forget a sequence that has ended."""
+        self._pilots.pop(sequence.request.request_id, None)
+
+    def _pilot(self, sequence: Sequence_) -> Pilot | None:
+        return self._pilots.get(sequence.request.request_id)
+
     def _begin(self) -> None:
         """Let waiting sequences draft, as soon as costs can be measured."""
         if self._policy is None:
@@ -61,7 +70,8 @@ class AdaptiveSteps:
             drafter = sequence.drafter
             if isinstance(drafter, _LimitedDrafter):
                 text = sequence.output_ids
-                sequence.pilot = self._policy.join(sequence.lookahead, drafter, text)
+                pilot = self._policy.join(sequence.lookahead, drafter, text)
+                self._pilots[sequence.request.request_id] = pilot
         self._waiting = []
 
     def _ask_for(self, sequences: int) -> None:
@@ -82,10 +92,11 @@ class AdaptiveSteps:
         """What a forward said goes to the drafter; adaptive ones without a window ask for it."""
         if sequence in self._waiting:  # its pilot passes all of it on to the drafter
             return
-        if sequence.pilot is None:
+        pilot = self._pilot(sequence)
+        if pilot is None:
             sequence.drafter.observe(greedy, tokens)
         elif greedy:
-            sequence.pilot.learn(greedy)
+            pilot.learn(greedy)
         elif self._policy is not None and len(sequence.output_ids) == len(tokens):
             self._policy.wake()
 
@@ -100,13 +111,16 @@ class AdaptiveSteps:
         limit = None if room > 0 else NOTHING
         if self._waiting:
             self._ask_again()
-            plain = {id(s) for s in generation if s.pilot or s in self._waiting}
+            plain = {id(s) for s in generation if self._pilot(s) or s in self._waiting}
             own = [NO_DRAFT if id(s) in plain else s.propose(limit) for s in generation]
             return fit(own, room)
         if self._policy is None:
             return fit([s.propose(limit) for s in generation], room)
-        drafts = [NO_DRAFT if s.pilot else s.propose(limit) for s in generation]
-        pilots = [s.pilot for s in generation if s.pilot]
+        found = [self._pilot(sequence) for sequence in generation]
+        drafts = [
+            NO_DRAFT if p else s.propose(limit) for s, p in zip(generation, found, strict=True)
+        ]
+        pilots = [pilot for pilot in found if pilot]
         self._adaptive = len(pilots)
         if self._adaptive > self._most:
             self._ask_for(self._adaptive)
@@ -117,10 +131,13 @@ class AdaptiveSteps:
         if not pilots or self._policy.sleeps_on:
             self._policy.skip()
         elif self._policy.plan(pilots, self._base - len(pilots)):
-            self._drafted = [(s, len(s.output_ids)) for s in generation if s.pilot]
-            for index, sequence in enumerate(generation):
-                if sequence.pilot and sequence.pilot.limit is not NOTHING:
-                    drafts[index] = sequence.propose(sequence.pilot.limit)
+            adaptive = [
+                (i, s, p) for i, (s, p) in enumerate(zip(generation, found, strict=True)) if p
+            ]
+            self._drafted = [(sequence, len(sequence.output_ids)) for _, sequence, _ in adaptive]
+            for index, sequence, pilot in adaptive:
+                if pilot.limit is not NOTHING:
+                    drafts[index] = sequence.propose(pilot.limit)
             drafts = fit(drafts, room)
             self._fed = prompt_tokens + sum(draft.size for draft in drafts)
         return drafts

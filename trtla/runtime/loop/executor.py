@@ -308,6 +308,7 @@ class TorchExecutor(StepLoop):
         """Let go of what an ended sequence holds."""
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
+        self._adaptive.leave(sequence)
         close_drafter(sequence.drafter)
 
     def _end_late_ones(self) -> None:

@@ -1,6 +1,6 @@
 """Attention of a step's packed tokens over the pages of the cache: the Triton kernels, launched.
 
-It takes the place of trtla.runtime.models.attention on CUDA: nothing is gathered, padded or repeated.
+It replaces `models.attention` on CUDA: nothing is gathered, padded or repeated.
 Tiles and splits are chosen here; what the kernels compute is in `kernels`.
 """
 
@@ -49,7 +49,7 @@ class PagedGroup:
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        """As trtla.runtime.models.attention.attend; rows that belong to no sequence hold anything."""
+        """As `models.attention.attend`; rows of no sequence hold anything."""
         return paged_attend(queries, keys, values, self, scale)
 
 
