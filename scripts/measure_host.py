@@ -26,8 +26,8 @@ from measure_acceptance import SHIPPED
 from torch import Tensor
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.probe import measure_costs
+from trtla.runtime.costs import CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop import executor as torch_executor
 from trtla.runtime.models.batch import Batch

@@ -36,7 +36,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks",
+    "stats draft blocks costs",
     "request",
     "limits sequence",
     "executor sampling",

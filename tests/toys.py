@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.limits import ExecutorLimits

@@ -14,9 +14,9 @@ from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.chances import Acceptance
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.pilot import NOTHING
 from trtla.runtime.auto.policy import AutoPolicy, WindowBudget
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Guess, StepLimit
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from trtla import LookaheadConfig
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.policy import AutoPolicy
 from trtla.runtime.auto.step_costs import StepCosts
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Guess
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])

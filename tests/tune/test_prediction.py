@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.grid import FREE, coarse, grid

@@ -16,13 +16,13 @@ from trtla.cli.settings import source
 from trtla.cli.values import COUNT
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.answer import BeamText
     from trtla.llm.llm import LLM
     from trtla.results.run import PromptBeams, Searched
-    from trtla.runtime.loop.beams import BeamSettings
 
 _SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
@@ -94,7 +94,6 @@ def beam_settings(own: BeamFlags) -> BeamSettings | None:
     Raises:
         UsageError: a value is out of its range, or needs beams.
     """
-    from trtla.runtime.loop.beams import BeamSettings
 
     context = click.get_current_context()
     how = [name for name in _HOW if source(context, name) != "default"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
@@ -85,7 +85,7 @@ class RecordedRun:
         return self.start + step.before - 1
 
 
-class RecordingDrafter:
+class RecordingDrafter(Drafter):
     """A drafter that does what another one does, and remembers its steps."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -107,8 +107,7 @@ class RecordingDrafter:
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """For the other, where it wants them."""
-        if isinstance(self._inner, RankingDrafter):
-            self._inner.ranked(tops)
+        self._inner.ranked(tops)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the step is over."""
@@ -136,7 +135,7 @@ class RecordingDrafter:
 
     def close(self) -> None:
         """The request has ended."""
-        close_drafter(self._inner)
+        self._inner.close()
 
 
 def _lookahead_parts(drafter: Drafter) -> Iterator[LookaheadDrafter]:

@@ -124,3 +124,15 @@ class Output:
     `Executor.resend`."""
     accepted: int = 0
     """How many of `new_tokens`, counted from the first, were accepted drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """New tokens, and the sum of their log probabilities."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    finished: bool
+    """It ends with an end token."""
+    parent: int = 0
+    """The unfinished hypothesis of the step before that it continues, counted among those."""

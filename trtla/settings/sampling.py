@@ -160,3 +160,40 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when every token is the argmax."""
         return self.temperature == 0.0 or self.top_k == 1
+
+
+_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSettings:
+    """How beams are expanded and compared.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    num_beams: int = 4
+    """Hypotheses that are kept."""
+    expansions: int = 3
+    """Most probable tokens that every hypothesis is continued with."""
+    length_penalty: float = 1.2
+    """Exponent alpha; 0 compares plain log probabilities, which favours short texts."""
+    length_penalty_offset: float = 5.0
+    """Wu et al.'s constant 5; no minimum length."""
+
+    def __post_init__(self) -> None:
+        penalties = f"from 0 to {_LARGEST_PENALTY}"
+        whole("num_beams", self.num_beams, "1 or more", 1)
+        whole("expansions", self.expansions, "1 or more", 1)
+        real("length_penalty", self.length_penalty, penalties, 0.0, _LARGEST_PENALTY)
+        real("length_penalty_offset", self.length_penalty_offset, "0 or more", 0.0)
+
+    def penalty(self, length: int) -> float:
+        """What the log probability of `length` new tokens is divided by."""
+        offset = self.length_penalty_offset
+        return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
+
+    def score(self, log_prob: float, length: int) -> float:
+        """What hypotheses of `length` new tokens are ordered by, the largest first."""
+        return log_prob / self.penalty(length)

@@ -17,7 +17,7 @@ from trtla.tune.step_time import Timed
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
-    from trtla.runtime.auto.costs import CostTable
+    from trtla.runtime.costs import CostTable
 
 _LOOKED_AT = ((1, 2, 1), (2, 2, 2), (1, 4, 1), (3, 4, 2), (5, 5, 5), (7, 7, 7))
 """Triples that are timed beside plain decoding: steps of 2 to 84 tokens."""

@@ -120,7 +120,7 @@ class Known:
         return self._said.get((place, tokens))
 
 
-class Recorder:
+class Recorder(Drafter):
     """A drafter that passes everything on, and keeps the answers and what each step fed."""
 
     def __init__(self, inner: Drafter) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtla.data.prompt_sets import PromptSet
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.prediction import Row

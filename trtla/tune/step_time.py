@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Protocol
 
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 
 KNEE = 1.25
 """Steps of up to this many plain steps' time count as cheap."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtla.data.prompt_sets import Ids
-from trtla.runtime.draft import NO_DRAFT, Draft, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
 from trtla.runtime.drafters.pools import NgramPool
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.drafters.shapes import DraftTree
 from trtla.tune.replay import Steps, replay
 
 
-class TextDrafter:
+class TextDrafter(Drafter):
     """The pool of (N, G) filled from prompt and output only."""
 
     def __init__(self, ngram: int, most: int, prompt: Sequence[int]) -> None:

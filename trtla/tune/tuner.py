@@ -15,7 +15,7 @@ from trtla.console import counted
 from trtla.errors import TrtlaError
 from trtla.llm.llm import LLM
 from trtla.llm.open import DEFAULT_LOOKAHEAD
-from trtla.runtime.auto.costs import CostPlan, CostTable
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.acceptance import Acceptance, Job, plain_jobs
 from trtla.tune.calibration import BESIDE, Turns, calibrate, looked_at, timed_name, worth_timing

@@ -17,6 +17,7 @@ from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Request
+from trtla.runtime.stats import DraftTotals
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -86,7 +87,11 @@ class Drafters:
 
 
 def open_draft_models(
-    engines: Mapping[str, Engine], limits: ExecutorLimits, device: str, dtype: str
+    engines: Mapping[str, Engine],
+    limits: ExecutorLimits,
+    device: str,
+    dtype: str,
+    totals: DraftTotals,
 ) -> dict[str, DraftModelDrafters]:
     """Load draft models; those of another vocabulary are refused before any is.
 
@@ -94,6 +99,8 @@ def open_draft_models(
         UsageError: a vocabulary differs, or a model cannot draft here.
     """
     return {
-        path: open_draft_model(engine, limits.drafter, limits, device=device, dtype=dtype)
+        path: open_draft_model(
+            engine, limits.drafter, limits, device=device, dtype=dtype, totals=totals
+        )
         for path, engine in engines.items()
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Guess, NoDrafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, StepLimit
 from trtla.runtime.drafters.pools import KeptPool, NgramPool, TextIndex
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
@@ -28,7 +28,7 @@ def random_from_prompt(seed: int) -> WindowSeed:
     return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """The drafter of one request.
 
     Args:
@@ -39,6 +39,8 @@ class LookaheadDrafter:
         options: what is drafted beyond that.
         kept: n-grams of other requests, which this one adds to.
     """
+
+    adaptive = True
 
     def __init__(
         self,
@@ -61,8 +63,6 @@ class LookaheadDrafter:
         )
         self._pool_from_text = pool_from_text
         self._only_window: set[tuple[int, ...]] = set()
-        self.patient = False
-        """Pool committed text only when it is looked up: cheaper a token."""
         self._recent = list(prompt)
         self._found: list[Guess] | None = None
         """This step's guesses, once they were asked for."""
@@ -188,13 +188,13 @@ class LookaheadDrafter:
         if greedy:
             self._pool_text()
             for key, *value in self._window.advance(self._recent[-1], greedy):
-                if self.patient and tuple(value) not in self._pool.lookup(key):
+                if self.lazy_pooling and tuple(value) not in self._pool.lookup(key):
                     self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
         self._note(committed)
         self._found = None
-        if not self.patient:
+        if not self.lazy_pooling:
             self._pool_text()
 
     def _note(self, tokens: Sequence[int]) -> None:
