@@ -17,7 +17,7 @@ from trtla.errors import UsageError
 from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import EXAMPLES, VALUES, Filters, parse_processor
-from trtla.value_types import LookaheadType, ValueType, starting
+from trtla.settings.value_types import LookaheadType, ValueType, starting
 
 Param = click.Parameter | None
 Context = click.Context | None

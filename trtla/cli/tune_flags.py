@@ -19,7 +19,7 @@ from trtla.cli.options import (
     tokenizer_flag,
 )
 from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
-from trtla.value_types import ValueType
+from trtla.settings.value_types import ValueType
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
 _FACTOR = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from trtla.errors import TrtlaError
-from trtla.value_types import LookaheadType, TripleType, ValueType, starting
+from trtla.settings.value_types import LookaheadType, TripleType, ValueType, starting
 
 _COUNT = re.compile(r"(\d{1,12})([kK]?)")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
