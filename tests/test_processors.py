@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.errors import UsageError
-from trtla.settings.sampling import parse_processor, processor
+from trtla.settings.sampling import EXAMPLES, VALUES, parse_processor
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,12 @@ from trtla.settings.sampling import parse_processor, processor
 def test_a_name_stands_for_temperature_top_k_and_top_p(
     text: str, filters: tuple[float, int, float]
 ) -> None:
-    name, *values = text.split(":")
-    assert processor(name, *map(float, values)) == parse_processor(text).filters == filters
-    assert parse_processor(text).name == name
+    found = parse_processor(text)
+    assert (found.name, found.filters) == (text.partition(":")[0], filters)
+
+
+def test_every_processor_has_an_example() -> None:
+    assert [parse_processor(text).name for text in EXAMPLES] == list(VALUES)
 
 
 @pytest.mark.parametrize(

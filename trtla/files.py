@@ -8,15 +8,14 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-import pydantic
-from pydantic import (
-    BaseModel,
-)
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trtla.errors import UsageError, first_line
 
+if TYPE_CHECKING:
+    import pydantic
+
+ModelT = TypeVar("ModelT", bound="pydantic.BaseModel")
 ASSETS = Path(__file__).parent / "assets"
 """What is shipped beside the code: tiny models, prompt sets."""
 
@@ -153,10 +152,7 @@ def _check_pairs(value: Any) -> None:
         raise JsonError(f"it holds {half}, half of a surrogate pair") from None
 
 
-LineT = TypeVar("LineT", bound=BaseModel)
-
-
-def parse_jsonl(model: type[LineT], text: str, name: str) -> list[tuple[str, LineT]]:
+def parse_jsonl(model: type[ModelT], text: str, name: str) -> list[tuple[str, ModelT]]:
     """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped.
 
     Raises:
@@ -181,8 +177,6 @@ def _parse_line(line: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where} is not a JSON object", 'write {"text": "..."} lines')
     return data
 
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _OWN_FILE = "correct the value, or make the file again with trtla"
 
@@ -225,6 +219,8 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
         where: what errors call the data.
         hint: what to do about a wrong value.
     """
+    import pydantic
+
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:

@@ -68,8 +68,8 @@ def test_a_second_turn_is_read_from_the_cache_where_it_repeats(session):
     before = session.context
     (answer,) = answers(lines(session, "And the sum?"))
     # Whole blocks of 32 tokens; the last token's keys are never there.
-    assert answer.figures.reused_tokens >= (before - 1) // 32 * 32 - 32 > 0
-    assert answer.figures.prompt_tokens > before
+    assert answer.metrics.reused_tokens >= (before - 1) // 32 * 32 - 32 > 0
+    assert answer.metrics.prompt_tokens > before
 
 
 def test_plain_text_goes_on_as_a_transcript(session, llm):
@@ -149,7 +149,7 @@ def test_stopping_keeps_what_was_written(session):
     assert following.finish_reason != "cancelled"
 
 
-def test_debug_tells_what_was_rejected(session):
+def test_debug_shows_what_was_rejected(session):
     lines(session, "/length 40", "/debug on")
     steps = [e.step for e in lines(session, ASK) if isinstance(e, Streamed)]
     assert any(step.rejected for step in steps)
@@ -214,7 +214,7 @@ def test_cache_says_that_it_is_always_on(session):
     assert event == Noted("/cache is always on: every executor of trtla keeps keys and values")
 
 
-def test_a_setting_alone_tells_its_value(session):
+def test_a_setting_alone_shows_its_value(session):
     assert lines(session, "/gamma", "/lookahead") == [
         Noted("/gamma is 4"), Noted("/lookahead is 7,7,7"),
     ]  # fmt: skip

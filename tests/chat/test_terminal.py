@@ -1,4 +1,4 @@
-"""What the terminal shows, without one: history, figures, harmless text."""
+"""What the terminal shows, without one: history, metrics, harmless text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 
 from tests.chat.conftest import lines
-from trtla.chat.figures import Figures, Meter
-from trtla.chat.history import NAME, open_history
+from trtla.chat.decode import Metrics
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
-from trtla.chat.status_row import StatusRow
-from trtla.chat.terminal import CommandCompleter, TerminalPrinter
+from trtla.chat.terminal import HISTORY, CommandCompleter, StatusRow, TerminalPrinter, open_history
 from trtla.console import Console
 from trtla.llm.answer import Chunk
 
@@ -23,21 +21,21 @@ from trtla.llm.answer import Chunk
 def test_history_is_kept_for_its_owner(tmp_path: Path) -> None:
     history = open_history(tmp_path)
     history.append_string("one\ntwo")
-    assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
+    assert (tmp_path / HISTORY).stat().st_mode & 0o077 == 0
     assert list(open_history(tmp_path).load_history_strings()) == ["one\ntwo"]
 
 
 def test_an_unwritable_history_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert isinstance(open_history(tmp_path / "file" / "below"), InMemoryHistory)
-    (tmp_path / NAME).mkdir()
+    (tmp_path / HISTORY).mkdir()
     assert isinstance(open_history(tmp_path), InMemoryHistory)
 
 
 def test_a_history_that_becomes_unwritable_is_no_failure(tmp_path: Path) -> None:
     history = open_history(tmp_path)
-    (tmp_path / NAME).unlink()
-    (tmp_path / NAME).mkdir()
+    (tmp_path / HISTORY).unlink()
+    (tmp_path / HISTORY).mkdir()
     history.append_string("still there")
     assert history.get_strings() == ["still there"]
 
@@ -90,14 +88,9 @@ def test_the_status_row_keeps_to_the_last_row(
     assert drawn.endswith("\x1b7\x1b[r\x1b[20;1H\x1b[2K\x1b8")
 
 
-def test_a_meter_counts_the_first_forward_apart() -> None:
-    now = iter([0.0, 1.0, 1.5, 2.0])
-    meter = Meter(7, lambda: next(now))
-    for ids, accepted in (((1,), 0), ((2, 3, 4), 2), ((5,), 0)):
-        figures = meter.add(Chunk(0, (), ids, accepted, None))
-    assert (figures.tokens, figures.steps, figures.accepted) == (5, 2, 2)
-    assert (figures.ttft_s, figures.decode_s) == (1.0, 1.0)
-    assert figures.tokens_per_s == 4.0
-    assert figures.tokens_per_step == 2.0
-    assert (figures + figures).tokens == 10
-    assert (figures + Figures()) == figures
+def test_metrics_count_the_first_forward_apart() -> None:
+    chunks = [((1,), 0, None), ((2, 3, 4), 2, 0.5), ((5,), 0, 0.5), ((), 0, 0.0)]
+    parts = [Metrics.of(Chunk(0, (), ids, took, None), time_s) for ids, took, time_s in chunks]
+    total = sum(parts, Metrics())
+    assert (total.tokens, total.steps, total.accepted, total.decoded) == (5, 2, 2, 4)
+    assert (total.tokens_per_s, total.tokens_per_step) == (4.0, 2.0)

@@ -225,6 +225,7 @@ def test_what_asks_for_no_drafts_goes_with_beams(engine: Path, tmp_path: Path) -
 def test_engines_of_tensorrt_llm_have_no_beams(engine: Path, tmp_path: Path) -> None:
     manifest = json.loads((engine / "trtla.json").read_text())
     (tmp_path / "trtla.json").write_text(json.dumps({**manifest, "backend": "tensorrt-llm"}))
+    (tmp_path / "config.json").write_text((engine / "config.json").read_text())
     ran = run(tmp_path, "--input-text", "a", "--num-beams", "2")
     refused(ran, 2, "is a TensorRT-LLM engine", "builds none with beams", "--backend torch")
 

@@ -51,7 +51,7 @@ def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
     errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert errors == [
         "error: /lokahead is not a command; did you mean /lookahead? /help lists them all",
-        "error: /gamma: 'x' is not a whole number",
+        "error: /gamma: 'x' is not a valid integer",
     ]
     assert "/cache is always on" in ran.err
     assert "/length is now 4" in ran.err

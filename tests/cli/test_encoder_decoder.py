@@ -140,6 +140,11 @@ def test_tune_refuses_it_for_its_replays_know_one_text_only(t5: Path, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_chat_needs_a_decoder_alone(t5: Path) -> None:
+    ran = trtla("chat", "--engine-dir", t5, stdin="hello\n")
+    refused(ran, 2, "is an encoder-decoder", "trtla run")
+
+
 def test_prompts_and_outputs_have_limits(t5: Path) -> None:
     ran = trtla("run", "--engine-dir", t5, "--input-text", "")
     refused(ran, 2, "empty prompt")

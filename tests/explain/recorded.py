@@ -15,10 +15,10 @@ from tests.toys import (
     toy_executor,
     traced_drafter,
 )
-from trtla.explain.record import RecordedRun, RecordingDrafter
+from trtla.explain.record import RecordedRun, StepRecorder
 from trtla.explain.words import Words
 from trtla.llm.answer import Completion
-from trtla.runtime.draft import Drafter
+from trtla.runtime.drafters.recorder import RecorderWatch
 from trtla.runtime.loop.executor import DrafterFactory
 from trtla.runtime.request import Request
 from trtla.settings.lookahead import LookaheadConfig
@@ -44,12 +44,7 @@ def record(
     scores: Scores, vocab: int, triple: LookaheadConfig, asked: Request, drafter: DrafterFactory
 ) -> tuple[RecordedRun, list[int]]:
     """Any run of a toy and the tokens that each of its forwards fed."""
-    recorders: list[RecordingDrafter] = []
-
-    def watch(inner: Drafter, request: Request) -> Drafter:
-        recorders.append(RecordingDrafter(inner))
-        return recorders[-1]
-
+    watch = RecorderWatch(StepRecorder)
     executor, model = toy_executor(scores, vocab, triple, drafter=drafter)
     outputs = run(executor, [replace(asked, watch=watch)])[asked.request_id]
     last = outputs[-1]
@@ -57,7 +52,7 @@ def record(
         0, None, asked.input_ids, tuple(tokens_of(outputs)), None, last.finish_reason,
         last.stats.lookahead, last.stats,
     )  # fmt: skip
-    steps = tuple(recorders[0].steps)
+    steps = tuple(watch.recorders[0].steps)
     return RecordedRun(steps, completion, len(asked.input_ids)), model.fed
 
 

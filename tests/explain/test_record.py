@@ -17,7 +17,7 @@ from tests.toys import greedy_scores, hash_scores, request, run, tokens_of, toy_
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.explain.mask import paths
 from trtla.explain.record import record_run
-from trtla.explain.step_story import tell
+from trtla.explain.step_outcome import outcome_of
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.drafters.ngram import NgramDrafter
@@ -62,7 +62,7 @@ def test_windows_harvests_and_candidates_are_those_of_the_deep_trace():
         assert step.window is not None
         assert step.window.full
         assert list(step.window.levels) == levels
-        assert step.new_level == new
+        assert step.observed == new
         assert list(step.harvest) == harvest
 
 
@@ -74,7 +74,7 @@ def test_the_window_rolls_by_one_level_from_step_to_step():
     full = [step for step in told.steps[1:] if step.window.full]
     for step in full:
         after = step.window_after
-        assert after.levels[-1] == step.new_level
+        assert after.levels[-1] == step.observed
         assert after.levels[1:-1] == step.window.levels[2:]
         assert after.levels[0][1:] == step.window.levels[1][1:]
         assert after.levels[0][0] == step.committed[-1]
@@ -111,7 +111,7 @@ def test_a_recorded_run_is_the_run_without_recording(case, own, heat, salt):
     assert list(told.completion.output_ids) == tokens_of(plain)
     assert fed == model.fed
     assert told.completion.stats == plain[-1].stats
-    accepted = [tell(told, step).accepted for step in told.steps]
+    accepted = [outcome_of(told, step).accepted for step in told.steps]
     assert sum(map(len, accepted)) == plain[-1].stats.accepted
     assert sum(len(s.draft.candidates) for s in told.steps) == plain[-1].stats.drafted
 
@@ -138,7 +138,9 @@ def test_other_drafters_are_recorded_as_well(name):
     assert told.completion.stats == plain[-1].stats
     assert any(step.window for step in told.steps) == (name == "chain")
     assert (
-        sum(len(tell(told, step).accepted) for step in told.steps) == plain[-1].stats.accepted > 0
+        sum(len(outcome_of(told, step).accepted) for step in told.steps)
+        == plain[-1].stats.accepted
+        > 0
     )
 
 

@@ -16,7 +16,7 @@ from tests.runtime.test_traces import C4, FIB7, M17, T4_PROMPT
 from trtla import UsageError
 from trtla.charts import save
 from trtla.explain.picture import step_picture
-from trtla.explain.step_story import busiest
+from trtla.explain.step_outcome import busiest
 from trtla.explain.strip import strip_lines, strip_picture, strip_rows, summary
 from trtla.explain.text_view import step_lines
 from trtla.explain.words import Words, clip, escaped, fit, plain

@@ -25,7 +25,7 @@ from trtla.trtllm.start import refuse_torch_choices
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 DRAFT = f"draft:{SHIPPED}-draft"
-SOURCE = (SHIPPED.parents[1] / "whole_file.py").read_text()
+SOURCE = (SHIPPED.parents[1] / "runtime" / "stats.py").read_text()
 TURNS = 3
 compiles = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"

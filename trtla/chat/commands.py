@@ -1,7 +1,7 @@
-"""The slash commands: one table that feeds parsing, /help, completion and the tests.
+"""The slash commands: one table that feeds parsing, /help and completion.
 
 A command either changes settings, named by their paths in `ChatSettings`, or does something, which
-the session knows.
+the session implements.
 """
 
 from __future__ import annotations
@@ -9,26 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
-from trtla.chat.arguments import (
-    Argument,
-    Drafter,
-    File,
-    GammaMax,
-    Pair,
-    ProcessorArgument,
-    Real,
-    Storage,
-    Toggle,
-    Triple,
-    Whole,
+import click
+from click.shell_completion import CompletionItem
+
+from trtla.chat.setting_types import (
+    DRAFTER,
+    FILE,
+    GAMMA_MAX,
+    PAIR,
+    PROCESSOR,
+    REAL,
+    STORAGE,
+    TOGGLE,
+    TRIPLE,
+    WHOLE,
+    Known,
+    SettingType,
 )
 from trtla.chat.settings import ChatSettings, changed, read
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, did_you_mean
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
+_VALUE = click.Argument(["value"])  # what click calls the thing that it completes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,87 +40,90 @@ class Command:
     """One slash command."""
 
     name: str
-    argument: Argument
     help: str
+    type: SettingType | None = None
+    """Of what follows it; None: nothing does."""
     paths: tuple[str, ...] = ()
     """The settings it changes; none: it does something."""
 
     @property
     def usage(self) -> str:
         """The command with what follows it."""
-        return f"/{self.name} {self.argument.metavar}".rstrip()
-
-    def value(self, settings: ChatSettings) -> Any:
-        """Its present value: of several settings, a tuple."""
-        values = tuple(read(settings, path) for path in self.paths)
-        return values[0] if len(values) == 1 else values
+        return f"/{self.name} {self.type.name}" if self.type else f"/{self.name}"
 
     def shown(self, settings: ChatSettings) -> str:
         """Its present value as it would be typed; empty for commands without one."""
-        return self.argument.show(self.value(settings)) if self.paths else ""
+        return self.type.show(self._value(settings)) if self.type and self.paths else ""
 
-    def parse(self, text: str, settings: ChatSettings) -> Any:
+    def _value(self, settings: ChatSettings) -> Any:
+        values = tuple(read(settings, path) for path in self.paths)
+        return values[0] if len(values) == 1 else values
+
+    def parse(self, text: str) -> Any:
         """What the text behind the command means; raises UsageError when it means nothing."""
+        if self.type is None:
+            if text:
+                raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
+            return None
         try:
-            return self.argument.parse(text, self.value(settings) if self.paths else None)
+            return self.type.convert(text, None, None)
         except UsageError as error:
             raise UsageError(f"/{self.name}: {error.message}", error.hint) from None
+        except click.BadParameter as error:
+            raise UsageError(f"/{self.name}: {error.message.rstrip('.')}") from None
 
     def apply(self, text: str, settings: ChatSettings) -> ChatSettings:
         """The settings after this command; raises UsageError when they are not possible."""
-        value = self.parse(text, settings)
+        value = self.parse(text)
+        if self.type is TOGGLE and value is None:
+            value = not self._value(settings)
         values = value if len(self.paths) > 1 else (value,)
         return changed(settings, dict(zip(self.paths, values, strict=True)))
 
 
+_FILTERS = ("sampling.temperature", "sampling.top_k", "sampling.top_p")
+_STORAGE = ("drafter.ngram_kind", "drafter.ngram_order")
+
 TABLE = (
-    Command("help", Argument(), "All commands and their values."),
-    Command("quit", Argument(), "Leave, as Ctrl-D does."),
-    Command("clear", Argument(), "Clear the screen; the conversation stays."),
-    Command("reset", Argument(), "Forget the conversation; the settings stay."),
-    Command("chat", Toggle(), "Messages go into the model's chat template.", ("chat",)),
-    Command("length", Whole(), "Most tokens of an answer.", ("sampling.max_output_len",)),
+    Command("help", "All commands and their values."),
+    Command("quit", "Leave, as Ctrl-D does."),
+    Command("clear", "Clear the screen; the conversation stays."),
+    Command("reset", "Forget the conversation; the settings stay."),
+    Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
+    Command("length", "Most tokens of an answer.", WHOLE, ("sampling.max_output_len",)),
     Command(
-        "processor",
-        ProcessorArgument(),
-        "How tokens are chosen: greedy, nucleus 0.8 0.9, ...",
-        ("sampling.temperature", "sampling.top_k", "sampling.top_p"),
+        "processor", "How tokens are chosen: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTERS
     ),
-    Command("seed", Whole(), "Fixes the sampled text.", ("sampling.seed",)),
-    Command("speculative", Toggle(), "Draft at all; off answers plainly.", ("speculative",)),
-    Command("lookahead", Triple(), "Window, ngram, verification; auto: what pays.", ("lookahead",)),
-    Command("drafter", Drafter(), "What drafts, one or several.", ("drafter.drafter",)),
-    Command("gamma", Whole(), "Most tokens that other drafters propose.", ("drafter.gamma",)),
-    Command("egag", Toggle(), "The draft model's entropy chooses how many.", ("drafter.egag",)),
-    Command("egag_gamma_min", Whole(), "Fewest that EGAG takes.", ("drafter.gamma_min",)),
-    Command("egag_gamma_max", GammaMax(), "Most that EGAG takes.", ("drafter.gamma_max",)),
-    Command("egag_ema", Real(), "Weight of the past in EGAG's choice.", ("drafter.ema",)),
+    Command("seed", "Fixes the sampled text.", WHOLE, ("sampling.seed",)),
+    Command("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
+    Command("lookahead", "Window, ngram, verification; auto: what pays.", TRIPLE, ("lookahead",)),
+    Command("drafter", "What drafts, one or several.", DRAFTER, ("drafter.drafter",)),
+    Command("gamma", "Most tokens that other drafters propose.", WHOLE, ("drafter.gamma",)),
+    Command("egag", "The draft model's entropy chooses how many.", TOGGLE, ("drafter.egag",)),
+    Command("egag_gamma_min", "Fewest that EGAG takes.", WHOLE, ("drafter.gamma_min",)),
+    Command("egag_gamma_max", "Most that EGAG takes.", GAMMA_MAX, ("drafter.gamma_max",)),
+    Command("egag_ema", "Weight of the past in EGAG's choice.", REAL, ("drafter.ema",)),
     Command(
         "top_k_filler",
-        Whole(),
         "Likeliest tokens that n-grams are counted with.",
+        WHOLE,
         ("drafter.top_k_filler",),
     ),
-    Command(
-        "set_ngramstorage",
-        Storage(),
-        "basic or onelevel n-grams, and their order.",
-        ("drafter.ngram_kind", "drafter.ngram_order"),
-    ),
+    Command("set_ngramstorage", "basic or onelevel n-grams, and their order.", STORAGE, _STORAGE),
     Command(
         "reset_in_between",
-        Toggle(),
         "Forget n-grams of earlier answers.",
+        TOGGLE,
         ("drafter.reset_in_between",),
     ),
-    Command("cache", Toggle(), "The K/V cache, which is always on here."),
-    Command("target", Toggle(), "Answer plainly too, and tell the ratio.", ("target",)),
-    Command("ngram", Toggle(), "Answer with n-grams too, and tell the ratio.", ("ngram",)),
-    Command("compare", Pair(), "The last message with two settings, side by side."),
-    Command("debug", Toggle(), "Every step: accepted, rejected, the model's own.", ("debug",)),
-    Command("stats", Argument(), "Figures over all answers, and the context."),
-    Command("save", File(), "Write conversation and settings to a JSON file."),
-    Command("load", File(), "Go on with what was saved."),
+    Command("cache", "The K/V cache, which is always on here.", TOGGLE),
+    Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
+    Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
+    Command("compare", "The last message with two settings, side by side.", PAIR),
+    Command("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
+    Command("stats", "Counters over all answers, and the context."),
+    Command("save", "Write conversation and settings to a JSON file.", FILE),
+    Command("load", "Go on with what was saved.", FILE),
 )
 """All commands, in the order of /help."""
 
@@ -127,6 +134,12 @@ _OF_FLAG = {
     for command in TABLE
     for path in command.paths
 }
+
+_REST = (
+    "All else is a message; // begins one with a slash. Toggles without a value toggle, other\n"
+    "settings show theirs. /compare takes several settings a side, ; between them and no slashes:\n"
+    "/compare lookahead 7,7,7 | drafter ngram; gamma 6"
+)
 
 
 def split(line: str) -> tuple[Command, str]:
@@ -141,13 +154,54 @@ def split(line: str) -> tuple[Command, str]:
 
 def find(name: str) -> Command:
     """A command by its name, in any case and with `-` for `_`; raises UsageError."""
-    wanted = name.lower().replace("-", "_")
+    wanted = _plain(name)
     if wanted in BY_NAME:
         return BY_NAME[wanted]
-    near = [n for n in BY_NAME if wanted and n.startswith(wanted)]
-    near += get_close_matches(wanted, BY_NAME, n=1)
-    guess = f"did you mean /{near[0]}? " if near else ""
+    begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
+    if begun:
+        guess = f"did you mean /{begun[0]}? "
+    else:
+        guess = did_you_mean(f"/{wanted}", (f"/{known}" for known in BY_NAME))
     raise UsageError(f"/{name} is not a command", f"{guess}/help lists them all")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def help_text(now: ChatSettings, start: ChatSettings) -> str:
+    """Every command with its present value, and the one at the start where that differs."""
+    rows = []
+    for command in TABLE:
+        value, was = command.shown(now), command.shown(start)
+        note = f" (at the start {was})" if value != was else ""
+        rows.append((command.usage, value, command.help + note))
+    first, second = (max(len(row[i]) for row in rows) for i in range(2))
+    lines = [f"{usage:{first}}  {value:{second}}  {text}" for usage, value, text in rows]
+    return "\n".join([*lines, "", _REST])
+
+
+def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
+    """What a line up to the cursor may become: its end, and texts to stand there instead."""
+    commands = {f"/{command.name}": command for command in TABLE}
+    return _complete(line, commands, known) if line.startswith("/") else ("", [])
+
+
+def _complete(
+    text: str, commands: Mapping[str, Command], known: Known
+) -> tuple[str, list[CompletionItem]]:
+    name, blank, rest = text.partition(" ")
+    if not blank:
+        names = [key for key in commands if key.startswith(name.lower())]
+        return text, [CompletionItem(key, help=commands[key].help) for key in names]
+    command, value = commands.get(_plain(name)), rest.lstrip()
+    if command is None or command.type is None:
+        return "", []
+    if command.type is PAIR:  # the setting that is being typed last
+        last = value.replace(";", "|").rpartition("|")[2].lstrip()
+        return _complete(last, {one.name: one for one in TABLE if one.paths}, known)
+    context = click.Context(click.Command("chat"), obj=known)
+    return value, command.type.shell_complete(context, _VALUE, value)
 
 
 def one_line(error: TrtlaError) -> str:

@@ -31,15 +31,15 @@ class Comparison:
     def verdict(self) -> str:
         """Whether the texts are equal, and which side was faster."""
         left, right = self.texts
-        speed = _ratio(right.figures.tokens_per_s, left.figures.tokens_per_s)
+        speed = _ratio(right.metrics.tokens_per_s, left.metrics.tokens_per_s)
         if left.ids == right.ids:
             return f"the texts are equal; B is {speed} as fast as A"
         same = first_difference(left.ids, right.ids)
         return f"the texts differ from token {same} on; B is {speed} as fast as A"
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Figures side by side: (name, A, B)."""
-        left, right = (text.figures for text in self.texts)
+        """Metrics side by side: (name, A, B)."""
+        left, right = (text.metrics for text in self.texts)
         return [
             ("tokens", str(left.tokens), str(right.tokens)),
             ("steps", str(left.steps), str(right.steps)),

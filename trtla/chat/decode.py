@@ -1,19 +1,74 @@
-"""One text decoded step by step: streamed, timed, and stopped when asked. No settings, no turns."""
+"""One text decoded step by step: streamed, measured, and stopped when asked."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from trtla.chat.figures import Figures, Meter
-from trtla.chat.settings import Decoding
+from trtla.chat.settings import ChatSettings
+from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
+from trtla.runtime.stats import tokens_per_step
 
 if TYPE_CHECKING:
-    from trtla.explain.record import RecordingDrafter
     from trtla.llm.llm import LLM, Chunk, Piece
-    from trtla.runtime.draft import Draft, Drafter
-    from trtla.runtime.request import FinishReason, Request
+    from trtla.runtime.draft import Draft
+    from trtla.runtime.request import FinishReason
+
+ReportT = TypeVar("ReportT")
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counters of one answer, or of several added up; names as in docs/algorithm.md."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose keys and values were still in the cache."""
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    decode_s: float = 0.0
+    """From the first token to the last."""
+    decoded: int = 0
+    """Tokens in that time."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, time_s: float | None) -> Metrics:
+        """What one chunk adds.
+
+        Args:
+            time_s: since the chunk before; None for the first one, the prompt's pass.
+        """
+        stepped = time_s is not None and bool(chunk.token_ids)
+        return cls(
+            reused_tokens=chunk.completion.stats.reused_tokens if chunk.completion else 0,
+            tokens=len(chunk.token_ids),
+            steps=int(stepped),
+            accepted=chunk.accepted,
+            decode_s=time_s or 0.0,
+            decoded=len(chunk.token_ids) if stepped else 0,
+        )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """S, the step compression."""
+        return tokens_per_step(self.steps, self.accepted)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first, per second; the prompt's pass does not count."""
+        return self.decoded / self.decode_s if self.decode_s else 0.0
+
+    def __add__(self, other: Metrics) -> Metrics:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Metrics(*(a + b for a, b in pairs))
+
+    def describe(self) -> str:
+        """Speed and compression, as every place shows them."""
+        return f"{self.tokens_per_s:.0f} tokens/s, {self.tokens_per_step:.2f} tokens per step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +76,7 @@ class Step:
     """What one step brought."""
 
     chunk: Chunk
-    figures: Figures
+    metrics: Metrics
     """So far."""
     rejected: tuple[int, ...] = ()
     """What followed the accepted tokens in their draft; only where steps are watched."""
@@ -35,7 +90,7 @@ class Decoded:
     """An end token included."""
     pieces: tuple[Piece, ...]
     finish_reason: FinishReason
-    figures: Figures
+    metrics: Metrics
 
     @property
     def text(self) -> str:
@@ -51,16 +106,19 @@ class Decoded:
 def decode(
     llm: LLM,
     ids: tuple[int, ...],
-    how: Decoding,
+    how: ChatSettings,
     stopped: Callable[[], bool],
+    report: Callable[[Step], ReportT],
     *,
     watch: bool = False,
     name: str = "the message",
-) -> Generator[Step, None, Decoded]:
-    """Decode one prompt; yields its steps and returns the text, `cancelled` where it was stopped.
+) -> Generator[ReportT, None, Decoded]:
+    """Decode one prompt and return the text, `cancelled` where it was stopped.
 
     Args:
+        how: its sampling, lookahead and drafter count.
         stopped: asked after every step.
+        report: makes what is yielded of every step.
         watch: look at what is drafted; torch engines only, not with lookahead auto.
         name: what errors call the prompt.
 
@@ -68,48 +126,40 @@ def decode(
         UsageError: the prompt does not fit; nothing has been generated then.
         TrtlaError: the executor gave up.
     """
-    drafts = _Drafts() if watch else None
-    meter = Meter(len(ids))
+    watcher = RecorderWatch(DraftRecorder) if watch else None
     chunks = llm.stream(
-        [ids], how.sampling, how.lookahead, drafter=how.drafter, names=[name], watch=drafts
+        [ids], how.sampling, how.lookahead, drafter=how.drafter, names=[name], watch=watcher
     )
     stream = cast("Generator[Chunk, None, None]", chunks)
-    told: list[int] = []
+    metrics = Metrics(answers=1, prompt_tokens=len(ids))
+    output: list[int] = []
     pieces: list[Piece] = []
     reason: FinishReason = "cancelled"
+    last: float | None = None
     try:
         for chunk in stream:
-            told += chunk.token_ids
+            now = time.perf_counter()
+            metrics += Metrics.of(chunk, None if last is None else now - last)
+            last = now
+            output += chunk.token_ids
             pieces += chunk.pieces or ()
-            rejected = drafts.rejected(chunk) if drafts else ()
-            yield Step(chunk, meter.add(chunk), rejected)
+            rejected = _rejected(watcher.recorders, chunk) if watcher else ()
+            yield report(Step(chunk, metrics, rejected))
             if chunk.completion is not None:
                 reason = chunk.completion.finish_reason
             elif stopped():
                 break
     finally:
         stream.close()  # cancels the request, so that its room is free
-    return Decoded(tuple(told), tuple(pieces), reason, meter.figures)
+    return Decoded(tuple(output), tuple(pieces), reason, metrics)
 
 
-class _Drafts:
-    """Remembers what was drafted for a request."""
-
-    def __init__(self) -> None:
-        self._recorder: RecordingDrafter | None = None
-
-    def __call__(self, drafter: Drafter, request: Request) -> RecordingDrafter:
-        from trtla.explain.record import RecordingDrafter
-
-        self._recorder = RecordingDrafter(drafter)
-        return self._recorder
-
-    def rejected(self, chunk: Chunk) -> tuple[int, ...]:
-        """What the best branch of the chunk's step held behind the accepted tokens."""
-        steps = self._recorder.steps if self._recorder else []
-        if not steps or not chunk.token_ids:
-            return ()
-        return rejected_tail(steps[-1].draft, chunk.token_ids[: chunk.accepted])
+def _rejected(recorders: Sequence[DraftRecorder], chunk: Chunk) -> tuple[int, ...]:
+    """What the best branch of the chunk's step held behind the accepted tokens."""
+    forwards = recorders[-1].forwards if recorders else []
+    if not forwards or not chunk.token_ids:
+        return ()
+    return rejected_tail(forwards[-1].draft, chunk.token_ids[: chunk.accepted])
 
 
 def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a session tells its front-end, which decides how it looks."""
+"""What a session reports to its front-end, which decides how it looks."""
 
 from __future__ import annotations
 

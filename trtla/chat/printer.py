@@ -1,6 +1,6 @@
-"""Events as text on stdout: what piped use and the terminal have in common.
+"""Events as text on stdout, and a chat from a script; the terminal prints likewise, in colour.
 
-Answers and what was asked for go to stdout. Remarks and refusals go where the front-end says.
+Answers and what was asked for go to stdout, remarks and refusals to stderr.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from trtla.chat.compare import Comparison
 from trtla.chat.decode import Decoded, Step
-from trtla.chat.events import Answered, Compared, Event, Noted, Refused, Said, Streamed
+from trtla.chat.events import Answered, Compared, Event, Leave, Noted, Refused, Said, Streamed
+from trtla.chat.session import Session
 from trtla.console import Console
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Printer:
         self._steps += 1
 
     def _coloured(self, ids: tuple[int, ...], color: str, sign: str) -> str:
-        """Tokens with their text between quotes; the sign tells without colours."""
+        """Tokens with their text between quotes; the sign says which without colours."""
         if not ids:
             return ""
         text = repr(self._tokenizer.decode(ids))
@@ -132,6 +133,15 @@ class Printer:
         for text, accepted in answer.pieces:
             shown.append(self.clean(text), _ACCEPTED if accepted else "")
         return shown
+
+
+def chat_piped(session: Session, lines: Iterable[str], printer: Printer) -> None:
+    """Handle lines, each a message or a command, until they end or one leaves."""
+    for line in lines:
+        for event in session.handle(line.rstrip("\r\n")):
+            if isinstance(event, Leave):
+                return
+            printer.show(event)
 
 
 def harmless(text: str) -> str:

@@ -5,21 +5,18 @@ Only what belongs to the conversation is in it: the model is named, not kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Strict, create_model
 
 from trtla.chat.conversation import Turn
-from trtla.chat.settings import ChatSettings
+from trtla.chat.settings import TYPES, ChatSettings, changed, read
 from trtla.errors import UsageError
 from trtla.files import read_json, validate, write_whole
 from trtla.runtime.request import FinishReason
-from trtla.settings.drafting import NgramKind
 from trtla.settings.lookahead import LookaheadConfig
-
-_TOGGLES = ("speculative", "target", "ngram", "chat", "debug")
 
 
 class _Strict(BaseModel):
@@ -27,41 +24,12 @@ class _Strict(BaseModel):
 
 
 class SavedTurn(_Strict):
-    """A message and its answer."""
+    """A `Turn`."""
 
     message: str
     answer: str
-    answer_ids: list[int]
+    answer_ids: Annotated[tuple[int, ...], Strict(False)]
     finish_reason: FinishReason
-
-
-class SavedSettings(_Strict):
-    """`ChatSettings`, flat; names as in prompt files."""
-
-    max_output_len: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: list[str]
-    lookahead: Literal["auto"] | list[int] | None
-    drafter: list[str]
-    gamma: int
-    egag: bool
-    gamma_min: int
-    gamma_max: int | None
-    ema: float
-    ngram_kind: NgramKind
-    ngram_order: int
-    top_k_filler: int
-    stop_if_unknown: bool
-    reset_in_between: bool
-    rejection: bool
-    speculative: bool
-    target: bool
-    ngram: bool
-    chat: bool
-    debug: bool
 
 
 class SavedChat(_Strict):
@@ -70,8 +38,24 @@ class SavedChat(_Strict):
     schema_version: Literal[1]
     model: str
     vocab_size: int
-    settings: SavedSettings
+    settings: dict[str, Any]
+    """`SavedSettings`."""
     turns: list[SavedTurn]
+
+
+_KEYS = {path.rpartition(".")[2]: path for path in TYPES if path != "sampling.allotted_time_ms"}
+"""Key in the file -> path of the setting. Keys are names as in prompt files."""
+_IN_JSON: dict[str, Any] = {
+    "stop": list[str],
+    "drafter": list[str],
+    "lookahead": Literal["auto"] | list[int] | None,
+}
+"""Types, where they are not those of the settings."""
+_FIELDS: dict[str, Any] = {
+    key: (_IN_JSON.get(key, TYPES[path]), ...) for key, path in _KEYS.items()
+}
+SavedSettings = create_model("SavedSettings", __base__=_Strict, **_FIELDS)
+"""`ChatSettings`, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +74,16 @@ def save(path: Path, chat: Chat) -> None:
     Raises:
         UsageError: the file is something else, or cannot be written.
     """
-    if _exists(path):
-        _refuse_other(path)
     saved = SavedChat(
         schema_version=1,
         model=chat.model,
         vocab_size=chat.vocab_size,
-        settings=_saved_settings(chat.settings),
-        turns=[
-            SavedTurn(
-                message=turn.message,
-                answer=turn.answer,
-                answer_ids=list(turn.answer_ids),
-                finish_reason=turn.finish_reason,
-            )
-            for turn in chat.turns
-        ],
+        settings={key: _to_json(read(chat.settings, path)) for key, path in _KEYS.items()},
+        turns=[SavedTurn(**asdict(turn)) for turn in chat.turns],
     )
     try:
+        if path.exists():
+            _refuse_other(path)
         write_whole(path, saved.model_dump_json(indent=2) + "\n")
     except (OSError, ValueError) as error:
         raise _unusable(path, "written", error) from None
@@ -119,25 +95,25 @@ def load(path: Path, now: ChatSettings) -> Chat:
     Raises:
         UsageError: the file is not there, no saved chat, or its settings are not possible.
     """
-    if not _exists(path):
-        raise UsageError(f"{path} does not exist", "check the path")
     saved = _read(path)
-    turns = tuple(_turn(turn) for turn in saved.turns)
-    return Chat(saved.model, saved.vocab_size, _settings(saved.settings, now), turns)
+    values = {_KEYS[key]: value for key, value in saved.settings.items()}
+    if isinstance(values["lookahead"], list):
+        values["lookahead"] = LookaheadConfig.parse(values["lookahead"])
+    turns = tuple(Turn(**dict(turn)) for turn in saved.turns)
+    return Chat(saved.model, saved.vocab_size, changed(now, values), turns)
+
+
+def _to_json(value: Any) -> Any:
+    return value.as_tuple() if isinstance(value, LookaheadConfig) else value
 
 
 def _read(path: Path) -> SavedChat:
     try:
-        return validate(SavedChat, read_json(path), str(path))
+        chat = validate(SavedChat, read_json(path), str(path))
+        validate(SavedSettings, chat.settings, f"{path}, settings")
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deep nesting
         raise _unusable(path, "read", error) from None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError) as error:
-        raise _unusable(path, "opened", error) from None
+    return chat
 
 
 def _refuse_other(path: Path) -> None:
@@ -150,35 +126,3 @@ def _refuse_other(path: Path) -> None:
 def _unusable(path: Path, what: str, error: Exception) -> UsageError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return UsageError(f"{str(path)!r} cannot be {what}: {reason}", "choose another path")
-
-
-def _saved_settings(settings: ChatSettings) -> SavedSettings:
-    triple = settings.lookahead
-    bare = list(triple.as_tuple()) if isinstance(triple, LookaheadConfig) else triple
-    flat: dict[str, Any] = {name: getattr(settings, name) for name in _TOGGLES}
-    for part in (settings.sampling, settings.drafter):
-        own = (field.name for field in fields(part))
-        flat |= {name: getattr(part, name) for name in own if name in SavedSettings.model_fields}
-    flat |= {"stop": list(flat["stop"]), "drafter": list(flat["drafter"]), "lookahead": bare}
-    return SavedSettings(**flat)
-
-
-def _settings(saved: SavedSettings, now: ChatSettings) -> ChatSettings:
-    flat: dict[str, Any] = {name: getattr(saved, name) for name in SavedSettings.model_fields}
-    flat |= {"stop": tuple(saved.stop), "drafter": tuple(saved.drafter)}
-    triple = saved.lookahead
-    return replace(
-        now,
-        sampling=replace(now.sampling, **_own(now.sampling, flat)),
-        drafter=replace(now.drafter, **_own(now.drafter, flat)),
-        lookahead=LookaheadConfig.parse(triple) if isinstance(triple, list) else triple,
-        **{name: flat[name] for name in _TOGGLES},
-    )
-
-
-def _own(part: Any, flat: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: flat[field.name] for field in fields(part) if field.name in flat}
-
-
-def _turn(saved: SavedTurn) -> Turn:
-    return Turn(saved.message, saved.answer, tuple(saved.answer_ids), saved.finish_reason)

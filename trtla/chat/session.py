@@ -1,4 +1,4 @@
-"""A chat: takes lines, asks the model, tells events. How they look is the front-end's.
+"""A chat: takes lines, asks the model, yields events. How they look is the front-end's.
 
 A line that begins with `/` is a command, `//` begins a message with a slash; all else is a message.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtla.chat import saved
-from trtla.chat.arguments import Known
-from trtla.chat.commands import BY_NAME, Command, one_line, split
+from trtla.chat.commands import Command, help_text, one_line, split
 from trtla.chat.compare import Comparison, Side, read_side
 from trtla.chat.conversation import Fitted, Turn, fitted
-from trtla.chat.decode import Decoded, Step, decode
+from trtla.chat.decode import Decoded, Metrics, Step, decode
 from trtla.chat.events import (
     Answered,
     Busy,
@@ -28,11 +28,9 @@ from trtla.chat.events import (
     Said,
     Streamed,
 )
-from trtla.chat.figures import Figures
-from trtla.chat.help import help_text
-from trtla.chat.settings import ChatSettings, Decoding
+from trtla.chat.setting_types import TOGGLE, Known
+from trtla.chat.settings import ChatSettings
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.request import Request
 from trtla.settings.drafting import check_used
 
 if TYPE_CHECKING:
@@ -50,14 +48,11 @@ class Session:
     def __init__(self, llm: LLM, settings: ChatSettings) -> None:
         self._llm = llm
         self.tokenizer = _tokenizer(llm)
-        if settings.chat and not self.tokenizer.has_chat_template:
-            settings = replace(settings, chat=False)
-        if settings.lookahead is None:
-            settings = replace(settings, lookahead=llm.limits.lookahead)
+        settings = self._resolved(settings)
         self._check(settings, "the chat")
         self.start = self.settings = settings
         self.turns: list[Turn] = []
-        self.total = Figures()
+        self.total = Metrics()
         self.last: Decoded | None = None
         """The last answer, stopped ones included."""
         self.context = 0
@@ -95,7 +90,7 @@ class Session:
         if command.paths:
             yield self._set(command, text)
             return
-        command.parse(text, self.settings)
+        value = command.parse(text)
         match command.name:
             case "help":
                 yield Said(help_text(self.settings, self.start))
@@ -110,37 +105,46 @@ class Session:
             case "stats":
                 yield Said(self._stats())
             case "save":
-                yield self._save(text)
+                yield self._save(value)
             case "load":
-                yield self._load(text)
+                yield self._load(value)
             case "compare":
-                yield from self._compare(text)
+                yield from self._compare(*value)
 
     def _set(self, command: Command, text: str) -> Event:
-        if not text and not command.argument.metavar.startswith("["):
+        if not text and command.type is not TOGGLE:
             return Noted(f"/{command.name} is {command.shown(self.settings)}")
         new = command.apply(text, self.settings)
-        if new.chat and not self.tokenizer.has_chat_template:
-            raise UsageError(
-                "the model has no chat template", "messages are continued as plain text"
-            )
         self._check(new, f"/{command.name} {text}".rstrip())
         self.settings = new
         unused = command.name == "lookahead" and not new.drafter.uses_lookahead
         note = f"; unused, {new.drafter.name} drafts" if unused else ""
         return Noted(f"/{command.name} is now {command.shown(new)}{note}")
 
+    def _resolved(self, settings: ChatSettings) -> ChatSettings:
+        """The settings for this model: its own triple, and no template where it has none."""
+        chat = settings.chat and self.tokenizer.has_chat_template
+        lookahead = settings.lookahead or self._llm.limits.lookahead
+        return replace(settings, chat=chat, lookahead=lookahead)
+
     def _check(self, settings: ChatSettings, name: str) -> None:
         """Refuse what the executor would refuse of the next message."""
+        if settings.chat and not self.tokenizer.has_chat_template:
+            raise UsageError(
+                "the model has no chat template", "messages are continued as plain text"
+            )
         check_used([settings.drafter])
         path, loaded = settings.drafter.draft_model, self._llm.limits.draft_models
         if path not in (None, *loaded):
             raise UsageError(
                 f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
             )
-        drafting = replace(settings, speculative=True).decoding
-        for how in (drafting, *([settings.by_ngrams] if settings.ngram else [])):
-            self._llm.limits.check(_request(how, name))
+        for how in (settings, *([settings.by_ngrams] if settings.ngram else [])):
+            self._check_request((0,), how, name)
+
+    def _check_request(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> None:
+        request = self._llm.request(ids, how.sampling, name, how.lookahead, how.drafter)
+        self._llm.limits.check(request)
 
     def _answer(self, message: str) -> Iterator[Event]:
         settings = self.settings
@@ -148,9 +152,9 @@ class Session:
         if found.dropped:
             del self.turns[: found.dropped]
             yield Noted(f"the context is full: the {_oldest(found.dropped)} forgotten")
-        steps = self._decode(found.ids, settings.decoding, watch=settings.debug)
-        answer = yield from _told(steps, lambda step: Streamed(step, settings.debug))
-        self.total, self.last = self.total + answer.figures, answer
+        event = partial(Streamed, debug=settings.debug)
+        answer = yield from self._decode(found.ids, settings.answering, event, watch=settings.debug)
+        self.total, self.last = self.total + answer.metrics, answer
         self.context = len(found.ids) + len(answer.ids)
         if answer.ids:
             turn = Turn(message, answer.text, answer.spoken_ids, answer.finish_reason)
@@ -170,14 +174,19 @@ class Session:
         room = min(limits.max_input_len, limits.max_text_len - length)
         found = fitted(turns, message, self.tokenizer, chat=settings.chat, room=room)
         if len(found.ids) > room:
-            limits.check(_request(settings.plain, "the message", found.ids))
+            self._check_request(found.ids, settings.plain, "the message")
         return found
 
     def _decode(
-        self, ids: tuple[int, ...], how: Decoding, *, watch: bool = False
-    ) -> Generator[Step, None, Decoded]:
-        watchable = how.lookahead != "auto" and not self._llm.limits.fixed_triples
-        return decode(self._llm, ids, how, lambda: self._stopped, watch=watch and watchable)
+        self,
+        ids: tuple[int, ...],
+        how: ChatSettings,
+        event: Callable[[Step], Event],
+        *,
+        watch: bool = False,
+    ) -> Generator[Event, None, Decoded]:
+        watch = watch and how.lookahead != "auto" and not self._llm.limits.fixed_triples
+        return decode(self._llm, ids, how, lambda: self._stopped, event, watch=watch)
 
     def _baselines(
         self, ids: tuple[int, ...], answer: Decoded, settings: ChatSettings
@@ -189,22 +198,21 @@ class Session:
         if settings.ngram:
             methods["n-grams"] = settings.by_ngrams
         for name, how in methods.items():
-            other = yield from _told(self._decode(ids, how), partial(Busy, what=name))
+            other = yield from self._decode(ids, how, partial(Busy, what=name))
             if other.finish_reason == "cancelled":
                 yield Noted(f"{name} stopped")
                 return
             yield Said(_against(name, answer, other))
 
-    def _compare(self, text: str) -> Iterator[Event]:
-        left, right = BY_NAME["compare"].parse(text, self.settings)
+    def _compare(self, left: str, right: str) -> Iterator[Event]:
         sides = (self._side(left), self._side(right))
         if not self.turns:
             raise UsageError("there is no message to compare on", "say something first")
         texts = []
         for side in sides:
             found = self._fitted(self.turns[:-1], self.turns[-1].message, side.settings)
-            steps = self._decode(found.ids, side.settings.decoding)
-            decoded = yield from _told(steps, partial(Busy, what=side.name))
+            event = partial(Busy, what=side.name)
+            decoded = yield from self._decode(found.ids, side.settings.answering, event)
             if decoded.finish_reason == "cancelled":
                 yield Noted("comparison stopped")
                 return
@@ -213,8 +221,6 @@ class Session:
 
     def _side(self, text: str) -> Side:
         side = read_side(text, self.settings)
-        if side.settings.chat and not self.tokenizer.has_chat_template:
-            raise UsageError("the model has no chat template", "leave chat away")
         self._check(side.settings, text)
         return side
 
@@ -223,15 +229,13 @@ class Session:
         self.context = 0
         return Noted("the conversation is forgotten")
 
-    def _save(self, text: str) -> Event:
-        path = BY_NAME["save"].parse(text, self.settings)
+    def _save(self, path: Path) -> Event:
         vocab_size = self._llm.limits.vocab_size
         chat = saved.Chat(self._llm.engine.name, vocab_size, self.settings, tuple(self.turns))
         saved.save(path, chat)
         return Noted(f"{_turns(len(self.turns))} saved in {path}")
 
-    def _load(self, text: str) -> Event:
-        path = BY_NAME["load"].parse(text, self.settings)
+    def _load(self, path: Path) -> Event:
         chat = saved.load(path, self.settings)
         limits = self._llm.limits
         if chat.vocab_size != limits.vocab_size:
@@ -242,9 +246,7 @@ class Session:
             )
         for turn in chat.turns:
             limits.check_ids(turn.answer_ids, str(path))
-        settings = chat.settings
-        if settings.chat and not self.tokenizer.has_chat_template:
-            settings = replace(settings, chat=False)
+        settings = self._resolved(chat.settings)
         self._check(settings, str(path))
         self.context = len(self._fitted(chat.turns, "", settings).ids)
         self.settings, self.turns = settings, list(chat.turns)
@@ -268,6 +270,10 @@ _STOPPED = "stopped; what was written stays in the conversation"
 
 
 def _tokenizer(llm: LLM) -> Tokenizer:
+    if llm.limits.max_encoder_len is not None:
+        raise UsageError(
+            f"{llm.engine.name} is an encoder-decoder, which answers one prompt", "use trtla run"
+        )
     if llm.tokenizer is None:
         raise UsageError(
             f"{llm.engine.name} has no tokenizer files", "give the tokenizer with --tokenizer-dir"
@@ -275,41 +281,13 @@ def _tokenizer(llm: LLM) -> Tokenizer:
     return llm.tokenizer
 
 
-def _told(
-    steps: Generator[Step, None, Decoded], event: Callable[[Step], Event]
-) -> Generator[Event, None, Decoded]:
-    """Steps as events; returns the text."""
-    try:
-        while True:
-            yield event(next(steps))
-    except StopIteration as end:
-        text: Decoded = end.value
-        return text
-    finally:
-        steps.close()
-
-
-def _request(how: Decoding, name: str, ids: tuple[int, ...] = (0,)) -> Request:
-    """A message decoded so, for checks; the shortest, if nothing else is said."""
-    triple = None if how.lookahead == "auto" else how.lookahead
-    return Request(
-        0,
-        ids,
-        how.sampling,
-        triple,
-        name=name,
-        adaptive=how.lookahead == "auto",
-        drafter=how.drafter,
-    )
-
-
 def _against(name: str, answer: Decoded, other: Decoded) -> str:
-    base = other.figures.tokens_per_s
-    ratio = f"{answer.figures.tokens_per_s / base:.2f}x" if base else "not measurable"
+    base = other.metrics.tokens_per_s
+    ratio = f"{answer.metrics.tokens_per_s / base:.2f}x" if base else "not measurable"
     equal = "the same text" if answer.ids == other.ids else "another text"
     return (
-        f"{name}: {other.figures.describe()}, {equal}; the answer: "
-        f"{answer.figures.describe()}, {ratio}"
+        f"{name}: {other.metrics.describe()}, {equal}; the answer: "
+        f"{answer.metrics.describe()}, {ratio}"
     )
 
 

@@ -1,24 +1,19 @@
-"""All settings of a chat in one frozen value: how answers are decoded and what is shown beside."""
+"""All settings of a chat in one frozen value: how answers are decoded and what is shown beside.
+
+A setting is named by its path, `chat` or `sampling.seed`: commands and saved files use these.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_type_hints
 
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import SamplingParams
 
 _SAMPLING = SamplingParams()
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How one text is decoded, as `LLM.stream` takes it."""
-
-    sampling: SamplingParams
-    lookahead: Lookahead | None
-    drafter: DrafterSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +27,7 @@ class ChatSettings:
     speculative: bool = True
     """False answers plainly, whatever drafts otherwise."""
     target: bool = False
-    """Decode each answer once more without drafts, and tell the figures."""
+    """Decode each answer once more without drafts, and compare the speed."""
     ngram: bool = False
     """Likewise with n-grams."""
     chat: bool = True
@@ -40,45 +35,54 @@ class ChatSettings:
     debug: bool = False
 
     @property
-    def plain(self) -> Decoding:
-        """Decoding without drafts."""
-        return Decoding(self.sampling, AUTOREGRESSIVE, NO_DRAFTER)
+    def plain(self) -> ChatSettings:
+        """Without drafts."""
+        return replace(self, drafter=NO_DRAFTER, lookahead=AUTOREGRESSIVE)
 
     @property
-    def by_ngrams(self) -> Decoding:
-        """Decoding with n-gram drafts."""
+    def by_ngrams(self) -> ChatSettings:
+        """With n-gram drafts."""
         drafter = replace(self.drafter, drafter=("ngram",), egag=False, rejection=False)
-        return Decoding(self.sampling, None, drafter)
+        return replace(self, drafter=drafter, lookahead=None)
 
     @property
-    def decoding(self) -> Decoding:
-        """How answers are decoded."""
-        if not self.speculative:
-            return self.plain
-        return Decoding(self.sampling, self.lookahead, self.drafter)
+    def answering(self) -> ChatSettings:
+        """As answers are decoded."""
+        return self if self.speculative else self.plain
+
+
+_PARTS: dict[str, Any] = {"sampling": SamplingParams, "drafter": DrafterSettings}
+
+
+def _types() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part, kind in (*_PARTS.items(), ("", ChatSettings)):
+        hints = get_type_hints(kind)
+        names = [field.name for field in fields(kind) if part or field.name not in _PARTS]
+        found |= {f"{part}.{name}".lstrip("."): hints[name] for name in names}
+    return found
+
+
+TYPES = _types()
+"""The type of every setting by its path."""
 
 
 def read(settings: ChatSettings, path: str) -> Any:
-    """The value at `seed`-like or `sampling.seed`-like paths."""
-    value: Any = settings
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
+    """The value of one setting."""
+    part, _, name = path.rpartition(".")
+    return getattr(getattr(settings, part) if part else settings, name)
 
 
-def changed(settings: ChatSettings, values: dict[str, Any]) -> ChatSettings:
+def changed(settings: ChatSettings, values: Mapping[str, Any]) -> ChatSettings:
     """The settings with other values at some paths, all at once.
 
     Raises:
         UsageError: a value is out of its range, or values do not go together.
     """
-    own = {path: value for path, value in values.items() if "." not in path}
-    for part in ("sampling", "drafter"):
-        inner = {
-            path.removeprefix(f"{part}."): value
-            for path, value in values.items()
-            if path.startswith(f"{part}.")
-        }
-        if inner:
-            own[part] = replace(getattr(settings, part), **inner)
-    return replace(settings, **own)
+    by_part: dict[str, dict[str, Any]] = {part: {} for part in ("", *_PARTS)}
+    for path, value in values.items():
+        part, _, name = path.rpartition(".")
+        by_part[part][name] = value
+    own = by_part.pop("")
+    inner = {part: replace(getattr(settings, part), **new) for part, new in by_part.items() if new}
+    return replace(settings, **inner, **own)

@@ -1,6 +1,6 @@
-"""A chat at a terminal: line editing, history, completion, colours, live figures, Ctrl-C.
+"""A chat at a terminal: line editing, history, completion, colours, live speed, Ctrl-C.
 
-While the line is edited the figures stand in prompt_toolkit's toolbar, while an answer comes in a
+While the line is edited the speed stands in prompt_toolkit's toolbar; while an answer comes, in a
 row of our own at the same place.
 """
 
@@ -10,28 +10,38 @@ import contextlib
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import clear
 
-from trtla.chat.completion import complete
+from trtla.chat.commands import complete
 from trtla.chat.events import Busy, ClearScreen, Leave, Streamed
-from trtla.chat.history import open_history
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
-from trtla.chat.status_row import StatusRow
 from trtla.console import Console
+from trtla.files import user_cache
+
+HISTORY = "chat_history"
 
 _WELCOME = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves, Alt-Enter makes a line"
 _HINT = "Ctrl-D or /quit leaves"
 _MENU_ROWS = 5  # kept free below the line, for what it may be completed to
 _PATIENCE = 3  # presses of Ctrl-C during one answer, until it is the program that ends
+
+_EVERY_S = 0.1  # between two drawings of the status row
+_SAVE, _BACK, _CLEAR_ROW = "\x1b7", "\x1b8", "\x1b[2K"
+_WHOLE = "\x1b[r"  # no scroll region
+_ROOM_BELOW = "\x1bD\x1b[A"  # down, which scrolls in the last row, and up; the column stays
+_REVERSED, _PLAIN = "\x1b[7m", "\x1b[0m"
 
 
 class TerminalPrinter(Printer):
@@ -68,8 +78,9 @@ class CommandCompleter(Completer):
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
         """What the line up to the cursor may become."""
-        for found in complete(document.text_before_cursor, self._session.known):
-            yield Completion(found.text, -found.length, display_meta=found.help)
+        typed, items = complete(document.text_before_cursor, self._session.known)
+        for item in items:
+            yield Completion(item.value, -len(typed), display_meta=item.help)
 
 
 def chat_at_terminal(session: Session, console: Console) -> None:
@@ -121,18 +132,18 @@ def _handle(session: Session, printer: Printer, line: str) -> bool:
 
 
 def _live(event: Streamed | Busy) -> str:
-    figures = event.step.figures
+    metrics = event.step.metrics
     what = f"{event.what}: " if isinstance(event, Busy) else ""
-    return f"{what}{figures.describe()}, {figures.tokens} tokens; Ctrl-C stops"
+    return f"{what}{metrics.describe()}, {metrics.tokens} tokens; Ctrl-C stops"
 
 
 def _toolbar(session: Session) -> str:
-    """The last answer's figures, and how full the context is."""
+    """The last answer's speed, and how full the context is."""
     context = f"context {session.context} of {session.max_context}"
     if session.last is None:
         return f" {context}"
-    figures, reason = session.last.figures, session.last.finish_reason
-    return f" {figures.describe()}, {figures.tokens} tokens ({reason}); {context}"
+    metrics, reason = session.last.metrics, session.last.finish_reason
+    return f" {metrics.describe()}, {metrics.tokens} tokens ({reason}); {context}"
 
 
 def _keys() -> KeyBindings:
@@ -194,3 +205,70 @@ def _no_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+class _CarefulHistory(FileHistory):
+    """A file that may become unwritable while the chat goes on."""
+
+    def store_string(self, string: str) -> None:
+        """Write one entry, or let it be."""
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
+def open_history(folder: Path | None = None) -> History:
+    """The history of all chats, its file readable for its owner only."""
+    path = (folder or user_cache()) / HISTORY
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        with path.open("a+", encoding="utf-8") as file:
+            file.read(1)
+    except OSError:
+        return InMemoryHistory()
+    return _CarefulHistory(str(path))
+
+
+class StatusRow:
+    """The terminal's last row, kept for the live speed while text scrolls above it.
+
+    A context manager; `show` may be called as often as one likes. ANSI only: a scroll region
+    without the last row.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._due = 0.0
+
+    def __enter__(self) -> StatusRow:
+        self._reserve()
+        return self
+
+    def show(self, text: str) -> None:
+        """Draw the row, at most ten times a second."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + _EVERY_S
+        columns, rows = shutil.get_terminal_size()
+        if rows != self._rows:  # the window was resized
+            self._reserve()
+        line = f" {text}"[:columns].ljust(columns)
+        self._write(f"{_SAVE}\x1b[{rows};1H{_REVERSED}{line}{_PLAIN}{_BACK}")
+
+    def _reserve(self) -> None:
+        self._rows = shutil.get_terminal_size().lines
+        self._write(f"{_SAVE}{_WHOLE}{_BACK}{_ROOM_BELOW}")
+        self._write(f"{_SAVE}\x1b[1;{max(self._rows - 1, 1)}r{_BACK}")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._write(f"{_SAVE}{_WHOLE}\x1b[{self._rows};1H{_CLEAR_ROW}{_BACK}")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -37,7 +37,6 @@ from trtla.cli.options import (
 from trtla.cli.values import TEXT
 from trtla.console import Console
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
-from trtla.settings.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from trtla.chat.settings import ChatSettings
@@ -142,8 +141,7 @@ def _settings(given: ChatFlags, drafter: DrafterSettings) -> ChatSettings:
         seed=given.seed,
         stop=given.stop,
     )
-    lookahead: Lookahead | None = "auto" if given.lookahead == "auto" else None
-    return ChatSettings(sampling, drafter, lookahead, chat=given.chat)
+    return ChatSettings(sampling, drafter, given.lookahead, chat=given.chat)
 
 
 def _open(given: ChatFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:
@@ -172,7 +170,6 @@ def _converse(llm: LLM, settings: ChatSettings, console: Console) -> None:
 
         chat_at_terminal(session, console)
         return
-    from trtla.chat.piped import chat_piped
-    from trtla.chat.printer import Printer
+    from trtla.chat.printer import Printer, chat_piped
 
     chat_piped(session, sys.stdin, Printer(console, session.tokenizer))

@@ -1,4 +1,4 @@
-"""`trtla explain`: flags and printing; a step is recorded, told and drawn in trtla.explain."""
+"""`trtla explain`: flags and printing; a step is recorded, described and drawn in trtla.explain."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _check_picture(path: Path, flag: str, *, force: bool) -> None:
 
     check_path(path)
     check_new_file(path, flag, force=force)
-    theme()  # a missing matplotlib is told before the run, not behind it
+    theme()  # a missing matplotlib is reported before the run, not after it
 
 
 def _request(given: ExplainFlags, drafter: DrafterSettings) -> PromptRequest:
@@ -220,7 +220,7 @@ def _record_and_report(
 
 
 def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
-    from trtla.explain.step_story import busiest
+    from trtla.explain.step_outcome import busiest
 
     if number is None:
         return busiest(run)

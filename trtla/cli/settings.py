@@ -11,8 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trtla.cli.values import ListType, TripleType
+from trtla.cli.values import ListType
 from trtla.errors import UsageError, did_you_mean
+from trtla.settings.value_types import TripleType
 
 _CONFIG = "trtla.formats.config"  # click's ctx.meta key of the preset's path
 _NOT_IN_PRESETS = {"config", "help", "verbose", "quiet", "version"}

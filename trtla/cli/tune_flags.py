@@ -18,13 +18,14 @@ from trtla.cli.options import (
     switch,
     tokenizer_flag,
 )
-from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS, _Type
+from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
+from trtla.settings.value_types import ValueType
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
 _FACTOR = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class DurationType(_Type):
+class DurationType(ValueType):
     """A time such as `90s`, `2m` or `1h`, in seconds; a bare number is seconds."""
 
     name = "time"

@@ -1,4 +1,4 @@
-"""Types of flag values: lookahead triples, counts such as 8k, devices, texts. Imports no torch."""
+"""Types of flag values: counts such as 8k, devices, texts, lists. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,50 +11,15 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.errors import TrtlaError, UsageError
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.errors import TrtlaError
+from trtla.settings.value_types import LookaheadType, TripleType, ValueType, starting
 
 _COUNT = re.compile(r"(\d{1,12})([kK]?)")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 _FACTOR = {"": 1, "k": 1000, "K": 1024}
 
 
-def flag_name(param: click.Parameter | None, fallback: str = "value") -> str:
-    """The long spelling of an option, `--max-batch-size`."""
-    return max(param.opts, key=len) if param is not None else fallback
-
-
-class _Type(click.ParamType):  # type: ignore[type-arg]  # generic in new releases of click only
-    """The base of all types here."""
-
-
-class TripleType(_Type):
-    """A lookahead triple `7,7,7` or `[7,7,7]`."""
-
-    name = "W,N,G"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> LookaheadConfig:
-        """Parse and check the triple."""
-        try:
-            return LookaheadConfig.parse(value)
-        except UsageError as error:
-            message = error.message.replace("lookahead", flag_name(param, "lookahead"), 1)
-            raise UsageError(message, error.hint) from None
-
-
-class LookaheadType(TripleType):
-    """A triple, or `auto`."""
-
-    name = "W,N,G|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse and check what is not `auto`."""
-        return value if value == "auto" else super().convert(value, param, ctx)
-
-
-class CountType(_Type):
+class CountType(ValueType):
     """A whole number of at least 1; `8k` is 8000 and `8K` is 8192."""
 
     name = "count"
@@ -72,7 +37,7 @@ class CountType(_Type):
         return number
 
 
-class DeviceType(_Type):
+class DeviceType(ValueType):
     """auto, cpu, cuda or cuda:N."""
 
     name = "auto|cpu|cuda"
@@ -84,7 +49,7 @@ class DeviceType(_Type):
         return str(value)
 
 
-class TextType(_Type):
+class TextType(ValueType):
     """A text; several in an environment variable are separated by newlines, not by spaces."""
 
     name = "text"
@@ -95,7 +60,7 @@ class TextType(_Type):
         return str(value)
 
 
-class ListType(_Type):
+class ListType(ValueType):
     """A comma list `1,4,8`, every part of one type."""
 
     def __init__(self, inner: Any) -> None:
@@ -162,7 +127,9 @@ def _drafters() -> Iterable[str]:
 
 
 def _processors() -> Iterable[str]:
-    return ("greedy", "multinomial:0.8", "topk:0.8:50", "nucleus:0.8:0.9", "topknucleus:0.8:50:0.9")
+    from trtla.settings.sampling import EXAMPLES
+
+    return EXAMPLES
 
 
 def _datasets() -> Iterable[str]:
@@ -203,11 +170,11 @@ def choices(
     if isinstance(param.type, click.Choice):
         return None
     if isinstance(param.type, TripleType):
-        return _starting(_triples(param.type, ctx), incomplete)
+        return starting(_triples(param.type, ctx), incomplete)
     known = _known(param)
     if known is None:
         return None
-    found = _starting(known, incomplete, part=isinstance(param.type, ListType) or name in _CHAINS)
+    found = starting(known, incomplete, part=isinstance(param.type, ListType) or name in _CHAINS)
     if not found and name in _OR_A_FILE:
         return [CompletionItem(incomplete, type="file")]
     return found
@@ -219,17 +186,6 @@ def _known(param: click.Parameter) -> Iterable[str] | None:
         return ("auto", "cpu", "cuda")
     names = _NAMES.get(param.name or "")
     return names() if names else None
-
-
-def _starting(known: Iterable[str], incomplete: str, *, part: bool = False) -> list[CompletionItem]:
-    """The names that go on from what is typed; of a list, from behind its last comma."""
-    before, comma, last = incomplete.rpartition(",") if part else ("", "", incomplete)
-    taken = before.split(",")
-    return [
-        CompletionItem(before + comma + name)
-        for name in known
-        if name.startswith(last) and name not in taken and not (comma and name == "none")
-    ]
 
 
 def _triples(kind: TripleType, ctx: click.Context) -> Sequence[str]:

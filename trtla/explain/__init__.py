@@ -1,1 +1,1 @@
-"""One step of a real run told and drawn: what lookahead fed, what the target said, why it ended."""
+"""One step of a real run, printed and drawn: what was fed, what the target drew, why it ended."""

@@ -1,7 +1,7 @@
-"""Boxes and texts at places in points, as a matplotlib figure just large enough for them.
+"""Boxes and texts at places in points, as a matplotlib figure just large enough, and its colours.
 
 Tokens are set in a font whose letters are all equally wide, so that what fits a box is known before
-anything is drawn. What is drawn it does not know.
+anything is drawn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 Box = tuple[float, float, float, float]
 """Left, top, width, height."""
 Align = Literal["left", "center", "right"]
+
+WINDOW, CANDIDATE, ACCEPTED, REJECTED = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[5]
+CACHED, FAINT = BASE, "#6b727b"
+PARTS: dict[Part, str] = {
+    "input": INK,
+    "filler": COLOURS[4],
+    "window": WINDOW,
+    "candidate": CANDIDATE,
+}
 
 _LETTER = 0.602  # width of DejaVu Sans Mono's letters, of the font's size
 _PROSE = 0.53  # of DejaVu Sans, on average; for lines that must not run into others
 _MARGIN = 18.0
 _KEPT_SPACE = "\N{NO-BREAK SPACE}"  # SVG makes one of several other ones
+
+
+def tint(colour: str, share: float) -> str:
+    """A colour mixed with white; 1 is the colour itself."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)
+
+
+def level_tint(level: int, levels: int) -> str:
+    """A window level's ground: the newer, the darker."""
+    return tint(WINDOW, 0.14 + 0.3 * (level + 1) / max(1, levels))
 
 
 def letters(width: float, size: float) -> int:
@@ -182,24 +201,3 @@ def _outline(boxes: Sequence[Box]) -> Any:
         points += [(x, y), (right, y), (right, bottom), (x, bottom), (x, y)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
     return Path(points, codes)
-
-
-WINDOW, CANDIDATE, ACCEPTED, REJECTED = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[5]
-CACHED, FAINT = BASE, "#6b727b"
-PARTS: dict[Part, str] = {
-    "input": INK,
-    "filler": COLOURS[4],
-    "window": WINDOW,
-    "candidate": CANDIDATE,
-}
-
-
-def tint(colour: str, share: float) -> str:
-    """A colour mixed with white; 1 is the colour itself."""
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)
-
-
-def level_tint(level: int, levels: int) -> str:
-    """A window level's ground: the newer, the darker."""
-    return tint(WINDOW, 0.14 + 0.3 * (level + 1) / max(1, levels))

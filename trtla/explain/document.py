@@ -6,7 +6,7 @@ from typing import Any
 
 from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_story import Candidate, tell
+from trtla.explain.step_outcome import Candidate, outcome_of
 from trtla.explain.words import Words, why
 from trtla.results.run import result
 
@@ -35,7 +35,7 @@ def document(
 
 
 def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
-    story, draft = tell(run, step), step.draft
+    outcome, draft = outcome_of(run, step), step.draft
     return {
         "step": step.number,
         "input": run.text_before(step)[-1] if step.number else None,
@@ -45,14 +45,14 @@ def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
         "positions": positions(step, run.position(step))[1:],
         "roles": [_role(role) for role in roles(step)[1:]],
         "draws": list(step.committed),
-        "accepted": list(story.accepted),
-        "accepted_nodes": list(story.accepted_nodes),
-        "added": story.added,
-        "reason": story.reason,
-        "why": why(run, step, story, words),
-        "candidates": [_candidate(candidate) for candidate in story.candidates],
+        "accepted": list(outcome.accepted),
+        "accepted_nodes": list(outcome.accepted_nodes),
+        "added": outcome.added,
+        "reason": outcome.reason,
+        "why": why(run, step, outcome, words),
+        "candidates": [_candidate(candidate) for candidate in outcome.candidates],
         "window": _window(step.window),
-        "new_level": list(step.new_level),
+        "new_level": list(step.observed),
         "window_after": _window(step.window_after),
         "harvest": [list(ngram) for ngram in step.harvest],
         "pool_found": [list(value) for value in step.found],

@@ -1,6 +1,6 @@
 """Who is who in a step's draft, and who sees whom: the attention mask as the paper draws it.
 
-From a draft's parents and the window's shape alone; which tokens these are it does not know.
+From a draft's parents and the window's shape alone; the tokens' texts are in trtla.explain.words.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from trtla.explain.canvas import (
 )
 from trtla.explain.mask_picture import MaskPicture, key
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_story import Candidate, Story, tell
-from trtla.explain.words import CHECK, CROSS, Words, headline, why
+from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
+from trtla.explain.words import CHECK, CROSS, Words, candidates_line, headline, why
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
 class _Step:
     def __init__(self, canvas: Canvas, run: RecordedRun, step: RecordedStep, words: Words) -> None:
         self._canvas, self._run, self._step, self._words = canvas, run, step, words
-        self._story: Story = tell(run, step)
+        self._outcome: Outcome = outcome_of(run, step)
         self._y = _TOP
 
     def draw(self) -> None:
@@ -78,17 +78,17 @@ class _Step:
                 x, top + 7, "Attention: a row sees the filled columns", 11, bold=True
             )
             y = key(self._canvas, self._step, x, top + 20)
-            mask.draw(x, y + 2, self._story.accepted_nodes)
+            mask.draw(x, y + 2, self._outcome.accepted_nodes)
 
     def _title(self) -> None:
         run, step, triple = self._run, self._step, self._run.completion.lookahead
-        self._canvas.prose(_LEFT, self._y + 8, headline(run, step, self._story), 15, bold=True)
+        self._canvas.prose(_LEFT, self._y + 8, headline(run, step, self._outcome), 15, bold=True)
         how = f"W, N, G = {triple.window_size}, {triple.ngram_size}, {triple.verification_set_size}"
         if "lookahead" not in run.completion.stats.drafter:
             how = f"drafter {run.completion.stats.drafter}"
         fed = f"{step.draft.size} tokens fed in one forward"
-        told = f"{how}: {fed}" if step.number else how
-        self._canvas.prose(_LEFT, self._y + 27, told, 9.5, colour=FAINT)
+        line = f"{how}: {fed}" if step.number else how
+        self._canvas.prose(_LEFT, self._y + 27, line, 9.5, colour=FAINT)
         self._text(self._y + 46)
         self._y += 72
 
@@ -102,7 +102,7 @@ class _Step:
         for place, token in enumerate((before[-1], *step.committed)):
             text = self._words.cell(token)
             width = token_width(cell_len(text), size) + 7
-            kept = 0 < place <= len(self._story.accepted)
+            kept = 0 < place <= len(self._outcome.accepted)
             fill = tint(ACCEPTED, 0.35) if kept else "none"
             edge = FAINT if not place else ACCEPTED if kept else INK
             self._canvas.box((x, y - 8, width, 16), fill, edge, dashed=not place)
@@ -141,8 +141,8 @@ class _Step:
             has_input = window.full and not level
             ground = level_tint(level, levels)
             self._row(f"level {level}", tokens, width, ground, has_input=has_input)
-        if self._step.new_level:
-            self._row("new level", self._step.new_level, width, "none", WINDOW, dashed=True)
+        if self._step.observed:
+            self._row("new level", self._step.observed, width, "none", WINDOW, dashed=True)
         self._y += 12
 
     def _row(
@@ -182,31 +182,22 @@ class _Step:
         self._y += 12
 
     def _candidates(self) -> None:
-        self._heading(self._about_candidates())
-        if not self._story.candidates:
+        self._heading(candidates_line(self._run, self._step, self._outcome, self._words))
+        if not self._outcome.candidates:
             self._y += 8
             return
-        longest = max(len(candidate.tokens) for candidate in self._story.candidates)
+        longest = max(len(candidate.tokens) for candidate in self._outcome.candidates)
         width = _cell_width(longest + 1)
         self._drawn(width)
-        for number, candidate in enumerate(self._story.candidates, 1):
+        for number, candidate in enumerate(self._outcome.candidates, 1):
             self._candidate(number, candidate, longest, width)
         self._y += 12
-
-    def _about_candidates(self) -> str:
-        step, fed = self._step, len(self._story.candidates)
-        if step.window is None:
-            return f"Drafted: {len(step.draft.tokens)} tokens"
-        most = self._run.completion.lookahead.verification_set_size
-        key = self._words.quoted(self._run.text_before(step)[-1])
-        found = f"{len(step.found)} continuations of" if step.found else "nothing after"
-        return f"Candidates: the pool has {found} {key}, {fed} fed (G = {most})"
 
     def _drawn(self, width: float) -> None:
         """What the target drew, over the places of the candidates' tokens."""
         self._label("target drew")
         for place, token in enumerate(self._step.committed):
-            kept = place < len(self._story.accepted)
+            kept = place < len(self._outcome.accepted)
             box = (_LEFT + _GUTTER + place * width + 1, self._y + 1, width - 2, _ROW - 2)
             self._canvas.box(box, tint(ACCEPTED, 0.35) if kept else "none", INK)
             self._canvas.token(box, self._words.cell(token), 8.5, bold=True)
@@ -234,8 +225,8 @@ class _Step:
 
     def _ending(self) -> None:
         self._heading("Why it ended")
-        told = why(self._run, self._step, self._story, self._words)
-        for line in textwrap.wrap(told, prose_letters(_LEAST, 9.5)):
+        reason = why(self._run, self._step, self._outcome, self._words)
+        for line in textwrap.wrap(reason, prose_letters(_LEAST, 9.5)):
             self._canvas.prose(_LEFT, self._y + 6, line, 9.5)
             self._y += 14
 

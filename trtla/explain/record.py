@@ -1,8 +1,4 @@
-"""Records what each step of a real run drafted, and what came of it, beside the decoding.
-
-The recorder stands between executor and drafter and passes everything on as it is, so the text is
-the same with it. What a record means it does not know.
-"""
+"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them."""
 
 from __future__ import annotations
 
@@ -11,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
+from trtla.runtime.draft import Draft, Drafter, StepLimit
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
+from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
 from trtla.runtime.drafters.window import LookaheadWindow
 
 if TYPE_CHECKING:
@@ -44,23 +41,18 @@ class WindowCells:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """One forward of the target."""
+class RecordedStep(RecordedForward):
+    """One forward of the target; with a window `observed` is its new level."""
 
     number: int
     """As steps are counted: 0 is the prompt pass."""
     before: int
     """Output tokens before it."""
-    draft: Draft
-    committed: tuple[int, ...]
-    """What it added to the output."""
     window: WindowCells | None = None
     """What it fed; None where no window is fed."""
     window_after: WindowCells | None = None
     found: tuple[Ngram, ...] = ()
     """The pool's continuations of the input token, oldest first."""
-    new_level: Ngram = ()
-    """What the target said after the window's newest level."""
     harvest: tuple[Ngram, ...] = ()
     """The n-grams of the window's columns, key first."""
     pool_size: int = 0
@@ -85,16 +77,15 @@ class RecordedRun:
         return self.start + step.before - 1
 
 
-class RecordingDrafter(Drafter):
-    """A drafter that does what another one does, and remembers its steps."""
+class StepRecorder(DraftRecorder):
+    """Keeps what lookahead's window and pool held in each step as well."""
 
-    def __init__(self, inner: Drafter) -> None:
+    def __init__(self, inner: Drafter, request: Request) -> None:
+        super().__init__(inner, request)
         self.steps: list[RecordedStep] = []
-        self._inner = inner
         self._lookahead = next(_lookahead_parts(inner), None)
         self._window: LookaheadWindow | None = None
         self._found: tuple[Ngram, ...] = ()
-        self._draft = NO_DRAFT
         self._committed: list[int] = []
 
     def propose(self, limit: StepLimit | None = None) -> Draft:
@@ -102,40 +93,32 @@ class RecordingDrafter(Drafter):
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
-        self._draft = self._inner.propose(limit)
-        return self._draft
-
-    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """For the other, where it wants them."""
-        self._inner.ranked(tops)
+        return super().propose(limit)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the step is over."""
-        self._inner.observe(greedy, committed)
-        self.steps.append(self._step(greedy, committed))
+        super().observe(greedy, committed)
+        self.steps.append(self._step(self.forwards[-1]))
         self._committed += committed
-        self._window, self._found, self._draft = None, (), NO_DRAFT
+        self._window, self._found = None, ()
 
-    def _step(self, greedy: Sequence[int], committed: Sequence[int]) -> RecordedStep:
+    def _step(self, forward: RecordedForward) -> RecordedStep:
         lookahead, window, harvest = self._lookahead, self._window, list[Ngram]()
-        if window is not None and greedy:
-            harvest = copy.deepcopy(window).advance(self._committed[-1], greedy)
+        if window is not None and forward.observed:
+            harvest = copy.deepcopy(window).advance(self._committed[-1], forward.observed)
+        after = None if lookahead is None else _cells(lookahead.window, forward.committed[-1])
         return RecordedStep(
-            len(self.steps),
-            len(self._committed),
-            self._draft,
-            tuple(committed),
-            None if window is None else _cells(window, self._committed[-1]),
-            None if lookahead is None else _cells(lookahead.window, committed[-1]),
-            self._found,
-            tuple(greedy),
-            tuple(harvest),
-            0 if lookahead is None else len(lookahead.pool),
+            forward.draft,
+            forward.observed,
+            forward.committed,
+            number=len(self.steps),
+            before=len(self._committed),
+            window=None if window is None else _cells(window, self._committed[-1]),
+            window_after=after,
+            found=self._found,
+            harvest=tuple(harvest),
+            pool_size=0 if lookahead is None else len(lookahead.pool),
         )
-
-    def close(self) -> None:
-        """The request has ended."""
-        self._inner.close()
 
 
 def _lookahead_parts(drafter: Drafter) -> Iterator[LookaheadDrafter]:
@@ -171,14 +154,8 @@ def record_run(
         UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
         TrtlaError: the executor gave the prompt up.
     """
-    recorders: list[RecordingDrafter] = []
-    starts: list[int] = []
-
-    def watch(inner: Drafter, request: Request) -> Drafter:
-        recorders.append(RecordingDrafter(inner))
-        starts.append(len(request.input_ids))
-        return recorders[-1]
-
+    watch = RecorderWatch(StepRecorder)
     chunks = llm.stream(prompt, sampling, lookahead, drafter=drafter, watch=watch)
     (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
-    return RecordedRun(tuple(recorders[0].steps), completion, starts[0])
+    recorder = watch.recorders[0]
+    return RecordedRun(tuple(recorder.steps), completion, len(recorder.request.input_ids))

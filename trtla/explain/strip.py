@@ -1,4 +1,4 @@
-"""A whole run as a strip: a row a step, what it accepted and what the target added."""
+"""A whole run as a strip, printed or drawn: a row a step, what it accepted and what was added."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from trtla.charts.theme import INK
 from trtla.errors import UsageError
 from trtla.explain.canvas import ACCEPTED, FAINT, Canvas, tint, token_width
 from trtla.explain.record import RecordedRun
-from trtla.explain.step_story import Reason, tell
+from trtla.explain.step_outcome import Reason, outcome_of
 from trtla.explain.words import ELLIPSIS, SHORT, Paint, Words, clip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 _WIDTH = 100
 _REASON = 17
+
+_LEFT, _TOP, _ROW, _SIZE = 18.0, 18.0, 19.0, 9.0
+_TOKENS = 108.0
+_MOST_ROWS = 1000  # a PNG is at most 65 535 pixels high
+_LONGEST = 16  # letters of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ def strip_rows(run: RecordedRun) -> list[StripRow]:
     """A row a step, the prompt pass first."""
     rows = []
     for step in run.steps:
-        story = tell(run, step)
+        outcome = outcome_of(run, step)
         fed = step.draft.size if step.number else len(run.completion.input_ids)
-        rows.append(StripRow(step.number, fed, story.accepted, story.added, story.reason))
+        rows.append(StripRow(step.number, fed, outcome.accepted, outcome.added, outcome.reason))
     return rows
 
 
@@ -81,12 +85,6 @@ def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
     return line + " " * (width - used)
 
 
-_LEFT, _TOP, _ROW, _SIZE = 18.0, 18.0, 19.0, 9.0
-_TOKENS = 108.0
-_MOST_ROWS = 1000  # a PNG is at most 65 535 pixels high
-_LONGEST = 16  # letters of a token
-
-
 def strip_picture(run: RecordedRun, words: Words) -> Figure:
     """Draw a run.
 
@@ -103,8 +101,8 @@ def strip_picture(run: RecordedRun, words: Words) -> Figure:
     canvas.prose(_LEFT, _TOP + 8, "The run, step by step", 15, bold=True)
     canvas.prose(_LEFT, _TOP + 27, summary(run), 9.5, colour=FAINT)
     canvas.box((_LEFT, _TOP + 41, 9, 9), tint(ACCEPTED, 0.45), ACCEPTED)
-    told = "accepted drafts; the other tokens are the target's own"
-    canvas.prose(_LEFT + 14, _TOP + 45.5, told, 9, colour=FAINT)
+    legend = "accepted drafts; the other tokens are the target's own"
+    canvas.prose(_LEFT + 14, _TOP + 45.5, legend, 9, colour=FAINT)
     top = _TOP + 68
     for place, name in ((0.0, "step"), (40.0, "fed"), (_TOKENS - _LEFT, "tokens")):
         canvas.prose(_LEFT + place, top, name, 8.5, colour=FAINT)

@@ -9,8 +9,19 @@ from itertools import groupby
 
 from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_story import Candidate, Story, tell
-from trtla.explain.words import CHECK, CROSS, Paint, Style, Words, clip, fit, headline, why
+from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
+from trtla.explain.words import (
+    CHECK,
+    CROSS,
+    Paint,
+    Style,
+    Words,
+    candidates_line,
+    clip,
+    fit,
+    headline,
+    why,
+)
 
 WIDTH = 100
 _GUTTER = 13
@@ -18,17 +29,32 @@ _WIDEST, _NARROWEST = 11, 4  # columns of a cell
 _ROOM = WIDTH - 2 - _GUTTER
 _SOURCES = 23  # columns for where a candidate was seen
 
+_LABEL = 6
+_STYLES: dict[Part, Style] = {
+    "input": "input",
+    "filler": "window",
+    "window": "window",
+    "candidate": "candidate",
+}
+_GLYPHS: dict[Part, str] = {"input": "█", "filler": "█", "window": "█", "candidate": "▓"}
+_KEY: dict[Part, str] = {
+    "input": "input",
+    "window": "lookahead branch, L level.column",
+    "candidate": "verification branch, C candidate.place",
+}
+_CACHED, _HIDDEN = "▒", "·"
+
 
 def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
     """The lines of a step's view."""
-    story = tell(run, step)
-    lines = [paint(headline(run, step, story), "bold"), *_fed(step), "", *_text(run, step, words)]
+    outcome = outcome_of(run, step)
+    lines = [paint(headline(run, step, outcome), "bold"), *_fed(step), "", *_text(run, step, words)]
     if step.number:
-        lines += [*_window(run, step, words, paint), *_candidates(run, step, story, words, paint)]
-        lines += ["", *mask_lines(run, step, story.accepted_nodes, words, paint)]
+        lines += [*_window(run, step, words, paint), *_candidates(run, step, outcome, words, paint)]
+        lines += ["", *mask_lines(run, step, outcome.accepted_nodes, words, paint)]
     else:
         lines += _start(run, step, words, paint)
-    return [*lines, "", *_ending(run, step, story, words, paint)]
+    return [*lines, "", *_ending(run, step, outcome, words, paint)]
 
 
 def _fed(step: RecordedStep) -> list[str]:
@@ -87,9 +113,9 @@ def _grid(window: WindowCells, words: Words, paint: Paint) -> Iterator[str]:
 
 
 def _new_level(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
-    if step.new_level:
-        size, shown = _cell_size(len(step.new_level))
-        cells = [paint(fit(words.cell(token), size), "bold") for token in step.new_level[:shown]]
+    if step.observed:
+        size, shown = _cell_size(len(step.observed))
+        cells = [paint(fit(words.cell(token), size), "bold") for token in step.observed[:shown]]
         yield _line("new level", cells)
         newest = "drawn" if step.draft.drawn else "most probable"
         yield from _wrapped(
@@ -112,24 +138,24 @@ def _harvest(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
 
 
 def _candidates(
-    run: RecordedRun, step: RecordedStep, story: Story, words: Words, paint: Paint
+    run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words, paint: Paint
 ) -> Iterator[str]:
     yield ""
-    yield from _wrapped(_found(run, step, story, words))
-    if not story.candidates:
+    yield from _wrapped(candidates_line(run, step, outcome, words))
+    if not outcome.candidates:
         return
-    longest = max(len(candidate.tokens) for candidate in story.candidates)
+    longest = max(len(candidate.tokens) for candidate in outcome.candidates)
     size, shown = _cell_size(longest + 1, _ROOM - _SOURCES)
     position = run.position(step)
     seen_in = "seen in" if step.window is not None else ""
     places = [fit(str(position + 1 + i), size) for i in range(shown)]
     yield _line("position", [*places, seen_in])
     drawn = [
-        paint(fit(words.cell(token), size), "accepted" if i < len(story.accepted) else "bold")
+        paint(fit(words.cell(token), size), "accepted" if i < len(outcome.accepted) else "bold")
         for i, token in enumerate(step.committed[:shown])
     ]
     yield _line("target drew", drawn)
-    for number, candidate in enumerate(story.candidates, 1):
+    for number, candidate in enumerate(outcome.candidates, 1):
         yield _candidate(number, candidate, (size, shown), words, paint)
 
 
@@ -149,16 +175,6 @@ def _candidate(
     return _line(f"candidate {number}", [*cells, sources])
 
 
-def _found(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
-    if step.window is None:
-        return f"Drafted by {run.completion.stats.drafter}: {len(step.draft.tokens)} tokens"
-    most, found = run.completion.lookahead.verification_set_size, len(step.found)
-    key, fed = words.quoted(run.text_before(step)[-1]), len(story.candidates)
-    several = "continuation" if found == 1 else "continuations"
-    known = f"{found} {several} of {key}" if found else f"nothing after {key}"
-    return f"Candidates: the pool has {known}, {fed} fed (G = {most})"
-
-
 def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
     yield ""
     window = step.window_after
@@ -174,14 +190,14 @@ def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> 
 
 
 def _ending(
-    run: RecordedRun, step: RecordedStep, story: Story, words: Words, paint: Paint
+    run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words, paint: Paint
 ) -> Iterator[str]:
-    accepted = [paint(words.quoted(token), "accepted") for token in story.accepted]
+    accepted = [paint(words.quoted(token), "accepted") for token in outcome.accepted]
     if accepted:
         yield "Accepted: " + " ".join(accepted)
-    if story.added is not None:
-        yield "Added by the target: " + paint(words.quoted(story.added), "bold")
-    yield from _wrapped("Why it ended: " + why(run, step, story, words))
+    if outcome.added is not None:
+        yield "Added by the target: " + paint(words.quoted(outcome.added), "bold")
+    yield from _wrapped("Why it ended: " + why(run, step, outcome, words))
 
 
 def _cell_size(columns: int, room: int = _ROOM) -> tuple[int, int]:
@@ -196,23 +212,6 @@ def _line(label: str, cells: Sequence[str]) -> str:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH)
-
-
-_WIDTH = 100
-_LABEL = 6
-_STYLES: dict[Part, Style] = {
-    "input": "input",
-    "filler": "window",
-    "window": "window",
-    "candidate": "candidate",
-}
-_GLYPHS: dict[Part, str] = {"input": "█", "filler": "█", "window": "█", "candidate": "▓"}
-_KEY: dict[Part, str] = {
-    "input": "input",
-    "window": "lookahead branch, L level.column",
-    "candidate": "verification branch, C candidate.place",
-}
-_CACHED, _HIDDEN = "▒", "·"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,9 @@ def mask_lines(
     if size == 1:
         yield "Attention: the input sees the cached text and itself."
         return
-    layout = next((one for one in _LAYOUTS if _width(one, size, len(stretches)) <= _WIDTH), None)
+    layout = next(
+        (one for one in _LAYOUTS if _mask_width(one, size, len(stretches)) <= WIDTH), None
+    )
     if layout is None:
         yield f"The attention mask of {size} x {size} tokens is drawn with -o step.svg."
         return
@@ -267,7 +268,7 @@ def mask_lines(
         yield (paint(label, "accepted") if mark else label) + cached + cells + mark
 
 
-def _width(layout: _Layout, size: int, stretches: int) -> int:
+def _mask_width(layout: _Layout, size: int, stretches: int) -> int:
     return layout.gutter + layout.scale * (size + 1) + layout.gap * stretches + 2
 
 

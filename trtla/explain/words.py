@@ -1,4 +1,4 @@
-"""Tokens and reasons in words: how a token is shown, why a step ended."""
+"""Tokens and reasons in words, fitted to columns: how a token is shown, why a step ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Literal
 from rich.cells import cell_len, set_cell_size
 
 from trtla.explain.record import RecordedRun, RecordedStep
-from trtla.explain.step_story import Reason, Story
+from trtla.explain.step_outcome import Outcome, Reason
 from trtla.llm.text_stream import Decode
+
+Style = Literal["plain", "bold", "dim", "accepted", "rejected", "input", "window", "candidate"]
+Paint = Callable[[str, Style], str]
+"""Text and what it means -> the text, coloured where that is possible."""
+
+CHECK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 SPACE = "\N{MIDDLE DOT}"
 _MOST_TOKENS = 4  # of a letter: the bytes that UTF-8 has for one
@@ -26,6 +33,23 @@ SHORT: dict[Reason, str] = {
     "stop_words": "stop string",
     "length": "length",
 }
+
+
+def plain(text: str, style: Style) -> str:
+    """No colours."""
+    return text
+
+
+def fit(text: str, width: int) -> str:
+    """A text in exactly so many columns, cut with an ellipsis."""
+    if cell_len(text) <= width or width < 1:
+        return set_cell_size(text, max(0, width))
+    return set_cell_size(text, width - 1) + ELLIPSIS
+
+
+def clip(text: str, width: int) -> str:
+    """A text in at most so many columns."""
+    return fit(text, width) if cell_len(text) > width else text
 
 
 class Words:
@@ -72,7 +96,7 @@ class Words:
         return ("" if whole else ELLIPSIS) + "".join(units[start:])
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """Several tokens; a letter that they begin within is left away."""
+        """Several tokens; a letter that they begin within is omitted."""
         if self._decode is None:
             return "".join(map(self.raw, tokens))
         return self._after_another(tokens).lstrip(_BROKEN)
@@ -101,40 +125,51 @@ def _shown(char: str) -> str:
     return char.encode("unicode_escape").decode() if ord(char) > 255 else f"\\x{ord(char):02x}"
 
 
-def headline(run: RecordedRun, step: RecordedStep, story: Story) -> str:
+def headline(run: RecordedRun, step: RecordedStep, outcome: Outcome) -> str:
     """What a step did, in a line."""
     number, last = step.number, len(run.steps) - 1
     if not number:
         return f"The prompt pass, step 0 of {last}"
     drafted = len(step.draft.candidates)
-    what = f"{len(story.accepted)} of {drafted} drafted tokens accepted"
+    what = f"{len(outcome.accepted)} of {drafted} drafted tokens accepted"
     return f"Step {number} of {last}: {what if drafted else 'nothing to verify'}"
 
 
-def why(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
+def candidates_line(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
+    """What the pool had for the input token, and how much of it was fed."""
+    if step.window is None:
+        return f"Drafted by {run.completion.stats.drafter}: {len(step.draft.tokens)} tokens"
+    most, found = run.completion.lookahead.verification_set_size, len(step.found)
+    key, fed = words.quoted(run.text_before(step)[-1]), len(outcome.candidates)
+    several = "continuation" if found == 1 else "continuations"
+    known = f"{found} {several} of {key}" if found else f"nothing after {key}"
+    return f"Candidates: the pool has {known}, {fed} fed (G = {most})"
+
+
+def why(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
     """Why the step ended, in a sentence or two."""
-    told = _within(run, step, story, words)
+    within = _within(run, step, outcome, words)
     length = len(run.completion.output_ids)
     last = words.quoted(step.committed[-1])
     end = {
         "end_id": f"The text ends: {last} is an end token.",
         "stop_words": f"The text ends: with {last} it holds a stop string.",
         "length": f"The text ends: it has its {length} tokens.",
-    }.get(story.reason)
-    return f"{told} {end}".strip() if end else told
+    }.get(outcome.reason)
+    return f"{within} {end}".strip() if end else within
 
 
-def _within(run: RecordedRun, step: RecordedStep, story: Story, words: Words) -> str:
+def _within(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
     """What ended the step itself; nothing where the text's end cut it."""
     if not step.number:
         return "The prompt pass drafts nothing: it adds the target's first token."
-    if story.added is None:
+    if outcome.added is None:
         return ""
-    added = words.quoted(story.added)
+    added = words.quoted(outcome.added)
     if not step.draft.candidates:
         return f"{_nothing(run, step)}: the target added {added}."
-    if story.drafted:
-        drafted = " and ".join(map(words.quoted, story.drafted))
+    if outcome.drafted:
+        drafted = " and ".join(map(words.quoted, outcome.drafted))
         return f"First mismatch: drafted {drafted}, the target drew {added}."
     return f"The whole candidate was accepted, and the target added {added}."
 
@@ -146,28 +181,3 @@ def _nothing(run: RecordedRun, step: RecordedStep) -> str:
     if not triple.verification_set_size:
         return "No candidate is verified with G = 0"
     return "Nothing was found in the pool" if not step.found else "No candidate was fed"
-
-
-Style = Literal["plain", "bold", "dim", "accepted", "rejected", "input", "window", "candidate"]
-Paint = Callable[[str, Style], str]
-"""Text and what it means -> the text, coloured where that is possible."""
-
-CHECK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
-ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-
-
-def plain(text: str, style: Style) -> str:
-    """No colours."""
-    return text
-
-
-def fit(text: str, width: int) -> str:
-    """A text in exactly so many columns, cut with an ellipsis."""
-    if cell_len(text) <= width or width < 1:
-        return set_cell_size(text, max(0, width))
-    return set_cell_size(text, width - 1) + ELLIPSIS
-
-
-def clip(text: str, width: int) -> str:
-    """A text in at most so many columns."""
-    return fit(text, width) if cell_len(text) > width else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import Lookahead, refuse_auto
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
@@ -196,9 +197,9 @@ class LLM:
         margins: bool,
         watch: DrafterWatch | None,
     ) -> Answer:
-        ids = self.encode(prompt, name)
-        start, encoder_ids = self.engine.request_ids(ids)
-        decode, stop = (self.tokenizer.decode if self.tokenizer else None), sampling.stop
+        asked = self.request(prompt, sampling, name, lookahead, drafter)
+        start, stop = asked.input_ids, sampling.stop
+        decode = self.tokenizer.decode if self.tokenizer else None
         if decode is None and stop:
             raise UsageError(
                 f"{name} has a stop string, but the model has no tokenizer",
@@ -206,25 +207,11 @@ class LLM:
             )
         runs = self.tokenizer.byte_tokens if self.tokenizer else None
         check = StopStrings(decode, start, stop, runs) if decode and stop else None
-        settings = drafter or self._drafter
-        request = Request(
-            next(self._ids),
-            start,
-            sampling,
-            None if lookahead == "auto" else lookahead,
-            self.end_ids,
-            check,
-            margins,
-            name,
-            adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
-            drafter=settings,
-            watch=watch,
-            encoder_ids=encoder_ids,
-        )
+        request = replace(asked, stop_check=check, margins=margins, watch=watch)
         self.limits.check(request)
         if decode is None:
             return Answer(index, request, None, None)
-        text = prompt if isinstance(prompt, str) else decode(ids)
+        text = prompt if isinstance(prompt, str) else decode(request.given_ids)
         return Answer(index, request, text, TextStream(decode, start, stop, runs))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
@@ -269,11 +256,31 @@ class LLM:
         request = self.request(prompt, sampling, "the prompt")
         return self._shared.call(lambda executor: executor.log_probs(request, output_ids))
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, name: str) -> Request:
-        """A prompt as a request that nothing drafts for; `limits.check` says whether it fits."""
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        name: str,
+        lookahead: Lookahead | None = None,
+        drafter: DrafterSettings | None = None,
+    ) -> Request:
+        """A prompt as a request, with the settings of `generate`.
+
+        `limits.check` reports whether it fits. Stop strings are not in it.
+        """
         start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
-        own = (start, sampling, None, self.end_ids)
-        return Request(next(self._ids), *own, name=name, encoder_ids=encoder_ids)
+        settings = drafter or self._drafter
+        return Request(
+            next(self._ids),
+            start,
+            sampling,
+            None if lookahead == "auto" else lookahead,
+            self.end_ids,
+            name=name,
+            adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
+            drafter=settings,
+            encoder_ids=encoder_ids,
+        )
 
     def _adapts(self, settings: DrafterSettings) -> bool:
         """Whether a request without a triple is adaptive: other drafters have nothing to choose."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.data.prompts import PromptRequest
-from trtla.runtime.stats import accepted_per_pos
+from trtla.runtime.stats import accepted_per_pos, tokens_per_step
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import BeamSettings
@@ -93,7 +93,7 @@ def totals(completions: Sequence[Completion], time_s: float) -> Totals:
         prompts=len(completions),
         output_tokens=output_tokens,
         steps=steps,
-        tokens_per_step=1.0 + accepted / steps if steps else 1.0,
+        tokens_per_step=tokens_per_step(steps, accepted),
         drafted=_sum(c.stats.drafted for c in completions),
         accepted=accepted,
         accepted_per_pos=accepted_per_pos(c.stats.accepted_lengths for c in completions),

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field, fields
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 
+def tokens_per_step(steps: int, accepted: int) -> float:
+    """S, the step compression: 1 + accepted / steps; 1.0 before the first step."""
+    return 1.0 + accepted / steps if steps else 1.0
+
+
 def accepted_lengths(
     step_lengths: Sequence[int], steps: int, accepted: int
 ) -> tuple[int, ...] | None:
@@ -138,8 +143,8 @@ class RequestStats:
 
     @property
     def tokens_per_step(self) -> float:
-        """S, the step compression: 1 + accepted / steps; 1.0 before the first step."""
-        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+        """S, the step compression."""
+        return tokens_per_step(self.steps, self.accepted)
 
     @property
     def accepted_lengths(self) -> tuple[int, ...] | None:

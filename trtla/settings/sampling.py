@@ -21,6 +21,9 @@ VALUES = {
 }
 """The processors, and what their values mean, in order."""
 
+EXAMPLES = ("greedy", "multinomial:0.8", "topk:0.8:40", "nucleus:0.8:0.9", "topknucleus:0.8:40:0.9")
+"""Every processor with usual values, for completion."""
+
 Filters = tuple[float, int, float]
 """(temperature, top_k, top_p)."""
 
@@ -42,25 +45,15 @@ class Processor:
         return self.temperature, self.top_k, self.top_p
 
 
-def processor(name: str, *values: float) -> Filters:
-    """(temperature, top_k, top_p) of a processor; greedy is temperature 0 whatever its value.
-
-    Args:
-        name: one of `VALUES`.
-        values: its values in that order; the temperature may be left away where it is the only
-            one, and is 1 then.
-
-    Raises:
-        UsageError: the name is not known, or a value is missing, too much or out of its range.
-    """
-    return _processor(name, values, ":".join([name, *map(str, values)])).filters
-
-
 def parse_processor(text: str) -> Processor:
     """A processor written NAME[:VALUE...], such as `nucleus:0.8:0.9`.
 
+    Greedy is temperature 0 whatever its value. The temperature may be omitted where it is the only
+    value, and is 1 then.
+
     Raises:
-        UsageError: as for `processor`, or a value is not a number.
+        UsageError: the name is not known, or a value is missing, too much, no number or out of its
+            range.
     """
     name, *parts = text.split(":")
     try:

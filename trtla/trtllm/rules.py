@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from trtla.errors import UsageError
 from trtla.formats.compiled import stage_problems
 from trtla.formats.config import BuildConfig, CheckpointConfig
@@ -203,6 +201,8 @@ def _fp8_notes(config: CheckpointConfig) -> Iterator[str]:
 
 def gpu_capability() -> Capability | None:
     """The compute capability of the first GPU that PyTorch can use; None without one."""
+    import torch
+
     if not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()

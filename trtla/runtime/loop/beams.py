@@ -44,10 +44,6 @@ class BeamTarget(Protocol):
         """
 
 
-def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-    """The best hypotheses, the best first."""
-
-
 def beam_search(
     target: BeamTarget, settings: BeamSettings, max_output_len: int, end_ids: frozenset[int]
 ) -> list[Hypothesis]:

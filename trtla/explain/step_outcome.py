@@ -46,8 +46,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """A step, told."""
+class Outcome:
+    """What came of a step."""
 
     reason: Reason
     accepted_nodes: tuple[int, ...]
@@ -60,13 +60,13 @@ class Story:
     candidates: tuple[Candidate, ...]
 
 
-def tell(run: RecordedRun, step: RecordedStep) -> Story:
-    """The story of one step of a run."""
+def outcome_of(run: RecordedRun, step: RecordedStep) -> Outcome:
+    """The outcome of one step of a run."""
     frontier, nodes = _follow(step.draft, step.committed)
     ended = _ENDS.get(run.completion.finish_reason) if step is run.steps[-1] else None
     added = step.committed[-1] if len(nodes) < len(step.committed) else None
     drafted = _children(step.draft, frontier) if added is not None else ()
-    return Story(
+    return Outcome(
         ended or _natural_reason(step, drafted),
         nodes,
         tuple(step.draft.tokens[node - 1] for node in nodes),
@@ -133,4 +133,4 @@ def busiest(run: RecordedRun) -> RecordedStep:
 
 def _interest(run: RecordedRun, step: RecordedStep) -> tuple[int, bool]:
     full = step.window is not None and step.window.full
-    return len(tell(run, step).accepted), full
+    return len(outcome_of(run, step).accepted), full

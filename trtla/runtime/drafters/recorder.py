@@ -1,0 +1,76 @@
+"""Recording what a request's drafter drafted and what came of it, beside the decoding.
+
+A recorder stands between executor and drafter and passes everything on unchanged, so the text is
+the same with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
+
+if TYPE_CHECKING:
+    from trtla.runtime.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedForward:
+    """One forward of the target."""
+
+    draft: Draft
+    """Empty for the prefill."""
+    observed: tuple[int, ...]
+    """The target's tokens after each node of the draft's `read`."""
+    committed: tuple[int, ...]
+    """What it added to the output."""
+
+
+class DraftRecorder(Drafter):
+    """A drafter that does what another one does, and keeps every forward, the prefill first."""
+
+    def __init__(self, inner: Drafter, request: Request) -> None:
+        self.request = request
+        self.forwards: list[RecordedForward] = []
+        self._inner, self._draft = inner, NO_DRAFT
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """The other's draft."""
+        self._draft = self._inner.propose(limit)
+        return self._draft
+
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
+        """For the other."""
+        self._inner.ranked(tops)
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """For the other; then the forward is over."""
+        self._inner.observe(greedy, committed)
+        self.forwards.append(RecordedForward(self._draft, tuple(greedy), tuple(committed)))
+        self._draft = NO_DRAFT
+
+    def close(self) -> None:
+        """The request has ended."""
+        self._inner.close()
+
+
+RecorderT = TypeVar("RecorderT", bound=DraftRecorder)
+
+
+class RecorderWatch(Generic[RecorderT]):
+    """A `DrafterWatch` that records every request.
+
+    Args:
+        kind: the recorder's class.
+    """
+
+    def __init__(self, kind: Callable[[Drafter, Request], RecorderT]) -> None:
+        self.recorders: list[RecorderT] = []
+        """In the order of the requests."""
+        self._kind = kind
+
+    def __call__(self, inner: Drafter, request: Request) -> RecorderT:
+        self.recorders.append(self._kind(inner, request))
+        return self.recorders[-1]
