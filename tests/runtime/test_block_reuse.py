@@ -58,7 +58,7 @@ def reusing(num_blocks=24, **options):
             slot // TOKENS_PER_BLOCK for slot in slots.tolist()
         )
 
-    model.forward = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
+    model.forward_batch = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
     cache.move = lambda source, target: (writable(target), move(source, target))[1]
     return executor, model
 

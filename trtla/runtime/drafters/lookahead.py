@@ -14,7 +14,7 @@ from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, Step
 from trtla.runtime.drafters.pools import KeptPool, NgramPool, TextIndex
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.request import Request
+from trtla.runtime.request import DrafterFactory, Request
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -235,19 +235,19 @@ def lookahead_drafter(
     return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
 
 
-class LookaheadDrafters:
+class LookaheadDrafters(DrafterFactory):
     """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
 
-    def __init__(self, options: DraftOptions) -> None:
+    def __init__(self, options: DraftOptions = _TENSORRT_LLM) -> None:
         self._options = options
         self._kept: dict[int, KeptPool] = {}
 
-    def __call__(self, config: LookaheadConfig, request: Request) -> LookaheadDrafter | NoDrafter:
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter for a request with this triple; those of one N share what is kept."""
-        size, capacity, kept = config.ngram_size, self._options.keep_pool, None
+        size, capacity, kept = lookahead.ngram_size, self._options.keep_pool, None
         if capacity and size > 1:
             kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(config, request, self._options, kept)
+        return lookahead_drafter(lookahead, request, self._options, kept)
 
     def reset(self) -> None:
         """Forget what was kept."""

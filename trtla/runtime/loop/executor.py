@@ -18,8 +18,8 @@ from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
-from trtla.runtime.draft import Drafter, NoDrafter
-from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.draft import NoDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scheduler import Scheduler
@@ -27,16 +27,12 @@ from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import StepLoop
 from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
+from trtla.runtime.request import DrafterFactory, FinishReason, Hypothesis, Output, Request
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, RequestStats
-from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
-
-DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
-"""(the triple that holds for it, request) -> its drafter."""
 
 CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
 """Measures what forwards of up to a number of sequences cost, or remembers it. Asked when the first
@@ -51,11 +47,9 @@ class TorchExecutor(StepLoop):
         model: the target.
         cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
         limits: what requests must fit into.
-        drafter: makes each request's drafter; lookahead decoding unless said otherwise.
+        drafters: makes each request's drafter; lookahead decoding unless said otherwise.
         costs: what forwards cost, for adaptive requests; measured unless said otherwise.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
-        reset_drafters: begins anew with what the drafters share; those made before are not used
-            again.
         draft_totals: where draft models count their steps.
 
     Raises:
@@ -67,10 +61,9 @@ class TorchExecutor(StepLoop):
         model: Model,
         cache: KVCache,
         limits: ExecutorLimits,
-        drafter: DrafterFactory = lookahead_drafter,
+        drafters: DrafterFactory | None = None,
         costs: CostSource = measured_costs,
         max_reused_len: int = 0,
-        reset_drafters: Callable[[], None] = lambda: None,
         draft_totals: DraftTotals | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
@@ -80,7 +73,7 @@ class TorchExecutor(StepLoop):
                 "rebuild with a smaller --max-seq-len",
             )
         super().__init__(model, cache, limits, draft_totals or DraftTotals())
-        self._make_drafter, self._reset_drafters = drafter, reset_drafters
+        self._drafters = drafters or LookaheadDrafters()
         self._cost_source = costs
         self._cost_table: CostTable | None = None
         self._costed = 0
@@ -139,7 +132,7 @@ class TorchExecutor(StepLoop):
     def _join(self, sequence: Sequence) -> None:
         """Queue a sequence with a drafter that knows its text so far."""
         request, output_ids = sequence.request, sequence.output_ids
-        drafter = self._make_drafter(sequence.lookahead, request)
+        drafter = self._drafters(sequence.lookahead, request)
         sequence.drafter = request.watch(drafter, request) if request.watch else drafter
         if request.adaptive:
             self._adaptive.join(sequence)
@@ -278,7 +271,7 @@ class TorchExecutor(StepLoop):
             with suppress(Exception):
                 sequence.drafter.close()
         self._cache.pool.reset()
-        self._reset_drafters()
+        self._drafters.reset()
         self._reset()
         for sequence in sequences:
             sequence.rewind()
@@ -336,8 +329,7 @@ class TorchExecutor(StepLoop):
 
     def _release(self) -> None:
         super()._release()
-        del self._model, self._cache, self._forward, self._make_drafter
-        del self._reset_drafters
+        del self._model, self._cache, self._forward, self._drafters
         del self._scheduler, self._adaptive, self._cost_source
 
 

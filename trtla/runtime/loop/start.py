@@ -49,7 +49,7 @@ def open_torch_executor(
     drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    return TorchExecutor(model, cache, limits, drafters, costs, reused, drafters.reset, totals)
+    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

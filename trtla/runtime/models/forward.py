@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.batch import Batch, make_batch
+from trtla.runtime.models.batch import Batch, Forwarded, make_batch
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.paged_attention import triton_attends
 from trtla.runtime.models.kv_cache import KVCache
@@ -24,16 +23,6 @@ from trtla.runtime.sequence import Feed
 
 SPARE_BLOCKS = 1
 """Blocks that a cache needs beside those of sequences."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forwarded:
-    """What a forward gives."""
-
-    logits: Tensor
-    """Float [wanted rows, vocab], feed by feed; the next forward may overwrite them."""
-    hidden: Tensor | None = None
-    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
 
 
 StepForward = Callable[[Sequence[Feed]], Forwarded]
@@ -112,12 +101,11 @@ class PackedModel(Model):
         asked = os.environ.get("TRTLA_PAGED_ATTENTION") == "1" and not self.taps
         if not asked or not triton_attends(cache.data.shape[-1], self.dtype, cache.device, fp8):
             return super().step_forward(cache, limits)
-        runner = GraphRunner(
-            lambda batch, cache: self.forward_batch(batch, cache).logits,
+        return GraphRunner(
+            self.forward_batch,
             cache,
             limits.max_batch_size,
             1 + limits.max_draft_len,
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(),
         )
-        return lambda feeds: Forwarded(runner(feeds))

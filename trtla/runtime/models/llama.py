@@ -16,8 +16,8 @@ from torch import Tensor
 from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
-from trtla.runtime.models.batch import Batch
-from trtla.runtime.models.forward import Forwarded, PackedModel
+from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
     Fp8Linear,

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.library import Matrix
-from trtla.runtime.models.forward import Forwarded, Model
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.models.layers import Rotary
 from trtla.runtime.models.llama import LayerTensors, ModelTensors

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from trtla.errors import TrtlaError
 from trtla.runtime.models.attention import AttentionGroup
-from trtla.runtime.models.batch import Batch, make_batch
-from trtla.runtime.models.forward import Forwarded, Model
+from trtla.runtime.models.batch import Batch, Forwarded, make_batch
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Linear, LinearPair
 from trtla.runtime.models.t5.relative_bias import RelativeBias, RelativeGroups
