@@ -51,7 +51,7 @@ def reusing(num_blocks=24, **options):
         max_reused_len=options.pop("max_reused_len", LONGEST),
         **options,
     )
-    cache, forward, move = executor._cache, model.forward, executor._cache.move
+    cache, forward, move = executor._cache, model.forward_batch, executor._cache.move
 
     def writable(slots):
         assert cache.pool._kept._by_block.keys().isdisjoint(
