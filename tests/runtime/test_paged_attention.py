@@ -142,7 +142,7 @@ def either(queries, keys, values, group, scale=None):
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trtla.runtime.cuda import kernels
+from trtla.runtime.models.cuda import kernels
 
 sizes = dict(KV_HEADS=8, FOLDS=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
 modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})
