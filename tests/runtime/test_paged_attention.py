@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton")
 
 from tests.runtime.paged import (
