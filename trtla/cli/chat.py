@@ -14,6 +14,7 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
+    DRAFTERS,
     ModelFlags,
     check_drafters,
     drafter_flags,
@@ -87,7 +88,7 @@ class ChatFlags(ModelFlags, TrtllmFlags):
 @drafter_flags
 @several(
     "--draft-model",
-    section="Drafters of torch engines: they change the speed, not the text",
+    section=DRAFTERS,
     type=TEXT,
     metavar="PATH",
     help="Draft models to load, so that /drafter draft:PATH can choose them.",

@@ -31,7 +31,7 @@ from trtla.settings.drafting import (
 )
 from trtla.settings.lookahead import Lookahead
 
-_SECTION = "Drafters of torch engines: they change the speed, not the text"
+DRAFTERS = "Drafters"
 _NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"
 
 
@@ -69,30 +69,36 @@ class ModelFlags(DrafterFlags):
 drafter_choices = stack(
     setting(
         "--gamma",
-        section=_SECTION,
+        section=DRAFTERS,
         type=int,
         default=4,
         help="Most tokens that ngram, prompt-lookup and draft propose in a step.",
     ),
-    switch("--egag", section=_SECTION, help="Let the draft model's entropy choose how many."),
-    setting("--gamma-min", section=_SECTION, type=int, default=1, help="Fewest that --egag takes."),
+    switch("--egag", section=DRAFTERS, help="Let the draft model's entropy choose how many."),
+    setting(
+        "--gamma-min",
+        section=DRAFTERS,
+        type=int,
+        default=1,
+        help="Fewest that --egag takes.",
+    ),
     setting(
         "--gamma-max",
-        section=_SECTION,
+        section=DRAFTERS,
         type=int,
         show_default="--gamma",
         help="Most that --egag takes.",
     ),
     setting(
         "--ema",
-        section=_SECTION,
+        section=DRAFTERS,
         type=float,
         default=0.0,
         help="Weight of the past in --egag's choice; 0 looks at the step alone.",
     ),
     setting(
         "--ngram-kind",
-        section=_SECTION,
+        section=DRAFTERS,
         type=click.Choice(["basic", "onelevel"]),
         default="basic",
         help="Contexts that n-grams are looked up by: all lengths, the longest first, or the "
@@ -100,14 +106,14 @@ drafter_choices = stack(
     ),
     setting(
         "--ngram-order",
-        section=_SECTION,
+        section=DRAFTERS,
         type=int,
         default=3,
         help="Tokens of the longest n-gram, the predicted one included.",
     ),
     setting(
         "--top-k-filler",
-        section=_SECTION,
+        section=DRAFTERS,
         type=int,
         default=3,
         help="How many of the model's most probable tokens n-grams are counted with; 1: its text "
@@ -115,24 +121,24 @@ drafter_choices = stack(
     ),
     setting(
         "--stop-if-unknown/--no-stop-if-unknown",
-        section=_SECTION,
+        section=DRAFTERS,
         default=True,
         help="Whether an unknown context ends an n-gram draft; else a random token stands in.",
     ),
     setting(
         "--reset-in-between/--no-reset-in-between",
-        section=_SECTION,
+        section=DRAFTERS,
         default=True,
         help="Whether n-grams of earlier requests are forgotten.",
     ),
     switch(
         "--rejection",
-        section=_SECTION,
+        section=DRAFTERS,
         help="Verify a draft model's tokens by rejection sampling: another text of the same law.",
     ),
     setting(
         "--draft-device",
-        section=_SECTION,
+        section=DRAFTERS,
         type=DEVICE,
         metavar="auto|cpu|cuda",
         show_default="--device",
@@ -140,7 +146,7 @@ drafter_choices = stack(
     ),
     setting(
         "--draft-dtype",
-        section=_SECTION,
+        section=DRAFTERS,
         type=DTYPES,
         show_default="--dtype",
         help="Type that draft models compute in; auto is their own.",
@@ -151,7 +157,7 @@ drafter_choices = stack(
 drafter_flags = stack(
     setting(
         "--drafter",
-        section=_SECTION,
+        section=DRAFTERS,
         metavar=_NAMES,
         default="lookahead",
         help="What drafts. Of several with commas between, the first that has something to say "
@@ -165,7 +171,7 @@ drafter_flags = stack(
 drafter_arms = stack(
     several(
         "--drafter",
-        section=_SECTION,
+        section=DRAFTERS,
         type=TEXT,
         metavar=_NAMES,
         help="What drafts, several after one flag, each an arm of its own; of several with commas "

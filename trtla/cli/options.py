@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.command import Setting, Several
+from trtla.cli.command import Former, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
@@ -183,11 +183,8 @@ trtllm_flags = stack(
 class DraftFlags:
     """The values of `draft_flags`."""
 
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
+    lookahead_keep_pool: int
+    lookahead_cells: Cells
 
 
 @dataclass(frozen=True)
@@ -213,51 +210,52 @@ def trtllm_settings(flags: TrtllmFlags) -> TrtllmSettings:
     )
 
 
-_DRAFTS = "Drafts of torch engines: they change the speed, never the text"
+_LOOKAHEAD_DRAFTS = "Lookahead drafting"
+
+
+def _former(name: str, now: str | None = None, **kwargs: Any) -> Decorator:
+    return click.option(name, cls=Former, now=now, **kwargs)
+
+
+def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise UsageError(
+            "--draft-context is no option any more: prompt lookup is a drafter of its own",
+            "use --drafter lookahead,prompt-lookup",
+        )
+
 
 draft_flags = stack(
     setting(
-        "--draft-context",
-        section=_DRAFTS,
-        type=click.IntRange(1, 16),
-        metavar="TOKENS",
-        default=1,
-        help="Most tokens that candidates are looked up by: 1 is the pool alone, from 2 on prompt "
-        "and output are searched for the longest match.",
-    ),
-    switch("--draft-merge", section=_DRAFTS, help="Feed what candidates begin with alike once."),
-    switch("--draft-accept-window", section=_DRAFTS, help="Accept tokens of the window too."),
-    setting(
-        "--draft-keep-pool",
-        section=_DRAFTS,
+        "--lookahead-keep-pool",
+        section=_LOOKAHEAD_DRAFTS,
         type=click.IntRange(0),
         metavar="NGRAMS",
         default=0,
         help="N-grams kept from one request for the next, as further candidates.",
     ),
     setting(
-        "--draft-cells",
-        section=_DRAFTS,
+        "--lookahead-cells",
+        section=_LOOKAHEAD_DRAFTS,
         type=click.Choice(["greedy", "drawn"]),
         default="greedy",
         help="What the window of a sampled request is made of: the most probable tokens, or drawn "
         "ones.",
     ),
+    _former("--draft-keep-pool", "lookahead_keep_pool", type=click.IntRange(0)),
+    _former("--draft-cells", "lookahead_cells", type=click.Choice(["greedy", "drawn"])),
+    _former("--draft-merge", is_flag=True),
+    _former("--draft-accept-window", is_flag=True),
+    _former("--draft-context", callback=_refuse_context),
 )
-"""How lookahead drafts; the defaults are what TensorRT-LLM does."""
+"""How lookahead drafts, and the names that this had before."""
 
 
 def draft_options(flags: DraftFlags) -> DraftOptions:
     """The values of `draft_flags`."""
     from trtla.settings.drafting import DraftOptions
 
-    return DraftOptions(
-        flags.draft_context,
-        flags.draft_merge,
-        flags.draft_accept_window,
-        flags.draft_keep_pool,
-        flags.draft_cells,
-    )
+    return DraftOptions(flags.lookahead_keep_pool, flags.lookahead_cells)
 
 
 filter_flags = stack(

@@ -36,8 +36,7 @@ class TrtllmSettings:
 
 
 TRTLLM_DEFAULTS = TrtllmSettings()
-TENSORRT_LLM_DRAFTS = DraftOptions()
-"""Lookahead as TensorRT-LLM drafts."""
+_DRAFT_OPTIONS = DraftOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ExecutorOptions:
     """Requests in flight at once; None takes the engine's limit."""
     trtllm: TrtllmSettings = TRTLLM_DEFAULTS
     """Settings of TensorRT-LLM's executor."""
-    draft_options: DraftOptions = TENSORRT_LLM_DRAFTS
+    draft_options: DraftOptions = _DRAFT_OPTIONS
     """How lookahead drafts (torch)."""
     drafter: DrafterSettings = LOOKAHEAD
     """What drafts for requests that ask for no other (torch)."""
