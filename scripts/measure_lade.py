@@ -97,8 +97,15 @@ class LadeArm:
             raise SystemExit("error: lade's process ended\nhint: its messages are above")
         told = json.loads(line)
         seconds, forwards = told["seconds"], told["forwards"]
-        times = (seconds, (seconds,), (seconds,))  # it does not tell when its first token came
-        return Run((tuple(told["ids"]),), *times, forwards - 1, told["fed"], forwards, None)
+        return Run(
+            outputs=(tuple(told["ids"]),),
+            wall_s=seconds,
+            first_s=(seconds,),  # it does not report when its first token came
+            last_s=(seconds,),
+            steps=forwards - 1,
+            fed=told["fed"],
+            forwards=forwards,
+        )
 
 
 def measure(args: argparse.Namespace, dtype: str) -> None:

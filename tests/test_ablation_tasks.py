@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trtla
-from trtla.bench.ablation_cases import TASKS, cases, load_tasks
+from trtla.bench.ablation_arms import TASKS, cases, load_tasks
 from trtla.data.prompt_sets import load_sets
 from trtla.errors import UsageError
 from trtla.settings.sampling import parse_processor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,17 @@ import torch
 
 from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM
-from trtla.bench.arms import Run
+from trtla.bench.arms import EngineArm, Run, add
 from trtla.bench.figures import Hardware, agreement, rows
 from trtla.bench.opened import peak_bytes, read_bandwidth, reset_peak
-from trtla.bench.rounds import Cell, add, measure
+from trtla.bench.rounds import Cell, measure
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.runtime.models.llama import weight_bytes
+from trtla.runtime.stats import DraftTotals
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import SamplingParams
 
 CELL = Cell("cpu", "float32", 1, 2, None, 0.0, "code")
@@ -90,6 +93,53 @@ def test_what_a_run_does_not_tell_is_none() -> None:
         assert row[key] is None
     assert add([silent, PLAIN]).fed is None
     assert add([PLAIN, PLAIN]).forward_s == 3.0
+
+
+def test_a_sum_joins_every_field() -> None:
+    first = replace(
+        PLAIN,
+        drafted=3,
+        accepted=1,
+        accepted_lengths=((1, 0), (0,)),
+        reasons=("length", "end_id"),
+        draft_model=DraftTotals(forwards=2, steps=1, _gammas=4),
+        peak_bytes=7,
+        weight_bytes=100,
+    )
+    second = replace(first, peak_bytes=5, draft_model=DraftTotals(forwards=1, steps=1, _gammas=2))
+    found = add([first, second])
+    assert {one.name for one in fields(Run) if getattr(found, one.name) is None} == set()
+    assert (found.output_tokens, found.wall_s, found.steps, found.drafted) == (20, 4.0, 16, 6)
+    assert found.first_s == PLAIN.first_s * 2
+    assert found.accepted_lengths == ((1, 0), (0,), (1, 0), (0,))
+    assert (found.peak_bytes, found.weight_bytes) == (7, 100)
+    assert found.draft_model is not None
+    assert (found.draft_model.forwards, found.draft_model.mean_gamma) == (3, 3.0)
+    assert add([first, PLAIN]).draft_model is None
+
+
+def test_a_run_has_the_sums_of_its_requests_counters() -> None:
+    folder = folder_and_model("mha")[0]
+    drafter = DrafterSettings((f"draft:{folder}",), gamma=2)
+    prompts: list[Ids] = [(1, 2, 3), (4, 5)]
+    params = [SamplingParams(6), SamplingParams(6, temperature=0.9)]
+    with LLM(folder, dtype="float32", max_batch_size=2, draft_models=[str(folder)]) as llm:
+        llm.end_ids = frozenset()
+        arm = EngineArm(llm, None, drafter)
+        arm.warm_up(prompts, params)
+        run, done = arm.decode(prompts, params), llm.generate(prompts, params, drafter=drafter)
+        assert arm.name == drafter.name
+        assert EngineArm(llm, AUTOREGRESSIVE).decode(prompts, params).draft_model is None
+    assert run.outputs == tuple(one.output_ids for one in done)
+    assert run.reasons == ("length", "length")
+    stats = [one.stats for one in done]
+    assert run.steps == sum(one.steps for one in stats)
+    assert run.drafted == sum(one.drafted or 0 for one in stats) > 0
+    assert run.accepted == sum(one.accepted for one in stats) == run.drafted  # it drafts for itself
+    assert run.fed == sum(one.fed or 0 for one in stats) - 5
+    assert run.draft_model is not None
+    assert (run.draft_model.accepted, run.draft_model.steps) == (run.accepted, run.steps)
+    assert 0 < run.first_s[0] <= run.last_s[0] <= run.wall_s
 
 
 def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:

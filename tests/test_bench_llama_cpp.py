@@ -12,13 +12,14 @@ import torch
 
 from tests.build.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.bench.arms import Arm
 from trtla.bench.peer_names import LLAMA_CPP
 from trtla.data.prompt_sets import Ids, encode, load_sets
 
 pytest.importorskip("llama_cpp")
 
 from trtla.bench import llama_cpp
-from trtla.bench.llama_cpp import LlamaCpp, LlamaCppArm
+from trtla.bench.llama_cpp import LlamaCpp, llama_cpp_arms
 from trtla.errors import TrtlaError, UsageError
 
 CPU = torch.device("cpu")
@@ -26,9 +27,9 @@ GREEDY = SamplingParams(max_output_len=48)
 PROMPTS: list[Ids] = [tuple(i * 7 % 101 for i in range(40)), (5, 3), (9,) * 30]
 
 
-def arms(llm: LLM, end_ids: frozenset[int] = frozenset()) -> list[LlamaCppArm]:
+def arms(llm: LLM, end_ids: frozenset[int] = frozenset()) -> list[Arm]:
     inner = LlamaCpp(llm.engine, CPU, torch.float32, end_ids)
-    return [LlamaCppArm(name, inner) for name in LLAMA_CPP]
+    return llama_cpp_arms(LLAMA_CPP, inner)
 
 
 def texts(llm: LLM, prompts: list[Ids], params: SamplingParams = GREEDY) -> list[Ids]:

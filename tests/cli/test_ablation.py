@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.cli.conftest import ROOT, Ran, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.bench.ablation_arms import METHODS
-from trtla.bench.ablation_cases import load_tasks
-from trtla.bench.ablation_rows import COLUMNS, FIGURES, TIMES
+from trtla.bench.ablation_arms import METHODS, load_tasks
+from trtla.bench.ablation_table import COLUMNS, FIGURES
 from trtla.data.prompt_sets import Ids
 
 HEADER = [
@@ -35,6 +34,8 @@ HEADER = [
     "peak_mem_mib", "finish_reason", "output_sha256", "same_as_ar", "rouge_l", "perplexity",
 ]  # fmt: skip
 """Written out once more: files that exist must stay readable."""
+TIMES = ("time_s", "ttft_ms", "tokens_per_s", "ms_per_token", "speedup_vs_ar", "peak_mem_mib")
+"""What differs between two runs of one command."""
 
 
 def command(model: Path, output: Path, *args: str | Path) -> list[str]:
@@ -160,7 +161,7 @@ def test_texts_are_scored_once_and_untimed(
 
     # Every scoring takes a day.
     clock = SimpleNamespace(perf_counter=lambda: now() + 86400 * len(scored))
-    monkeypatch.setattr("trtla.bench.ablation_decode.time", clock)
+    monkeypatch.setattr("trtla.bench.arms.time", clock)
 
     monkeypatch.setattr(LLM, "log_probs", slow)
     path = tmp_path / "results.csv"
@@ -292,9 +293,9 @@ def test_what_a_list_names_twice_counts_once_and_rows_of_before_have_no_position
 def test_bad_settings_are_refused_before_a_model_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
 ) -> None:
-    from trtla.bench import ablation_decode
+    from trtla.bench import opened
 
-    monkeypatch.setattr(ablation_decode, "LLM", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(opened, "LLM", lambda *_, **__: pytest.fail("a model is loaded"))
     path = tmp_path / "results.csv"
     for args, parts in (
         (("--arms", "medusa"), ("medusa", "prompt-lookup")),

@@ -134,7 +134,7 @@ def test_it_is_neither_converted_nor_built(t5: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tune_refuses_it_for_its_replays_know_one_text_only(t5: Path, tmp_path: Path) -> None:
+def test_tune_refuses_it(t5: Path, tmp_path: Path) -> None:
     ran = trtla("tune", "--engine-dir", t5, "--output-dir", tmp_path / "out")
     refused(ran, 2, "is an encoder-decoder", "--request-lookahead")
     assert not (tmp_path / "out").exists()

@@ -64,9 +64,9 @@ def test_the_triple_of_such_an_engine_must_be_given(engine: Path, tiny_model: Pa
 def test_an_ablation_has_no_perplexity_there(
     engine: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trtla.bench import ablation_decode
+    from trtla.bench import ablation
 
-    monkeypatch.setattr(ablation_decode, "resolve_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(ablation, "resolve_device", lambda name: torch.device("cpu"))
     path = tmp_path / "results.csv"
     ran = trtla(
         "bench", "--ablation", "--engine-dir", engine, "--tokenizer-dir", tiny_model,

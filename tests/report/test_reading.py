@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.report import documents
-from trtla.bench.ablation_csv import means_text
-from trtla.bench.ablation_rows import COLUMNS
+from trtla.bench.ablation_table import COLUMNS, means_text
 from trtla.errors import UsageError
 from trtla.report.comparison import comparisons
 from trtla.report.measures import measures

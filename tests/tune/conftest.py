@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trtla import LLM, LookaheadConfig
-from trtla.tune.acceptance import Acceptance, plain_jobs
-from trtla.tune.measurements import Measurements
-from trtla.tune.samples import Sample
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.data.prompt_sets import load_sets
+from trtla.tune.samples import Groups, Sample, by_category
 
 LIMIT = LookaheadConfig(5, 4, 5)
 FOREVER = float("inf")
@@ -23,8 +22,12 @@ def llm(tiny_llama: Path) -> Iterator[LLM]:
         yield opened
 
 
-def learnt(llm: LLM, samples: list[Sample], folder: Path) -> Acceptance:
-    """Acceptance that knows the samples' texts."""
-    acceptance = Acceptance(samples, Measurements(folder, "key"))
-    assert acceptance.run(llm, plain_jobs(samples), FOREVER)
-    return acceptance
+def make_groups(llm: LLM, count: int, length: int = 16, temperature: float = 0.0) -> Groups:
+    """So many samples of code and of chat."""
+    return by_category(
+        [
+            Sample(one.category, number, llm.encode(text)[:64], SamplingParams(length, temperature))
+            for one in load_sets(("code", "chat"), (), count)
+            for number, text in enumerate(one.texts)
+        ]
+    )

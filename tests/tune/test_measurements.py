@@ -13,7 +13,7 @@ def test_what_was_put_is_there_for_the_next_one(tmp_path):
     again = Measurements(tmp_path, "a")
     assert (again.get("run 1"), again.resumed) == ({"steps": 3}, 1)
     assert again.names("run ") == ["run 1"]
-    assert again.names("turn ") == []
+    assert again.names("round ") == []
 
 
 def test_another_key_sees_nothing(tmp_path):

@@ -1,104 +1,88 @@
-"""The search runs what is promising first, and ends when the best are known or the time is over."""
+"""The search runs triples for real, keeps what is done, and stops in time."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.tune.test_prediction import SAMPLES, Clock, steps_of
-from trtla.settings.lookahead import LookaheadConfig
-from trtla.tune.grid import grid
-from trtla.tune.prediction import ALL, Predictor, best
+from tests.tune.conftest import FOREVER, LIMIT, make_groups
+from trtla import LLM, LookaheadConfig
+from trtla.runtime.auto.costs import CostTable
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.tune.measurements import Measurements
+from trtla.tune.plan import FREE, coarse, near
+from trtla.tune.prediction import Predictor, Steps
+from trtla.tune.samples import Groups, Sample
 from trtla.tune.search import Search
 
-TRIPLES = grid(LookaheadConfig(7, 7, 7))
+FREE_TOKENS = CostTable.of([(1, 1.0), (128, 1.0)])
 
 
-class Time:
-    """Stands still; jobs that take a while move it on."""
-
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def time(monkeypatch):
-    monkeypatch.setattr("trtla.tune.search.time", still := Time())
-    return still
+def searched(llm: LLM, groups: Groups, folder, deadline: float, limit=LIMIT):
+    """A search on a machine where tokens cost nothing, and whether it came to its end."""
+    notes: list[str] = []
+    search = Search(llm, groups, limit, Measurements(folder, "key"), notes.append)
+    predictor = Predictor(groups, search.found, FREE_TOKENS)
+    return search, search.go(lambda: predictor.rows([1]), deadline), notes
 
 
-class Known:
-    """Steps that become known as they are run; a guess knows nothing of G."""
-
-    samples = tuple(SAMPLES)
-
-    def __init__(self) -> None:
-        self.found = set()
-
-    def of(self, triple, sample):
-        if (triple, sample) in self.found or triple.is_autoregressive:
-            return steps_of(triple, sample)
-        w, n, _ = triple.as_tuple()
-        return steps_of(LookaheadConfig(w, n, 4), sample)[0], "interpolated"
-
-    def replay(self, triples, deadline):
-        return 0
+def alone(llm: LLM, sample: Sample, triple: LookaheadConfig) -> Steps:
+    done = llm.generate([sample.prompt], sample.sampling, triple)[0]
+    fed = done.stats.fed - len(sample.prompt)
+    return Steps(len(done.output_ids) - 1, done.stats.steps, fed)
 
 
-def search(known, clock, seconds, run=None):
-    predictor = Predictor(SAMPLES, {"code": clock, "chat": clock}, known.of)
-
-    def predict():
-        return predictor.rows(TRIPLES, [1])
-
-    def all_run(jobs, deadline):
-        known.found |= set(jobs)
-        return True
-
-    found = Search(known, TRIPLES, predict, run or all_run, seconds)
-    return found.go(), predict()
-
-
-def test_the_best_are_known_at_the_end_and_most_triples_are_never_run():
-    known = Known()
-    finished, rows = search(known, Clock(20.0, 1.0), 60.0)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_steps_in_a_shared_batch_are_those_of_a_request_alone(llm, tmp_path, temperature):
+    groups = make_groups(llm, 1, temperature=temperature)
+    search, finished, _ = searched(llm, groups, tmp_path, FOREVER, LookaheadConfig(2, 3, 2))
     assert finished
-    for category in ("code", "chat", ALL):
-        assert {row.acceptance for row in best(rows, category, 1)[:3]} == {"measured"}
-    assert len({triple for triple, _ in known.found}) < len(TRIPLES) / 2
+    assert len(search.found) > 3
+    for triple, ran in search.found.items():
+        assert ran == {one[0]: alone(llm, one[0], triple) for one in groups.values()}
 
 
-def test_the_best_of_all_is_found():
-    known = Known()
-    _, rows = search(known, Clock(20.0, 1.0), 60.0)
-    predictor = Predictor(SAMPLES, {"code": Clock(20.0, 1.0), "chat": Clock(20.0, 1.0)}, steps_of)
-    truth = best(predictor.rows(TRIPLES, [1]), ALL, 1)[0]
-    found = best(rows, ALL, 1)[0]
-    assert found.predicted_speedup > 0.97 * truth.predicted_speedup
+def test_the_better_triples_run_on_all_samples_and_others_on_one(llm, tmp_path):
+    groups = make_groups(llm, 3)
+    search, _, _ = searched(llm, groups, tmp_path, FOREVER)
+    counts = [len(ran) for ran in search.found.values()]
+    assert set(coarse(LIMIT)) <= set(search.found)
+    assert set(counts) == {2, 4, 6}  # of a sample, two and all three of each category
+    assert counts.count(6) < counts.count(2) + counts.count(4)
+    assert all(triple.fits(LIMIT) for triple in search.found)
 
 
-def test_the_first_jobs_are_coarse_and_of_one_sample_each(time):
-    seen = []
-
-    def run(jobs, deadline):
-        seen.append(list(jobs))
-        time.now += 1.0
-        return False
-
-    search(Known(), Clock(20.0, 1.0), 0.5, run)
-    assert {sample.number for _, sample in seen[0]} == {0}
-    assert len({triple for triple, _ in seen[0]}) <= 24
-
-
-def test_it_ends_in_time_without_being_finished(time):
-    starts = []
-
-    def run(jobs, deadline):
-        starts.append(time.now)
-        time.now += 0.1
-        return False
-
-    finished, _ = search(Known(), Clock(20.0, 1.0), 0.35, run)
+def test_after_the_deadline_only_the_smallest_triple_runs(llm, tmp_path):
+    groups = make_groups(llm, 2)
+    search, finished, notes = searched(llm, groups, tmp_path, deadline=0.0)
     assert not finished
-    assert starts == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert list(search.found) == coarse(LIMIT)[:1]
+    assert set(search.found[coarse(LIMIT)[0]]) == {own[0] for own in groups.values()}
+    assert len(notes) == 1
+
+
+def test_a_search_goes_on_from_what_is_kept(llm, tmp_path):
+    groups = make_groups(llm, 1)
+    searched(llm, groups, tmp_path, deadline=0.0)
+    first, _, _ = searched(llm, groups, tmp_path, FOREVER)
+    again, finished, notes = searched(llm, groups, tmp_path, deadline=0.0)
+    assert (finished, notes) == (True, [])
+    assert again.found == first.found
+
+
+def test_the_coarse_grid_keeps_to_the_limit_component_by_component():
+    assert len(coarse(FREE)) == 23  # 15,7,15 would feed more than 128 tokens
+    assert LookaheadConfig(7, 7, 7) in coarse(FREE)
+    assert LookaheadConfig(15, 5, 15) in coarse(FREE)
+    limit = LookaheadConfig(6, 4, 2)
+    assert limit in coarse(limit)
+    assert all(triple.fits(limit) for triple in coarse(limit))
+    assert len(set(coarse(limit))) == len(coarse(limit))
+    assert coarse(AUTOREGRESSIVE) == coarse(LookaheadConfig(3, 3, 0)) == []
+
+
+def test_neighbours_differ_in_one_size():
+    limit = LookaheadConfig(6, 4, 2)
+    found = near(LookaheadConfig(3, 4, 1), limit)
+    assert [str(triple) for triple in found] == ["2,4,1", "4,4,1", "3,3,1", "3,4,2"]
+    assert LookaheadConfig(6, 4, 2) in near(LookaheadConfig(5, 4, 2), limit)  # the limit's own
+    assert all(triple.max_draft_len <= 127 for triple in near(LookaheadConfig(15, 5, 15), FREE))

@@ -1,80 +1,92 @@
-"""Rounds of real requests: whole turns are kept, medians count, a busy machine is told."""
+"""Rounds of real requests: as many as fit, kept as a whole, of which medians count."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.tune.conftest import make_groups
+from trtla.results.documents import GridPoint
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.measurements import Measurements
+from trtla.tune.measurements import FILE, Measurements
 from trtla.tune.prediction import ALL
-from trtla.tune.samples import Sample
-from trtla.tune.verification import LEAST_ROUNDS, PLAIN, Contender, Rounds
+from trtla.tune.samples import Sample, by_category
+from trtla.tune.verification import OTHERS, PLAIN, Contender, Contest, Rounds, contenders
 
-SAMPLES = {c: [Sample(c, 0, (1,), SamplingParams(8))] for c in ("code", "chat")}
-TRIPLE = Contender.of(LookaheadConfig(2, 3, 2))
-
-
-class Scripted(Rounds):
-    """Takes its seconds from a list, plain decoding being 1.0; warming up costs none of them."""
-
-    def __init__(self, folder, seconds, samples=SAMPLES):
-        super().__init__(None, samples, 1, Measurements(folder, "k"))
-        self._script, self.decoded = iter(seconds), 0
-        self._warm = {PLAIN.name, TRIPLE.name}
-
-    def _decode(self, arm, batches):
-        self.decoded += 1
-        return next(self._script) if arm.name != "ar" else 1.0
+GROUPS = by_category([Sample(c, i, (1,), SamplingParams(8)) for c in "ab" for i in range(4)])
+TRIPLE = Contender("2,3,2", LookaheadConfig(2, 3, 2))
 
 
-def nothing(category, number):
-    """Nothing is timed beside the rounds."""
+def second_each(samples, size):
+    """Plain decoding of a sample takes a second."""
+    return float(len(samples))
 
 
-def test_steps_are_timed_beside_each_turn_that_is_taken(tmp_path):
-    seen = []
+def point(triple, category, speedup):
+    return GridPoint(
+        lookahead=triple, category=category, batch_size=1, predicted_speedup=speedup
+    )  # fmt: skip
 
-    def beside(category, number):
-        seen.append((category, number))
 
-    Scripted(tmp_path, [0.5] * 40).run([PLAIN, TRIPLE], 2, deadline=0.0, beside=beside)
-    assert seen == [("code", 0), ("chat", 0), ("code", 1), ("chat", 1)]
-    Scripted(tmp_path, []).run([PLAIN, TRIPLE], 2, deadline=0.0, beside=beside)
-    assert len(seen) == 4  # kept rounds are not taken again
+@pytest.mark.parametrize(
+    ("seconds", "samples", "names"),
+    [(1000.0, 4, 4), (96.0, 4, 4), (95.0, 3, 4), (24.0, 1, 4), (23.0, 1, 3), (0.0, 1, 2)],
+)
+def test_what_does_not_fit_into_the_time_is_left_out(seconds, samples, names):
+    wanted = Contest(GROUPS, [PLAIN, TRIPLE, *OTHERS], 1)
+    found = wanted.within(seconds, second_each, rounds=3)
+    assert {len(own) for own in found.groups.values()} == {samples}
+    assert found.contenders == wanted.contenders[:names]
+    assert found.seconds(second_each, 3) <= seconds or (samples, names) == (1, 2)
+
+
+def test_the_best_of_all_and_of_each_category_are_verified():
+    triples = [(1, 2, 1), (1, 2, 3), (1, 3, 1), (1, 3, 3), (1, 5, 1)]
+    rows = [point((1, 1, 0), name, 1.0) for name in ("a", "b", ALL)]
+    rows += [point(triple, ALL, 1.5 - 0.1 * i) for i, triple in enumerate(triples)]
+    rows += [point(triples[1], "a", 2.0), point(triples[4], "b", 2.0)]
+    names = [one.name for one in contenders(rows, 1)]
+    assert names == ["1,1,0", "1,2,1", "auto", "prompt-lookup", "1,2,3", "1,3,1", "1,5,1"]
+
+
+def test_real_rounds_are_kept_whole_and_broken_ones_are_taken_anew(llm, tmp_path):
+    contest = Contest(make_groups(llm, 1), [PLAIN, TRIPLE, *OTHERS], 2)
+    first = Rounds(llm, contest, Measurements(tmp_path, "k"))
+    first.take()
+    first.take()
+    assert (first.count, first.last_s > 0) == (2, True)
+    path = tmp_path / FILE
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 4  # two categories
+    path.write_text("".join(lines[:3]) + lines[3][:40])
+    again = Rounds(llm, contest, Measurements(tmp_path, "k"))
+    again.take()
+    again.take()
+    kept = [json.loads(line)["value"] for line in path.read_text().splitlines() if line[-1] == "}"]
+    assert len(kept) == 4
+    assert all(set(value) == {"1,1,0", "2,3,2", "auto", "prompt-lookup"} for value in kept)
 
 
 def test_medians_of_rounds_stand_beside_predictions(tmp_path):
-    code, chat = (0.5, 0.25, 0.5), (2.0, 2.0, 4.0)
-    rounds = Scripted(tmp_path, [s for pair in zip(code, chat, strict=True) for s in pair])
-    done = rounds.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing)
-    found = {one.category: one for one in rounds.verified([TRIPLE], done, {("2,3,2", "code"): 2.2})}
-    assert found["code"].measured_speedup == 2.0
-    assert found["code"].error_percent == pytest.approx(10.0)
-    assert found["chat"].measured_speedup == 0.5
-    assert found["chat"].error_percent is None
-    assert found[ALL].measured_speedup == pytest.approx(2.0 / 2.5)  # of whole times, round by round
-    assert rounds.scatter([TRIPLE], done) == pytest.approx(2.0)
-
-
-def test_three_rounds_are_taken_however_late_it_is(tmp_path):
-    rounds = Scripted(tmp_path, [1.0] * 20)
-    assert rounds.run([PLAIN, TRIPLE], 9, deadline=0.0, beside=nothing) == LEAST_ROUNDS == 3
-    assert rounds.run([PLAIN, TRIPLE], 2, deadline=0.0, beside=nothing) == 2
-
-
-def test_whole_turns_are_kept_and_broken_ones_taken_anew(tmp_path):
-    first = Scripted(tmp_path, [0.5, 0.5, 0.5])  # the script ends within the second round
-    with pytest.raises(StopIteration):
-        first.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing)
-    again = Scripted(tmp_path, [0.5] * 3)
-    assert again.run([PLAIN, TRIPLE], 3, deadline=0.0, beside=nothing) == 3
-    assert again.decoded == 6  # three of six turns, both contenders each
-
-
-def test_another_number_of_samples_is_another_turn(tmp_path):
-    Scripted(tmp_path, [0.5] * 2).run([PLAIN, TRIPLE], 1, deadline=0.0, beside=nothing)
-    wide = {name: own * 2 for name, own in SAMPLES.items()}
-    other = Scripted(tmp_path, [0.5] * 2, wide)
-    other.run([PLAIN, TRIPLE], 1, deadline=0.0, beside=nothing)
-    assert other.decoded == 4
+    kept = Measurements(tmp_path, "k")
+    ones = {name: own[:1] for name, own in GROUPS.items()}
+    for number, (a, b) in enumerate([(0.5, 2.0), (0.25, 2.0), (0.5, 4.0)]):
+        for category, seconds in (("a", a), ("b", b)):
+            name = f"round {number} 1 {category} 1 1.1.0,2.3.2"
+            kept.put(name, {"1,1,0": 1.0, "2,3,2": seconds})
+    rounds = Rounds(None, Contest(ones, [PLAIN, TRIPLE], 1), kept)
+    for _ in range(3):
+        rounds.take()
+    found = {
+        one.category: one
+        for one in rounds.verified([point((2, 3, 2), "a", 2.2)])
+        if one.lookahead == (2, 3, 2)
+    }
+    assert found["a"].measured_speedup == 2.0
+    assert found["a"].error_percent == pytest.approx(10.0)
+    assert found["b"].measured_speedup == 0.5
+    assert found["b"].error_percent is None
+    assert found[ALL].measured_speedup == pytest.approx(2.0 / 2.5)  # of whole times, by round
+    assert rounds.scatter() == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""The ablation itself: every case decoded by all arms in turn, each row written as it comes.
+"""The ablation: every case decoded by all arms in turn, each row written as it comes.
 
 Plain decoding is the first of a case's arms and the base of the others' speed-up and equality. A
 case that an interruption left half-done is decoded plainly once more for that, without a new row.
@@ -7,195 +7,192 @@ case that an interruption left half-done is decoded plainly once more for that, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
-from trtla.bench.ablation_arms import AblationArm, Grid, arms
-from trtla.bench.ablation_cases import Case, TaskPrompt, cases
-from trtla.bench.ablation_csv import RowFile, grouped, means, means_path, means_text
-from trtla.bench.ablation_decode import Decoder, open_decoder
-from trtla.bench.ablation_rows import Cells, Decoded, as_cells, figures, run_id
-from trtla.data.prompt_sets import Ids, fit
+from trtla.bench.ablation_arms import AblationArm, Case
+from trtla.bench.ablation_table import (
+    Cells,
+    Decoding,
+    RowFile,
+    grouped,
+    means,
+    means_path,
+    means_text,
+    row_of,
+    run_id,
+)
+from trtla.bench.arms import EngineArm, Run
+from trtla.bench.opened import Note, OpenedModel, Setup
+from trtla.bench.rounds import turns
+from trtla.data.prompt_sets import Ids
 from trtla.files import write_whole
+from trtla.runtime.loop.scores import perplexity
+from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.runtime.stats import accepted_per_pos
-from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.sampling import Processor, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
+_WARM_UP_TOKENS = 8
 OnRow = Callable[[Cells, int, int], None]
 """Called with a new row, its number from 1, and the number of rows in all."""
-OnNote = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
-    """What to measure: every combination of devices, types, prompts, processors, repeats, arms."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation(Setup):
+    """What to measure: in every device and type, all arms on every case."""
 
-    model: str
-    tokenizer_dir: str | None
-    devices: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    threads: int | None
-    """None: PyTorch's own number."""
-    server: LookaheadConfig | None
-    """The triple to open the model with; None is the engine's own."""
-    grid: Grid
-    prompts: tuple[TaskPrompt, ...]
-    processors: tuple[Processor, ...]
-    repeats: int
-    seed: int
-    max_output_len: int
-    ignore_eos: bool
+    arms: tuple[AblationArm, ...]
+    """The first is plain decoding."""
+    cases: tuple[Case, ...]
     output: Path
-    draft_device: str | None = None
-    """Where draft models run; None: where the model does. `draft_dtype` likewise."""
-    draft_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
-    """An ablation's rows, and what no cell holds."""
+    """An ablation's rows by run_id, and what no cell holds."""
 
-    rows: list[Cells]
-    accepted_lengths: dict[str, tuple[int, ...] | None]
-    """Of each step, by run_id; rows that were there before this run have none."""
+    rows: dict[str, Cells] = field(default_factory=dict)
+    """Lists that name a thing twice give each row once."""
+    accepted_lengths: dict[str, Sequence[int] | None] = field(default_factory=dict)
+    """Of each step; rows that were there before this run have none."""
+
+    def _overall(self) -> list[Cells]:
+        return [{**row, "task": ""} for row in self.rows.values()]
 
     def summary(self) -> list[Cells]:
         """The means over all tasks, one row an arm, setting and processor."""
-        return means(_without_tasks(self.rows))
+        return means(self._overall())
 
     def accepted_per_pos(self) -> list[list[float] | None]:
         """For each row of the summary: item i is the share of steps accepted at depth i + 1."""
         return [
             accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
-            for members in grouped(_without_tasks(self.rows))
+            for members in grouped(self._overall())
         ]
 
 
-def _without_tasks(rows: Sequence[Cells]) -> Iterator[Cells]:
-    return ({**row, "task": ""} for row in rows)
-
-
-def run_ablation(ablation: Ablation, on_row: OnRow, on_note: OnNote) -> Ablated:
+def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
     """Measure what the output file does not hold yet; write the means.
 
     Raises:
         UsageError: the file, a setting or a prompt does not fit.
     """
-    table = RowFile(ablation.output)
-    done: dict[str, Cells] = {}  # lists that name a thing twice give each row once
-    lengths: dict[str, tuple[int, ...] | None] = {}
+    table, found = RowFile(ablation.output), Ablated()
+    set_threads(next(iter(ablation.threads), None))
     for device, dtype in product(ablation.devices, ablation.dtypes):
-        with open_decoder(ablation, device, dtype) as decoder:
-            turns = _Turns(ablation, decoder, table, on_row, on_note)
-            done |= {row["run_id"]: row for row in turns.run()}
-            lengths |= turns.accepted_lengths
-    rows = list(done.values())
-    write_whole(means_path(ablation.output), means_text(rows))
-    return Ablated(rows, lengths)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A case's prompt as ids."""
-
-    case: Case
-    ids: Ids
-    sampling: SamplingParams
+        with ablation.open(device, dtype) as llm:
+            model = OpenedModel(llm, ablation, resolve_device(device), dtype)
+            _Turns(ablation, model, table, found).run(on_row, on_note)
+    write_whole(means_path(ablation.output), means_text(found.rows.values()))
+    return found
 
 
 class _Turns:
     """All cases on one opened model."""
 
     def __init__(
-        self,
-        ablation: Ablation,
-        decoder: Decoder,
-        table: RowFile,
-        on_row: OnRow,
-        on_note: OnNote,
+        self, ablation: Ablation, model: OpenedModel, table: RowFile, found: Ablated
     ) -> None:
-        self._ablation, self._decoder, self._table = ablation, decoder, table
-        self._on_row, self._on_note = on_row, on_note
-        self._arms = arms(ablation.grid, decoder.triple)
-        self._prompts = list(self._fitted())
-        self._warm: set[int] = set()
-        self.accepted_lengths: dict[str, tuple[int, ...] | None] = {}
-        """By run_id, of new rows."""
+        self._ablation, self._model, self._table, self._found = ablation, model, table, found
+        own = model.llm.limits.lookahead
+        self._arms = {
+            EngineArm(model.llm, arm.lookahead, arm.drafting, arm.method): arm
+            for arm in (replace(arm, lookahead=arm.lookahead or own) for arm in ablation.arms)
+        }
+        self._warm: set[EngineArm] = set()
+        self._perplexities: dict[tuple[Ids, Ids], float] = {}
 
-    def run(self) -> list[Cells]:
-        """The rows of all cases, new ones and those that were there."""
-        rows: list[Cells] = []
-        total = len(self._prompts) * len(self._arms)
-        turns = product(self._prompts, self._arms)
-        if kept := sum(self._name(*turn) in self._table for turn in turns):
-            self._on_note(f"{kept} of {total} rows are there already")
-        for prompt in self._prompts:
-            for row, is_new in self._case(prompt):
-                rows.append(row)
-                if is_new:
-                    self._on_row(row, len(rows), total)
-        return rows
+    def run(self, on_row: OnRow, on_note: Note) -> None:
+        """Decode all cases."""
+        work = [(case, ids, self._names(case, ids)) for case, ids in self._fitted(on_note)]
+        names = [name for _, _, named in work for name in named.values()]
+        if kept := sum(name in self._table.rows for name in names):
+            on_note(f"{kept} of {len(names)} rows are there already")
+        for case, ids, named in work:
+            for row in self._case(case, ids, named):
+                on_row(row, 1 + names.index(row["run_id"]), len(names))
+            self._found.rows.update((name, self._table.rows[name]) for name in named.values())
 
-    def _name(self, prompt: _Prompt, arm: AblationArm) -> str:
-        return run_id(self._settings(prompt, arm))
+    def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
+        prompts = dict.fromkeys(case.prompt for case in self._ablation.cases)
+        encoded = [self._model.tokenizer.encode(prompt.text) for prompt in prompts]
+        ids = dict(zip(prompts, self._model.fit(encoded, None, on_note), strict=True))
+        return [(case, ids[case.prompt]) for case in self._ablation.cases]
 
-    def _case(self, prompt: _Prompt) -> Iterator[tuple[Cells, bool]]:
-        """A prompt's rows, and whether they are new."""
-        plain: Decoded | None = None
-        for arm in self._arms:
-            settings, name = self._settings(prompt, arm), self._name(prompt, arm)
-            if name in self._table:
-                yield self._table.rows[name], False
-                continue
-            if plain is None:
-                plain = self._decode(self._arms[0], prompt)
-            found = plain if arm is self._arms[0] else self._decode(arm, prompt)
-            row = as_cells({**settings, "run_id": name, **figures(found, plain)})
-            self.accepted_lengths[name] = found.accepted_lengths
-            self._table.append(row)
-            yield row, True
+    def _names(self, case: Case, ids: Ids) -> dict[EngineArm, str]:
+        """The run_id of each arm's row."""
+        settings = ((arm, self._settings(own, case, ids)) for arm, own in self._arms.items())
+        return {arm: run_id(one) for arm, one in settings}
 
-    def _decode(self, arm: AblationArm, prompt: _Prompt) -> Decoded:
-        if id(arm) not in self._warm:  # an arm's first forwards are slower than the rest
-            self._warm.add(id(arm))
-            self._decoder.warm_up(arm, prompt.ids, prompt.sampling)
-        found = self._decoder.decode(arm, prompt.ids, prompt.sampling)
-        return self._decoder.judged(found, prompt.ids, prompt.case.prompt.reference)
+    def _case(self, case: Case, ids: Ids, names: dict[EngineArm, str]) -> Iterator[Cells]:
+        """Decode and write the rows of a case that are missing."""
+        missing = {name: arm for arm, name in names.items() if name not in self._table.rows}
+        if not missing:
+            return
+        first = next(iter(self._arms))
+        wanted = list(dict.fromkeys((first, *missing.values())))
+        sampling = case.sampling(self._ablation.sampling)
+        self._warm_up(wanted, ids, sampling)
+        plain: Run | None = None
+        for arm, run in turns(wanted, [([ids], [sampling])], self._model.device):
+            plain = plain or run
+            if names[arm] in missing:
+                yield self._write(arm, case, ids, run, plain)
 
-    def _settings(self, prompt: _Prompt, arm: AblationArm) -> dict[str, object]:
+    def _warm_up(self, wanted: Sequence[EngineArm], ids: Ids, sampling: SamplingParams) -> None:
+        """An arm's first forwards are slower than the rest."""
+        few = replace(sampling, max_output_len=min(_WARM_UP_TOKENS, sampling.max_output_len))
+        for arm in wanted:
+            if arm not in self._warm:
+                self._warm.add(arm)
+                arm.warm_up([ids], [few])
+
+    def _write(self, arm: EngineArm, case: Case, ids: Ids, run: Run, plain: Run) -> Cells:
+        output_ids, reference = run.outputs[0], case.prompt.reference
+        scored = None
+        if reference is not None:
+            scored = rouge_l(self._model.tokenizer.decode(output_ids), reference)
+        found = Decoding(ids, run, plain, scored, self._perplexity(ids, output_ids))
+        row = row_of(self._settings(self._arms[arm], case, ids), found)
+        lengths = run.accepted_lengths
+        self._found.accepted_lengths[row["run_id"]] = None if lengths is None else lengths[0]
+        self._table.append(row)
+        return row
+
+    def _perplexity(self, ids: Ids, output_ids: Ids) -> float | None:
+        """The target's own, at temperature 1 without filters; None where it is not reported.
+
+        Arms write the same texts: each is scored once, and none while it is timed.
+        """
+        if self._model.llm.engine.backend == "tensorrt-llm":
+            return None
+        key = (ids, output_ids)
+        if key not in self._perplexities:
+            self._perplexities[key] = perplexity(self._model.llm.log_probs(*key))
+        return self._perplexities[key]
+
+    def _settings(self, arm: AblationArm, case: Case, ids: Ids) -> dict[str, object]:
         """All that a row depends on; those that are columns become its cells."""
-        case = prompt.case
+        ablation = self._ablation
         return {
-            "method": arm.method,
             **arm.cells,
-            **self._decoder.cells,
-            **_processor_cells(case.processor),
-            "seed": case.seed,
-            "repeat": case.repeat,
-            "task": case.prompt.task,
-            "prompt_id": case.prompt.prompt_id,
-            "prompt_tokens": len(prompt.ids),
-            "model_dir": self._ablation.model,
-            "prompt_ids": prompt.ids,
-            "max_output_len": self._ablation.max_output_len,
-            "ignore_eos": self._ablation.ignore_eos,
+            "model": Path(ablation.model).resolve().name,
+            "backend": self._model.llm.engine.backend,
+            "device": str(self._model.device),
+            "dtype": self._model.dtype_name,
+            "use_cache": True,
+            **case.cells,
+            "prompt_tokens": len(ids),
+            "model_dir": ablation.model,
+            "prompt_ids": ids,
+            "max_output_len": ablation.sampling.max_output_len,
+            "ignore_eos": ablation.ignore_eos,
             "drafting": asdict(arm.drafting),
-            **_draft_place(self._ablation),
+            **_draft_place(ablation),
             "lookahead": str(arm.lookahead),
         }
-
-    def _fitted(self) -> Iterator[_Prompt]:
-        ablation = self._ablation
-        room = self._decoder.room(ablation.max_output_len)
-        encoded = [self._decoder.encode(prompt.text) for prompt in ablation.prompts]
-        short = dict(zip(ablation.prompts, fit(encoded, None, room), strict=True))
-        if cut := sum(map(len, encoded)) - sum(map(len, short.values())):
-            self._on_note(f"prompts longer than {room} tokens lose their beginning, {cut} tokens")
-        for case in cases(ablation.prompts, ablation.processors, ablation.repeats, ablation.seed):
-            temperature, top_k, top_p = case.processor.filters
-            sampling = SamplingParams(ablation.max_output_len, temperature, top_k, top_p, case.seed)
-            yield _Prompt(case, short[case.prompt], sampling)
 
 
 def _draft_place(ablation: Ablation) -> dict[str, object]:
@@ -204,11 +201,11 @@ def _draft_place(ablation: Ablation) -> dict[str, object]:
     return {name: value for name, value in place.items() if value is not None}
 
 
-def _processor_cells(chosen: Processor) -> dict[str, object]:
-    """Filters that are off stay empty."""
-    return {
-        "processor": chosen.name,
-        "temperature": chosen.temperature,
-        "top_k": chosen.top_k or None,
-        "top_p": chosen.top_p if chosen.top_p < 1.0 else None,
-    }
+def rouge_l(text: str, reference: str) -> float | None:
+    """ROUGE-L's F-measure x100, as `trtla summarize` has it; None without rouge-score."""
+    if find_spec("rouge_score") is None:
+        return None
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    return 100.0 * float(scorer.score(reference, text)["rougeL"].fmeasure)

@@ -1,18 +1,22 @@
-"""The ablation's arms: which drafter with which settings, and the cells that tell them apart.
+"""An ablation's arms and cases: which drafter with which settings, and on which prompts. No torch.
 
-Torch-free. The defaults are the four arms that speculative-decoding demos compare (plain, a fixed
-gamma, EGAG, n-grams), and beside them prompt lookup, lookahead, lookahead auto and a chain.
+The defaults are the four arms that speculative-decoding demos compare (plain, a fixed gamma, EGAG,
+n-grams), and beside them prompt lookup, lookahead, lookahead auto and a chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, NgramKind
+from trtla.data.prompt_sets import SetLine
+from trtla.errors import UsageError, did_you_mean
+from trtla.files import ASSETS, parse_jsonl, read_text
+from trtla.settings.drafting import DRAFT_PREFIX, LOOKAHEAD, NO_DRAFTER, DrafterSettings, NgramKind
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.sampling import Processor, SamplingParams
 
 AR = "ar"
 METHODS = (
@@ -20,30 +24,11 @@ METHODS = (
 )  # fmt: skip
 """The arms, in the order in which they take turns."""
 
-NEEDS_DRAFT_MODEL = ("sd", "egag", "chain")
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """What the arms are set to; every combination of an arm's lists is an arm of its own.
-
-    Raises:
-        UsageError: `arms` refuses values that are out of range.
-    """
-
-    methods: tuple[str, ...] = METHODS
-    """`ar` is always there and always first."""
-    draft_model: str | None = None
-    gammas: tuple[int, ...] = (4,)
-    """Of sd, nasd, prompt-lookup and the chain."""
-    gamma_min: int = 1
-    gamma_maxs: tuple[int, ...] = (6,)
-    emas: tuple[float, ...] = (0.9,)
-    ngram_kinds: tuple[NgramKind, ...] = ("basic",)
-    ngram_orders: tuple[int, ...] = (3,)
-    top_k_fillers: tuple[int, ...] = (3,)
-    triples: tuple[LookaheadConfig, ...] = ()
-    """Of lookahead; empty: the engine's own. The chain and auto have the first."""
+TASKS = ("dialogue", "translation", "continuation", "code")
+"""The sets that come with trtla."""
+OWN_PROMPT = "prompt"
+"""The task of a prompt that was given with --prompt."""
+_FOLDER = ASSETS / "ablation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,111 +37,160 @@ class AblationArm:
 
     method: str
     drafting: DrafterSettings
-    lookahead: Lookahead = AUTOREGRESSIVE
-    cells: dict[str, object] = field(default_factory=dict)
-    """The row's cells from `gamma_policy` to `guesses`, and `drafter`."""
+    lookahead: Lookahead | None
+    """None: the engine's own triple."""
+
+    @property
+    def cells(self) -> dict[str, object]:
+        """What the arm is set to, by the columns of the table; a folder without the way to it."""
+        own, kinds = self.drafting, {name.partition(":")[0] for name in self.drafting.drafter}
+        found: dict[str, object] = {"method": self.method}
+        if own.egag:
+            found |= {"gamma_policy": "egag", "ema_beta": own.ema}
+            found |= {"gamma_min": own.gamma_min, "gamma_max": own.gamma_max}
+        elif own.most_tokens:
+            found |= {"gamma_policy": "fixed", "gamma": own.gamma}
+        if "ngram" in kinds:
+            found |= {"ngram_kind": own.ngram_kind, "ngram_n": own.ngram_order}
+            found["top_k_filler"] = own.top_k_filler
+        if own.uses_lookahead and isinstance(self.lookahead, LookaheadConfig):
+            names = ("window", "ngram", "guesses")
+            found |= zip(names, self.lookahead.as_tuple(), strict=True)
+        if own.draft_model is not None:
+            found["drafter"] = Path(own.draft_model).resolve().name
+        return found
 
 
-def arms(grid: Grid, own: LookaheadConfig) -> list[AblationArm]:
-    """The arms of a grid, `ar` first.
+def arms(
+    methods: Sequence[str],
+    draft_model: str,
+    triples: Sequence[LookaheadConfig],
+    *,
+    gammas: Sequence[int],
+    gamma_maxs: Sequence[int],
+    emas: Sequence[float],
+    ngram_kinds: Sequence[NgramKind],
+    ngram_orders: Sequence[int],
+    top_k_fillers: Sequence[int],
+) -> list[AblationArm]:
+    """`ar`, then the methods; every combination of a method's lists is an arm of its own.
 
     Args:
-        own: the engine's triple.
+        draft_model: of sd, egag and the chain.
+        triples: of lookahead, the chain has the first; empty: the engine's own.
+        gammas: of sd, nasd, prompt-lookup and the chain; `gamma_maxs` and `emas` are egag's.
+        ngram_kinds: of nasd, the chain has the first; `ngram_orders` and `top_k_fillers` of both.
 
     Raises:
         UsageError: a value is out of its range.
     """
-    triples = grid.triples or (own,)
-    made = {
-        AR: _plain,
-        "sd": _draft_model,
-        "egag": _egag,
-        "nasd": _ngram,
-        "prompt-lookup": _prompt_lookup,
-        "lookahead": _lookahead,
-        "lookahead-auto": _auto,
-        "chain": _chain,
+    draft = f"{DRAFT_PREFIX}{draft_model}"
+    chain = (draft, "lookahead", "ngram")
+    made: dict[str, Callable[[], list[DrafterSettings]]] = {
+        AR: lambda: [NO_DRAFTER],
+        "sd": lambda: [DrafterSettings((draft,), gamma) for gamma in gammas],
+        "egag": lambda: [
+            DrafterSettings((draft,), most, egag=True, gamma_max=most, ema=ema)
+            for most, ema in product(gamma_maxs, emas)
+        ],
+        "nasd": lambda: [
+            _ngram(("ngram",), *one)
+            for one in product(gammas, ngram_kinds, ngram_orders, top_k_fillers)
+        ],
+        "prompt-lookup": lambda: [DrafterSettings(("prompt-lookup",), gamma) for gamma in gammas],
+        "lookahead": lambda: [LOOKAHEAD],
+        "lookahead-auto": lambda: [LOOKAHEAD],
+        "chain": lambda: [
+            _ngram(chain, *one)
+            for one in product(gammas, ngram_kinds[:1], ngram_orders, top_k_fillers)
+        ],
     }
-    wanted = [name for name in METHODS if name == AR or name in grid.methods]
-    return [arm for name in wanted for arm in made[name](grid, triples)]
+    fed: dict[str, Sequence[Lookahead | None]] = {
+        "lookahead": triples or (None,),
+        "lookahead-auto": ("auto",),  # bounded by the engine's triple in every step
+        "chain": triples[:1] or (None,),
+    }
+    return [
+        AblationArm(name, drafting, lookahead)
+        for name in METHODS
+        if name == AR or name in methods
+        for drafting in made[name]()
+        for lookahead in fed.get(name, (AUTOREGRESSIVE,))
+    ]
 
 
-def _plain(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    yield AblationArm(AR, DrafterSettings(("none",)))
+def _ngram(
+    names: tuple[str, ...], gamma: int, kind: NgramKind, order: int, filler: int
+) -> DrafterSettings:
+    return DrafterSettings(names, gamma, ngram_kind=kind, ngram_order=order, top_k_filler=filler)
 
 
-def _draft(grid: Grid) -> str:
-    return f"{DRAFT_PREFIX}{grid.draft_model or ''}"
+@dataclass(frozen=True, slots=True)
+class TaskPrompt:
+    """One prompt of a task."""
+
+    task: str
+    prompt_id: int
+    """Its place in the task's file, from 0."""
+    text: str
+    reference: str | None = None
 
 
-def _name(grid: Grid) -> str:
-    """The draft model's folder, without the way to it."""
-    return Path(grid.draft_model or "").resolve().name
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What all arms decode before the next case begins."""
 
+    prompt: TaskPrompt
+    processor: Processor
+    repeat: int
+    seed: int
 
-def _draft_model(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for gamma in grid.gammas:
-        cells = {"gamma_policy": "fixed", "gamma": gamma, "drafter": _name(grid)}
-        settings = DrafterSettings((_draft(grid),), gamma=gamma)
-        yield AblationArm("sd", settings, cells=cells)
+    def sampling(self, shared: SamplingParams) -> SamplingParams:
+        """What all cases share, with this one's filters and seed."""
+        temperature, top_k, top_p = self.processor.filters
+        return replace(shared, temperature=temperature, top_k=top_k, top_p=top_p, seed=self.seed)
 
-
-def _egag(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for most, ema in product(grid.gamma_maxs, grid.emas):
-        bounds: dict[str, object] = {"gamma_min": grid.gamma_min, "gamma_max": most}
-        cells = {"gamma_policy": "egag", **bounds, "ema_beta": ema, "drafter": _name(grid)}
-        settings = DrafterSettings(
-            (_draft(grid),), most, egag=True, gamma_min=grid.gamma_min, gamma_max=most, ema=ema
-        )
-        yield AblationArm("egag", settings, cells=cells)
-
-
-def _ngram(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for gamma, kind, order, filler in product(
-        grid.gammas, grid.ngram_kinds, grid.ngram_orders, grid.top_k_fillers
-    ):
-        cells = {"gamma_policy": "fixed", "gamma": gamma, **_ngram_cells(kind, order, filler)}
-        settings = DrafterSettings(
-            ("ngram",), gamma, ngram_kind=kind, ngram_order=order, top_k_filler=filler
-        )
-        yield AblationArm("nasd", settings, cells=cells)
-
-
-def _ngram_cells(kind: NgramKind, order: int, filler: int) -> dict[str, object]:
-    return {"ngram_kind": kind, "ngram_n": order, "top_k_filler": filler}
-
-
-def _prompt_lookup(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for gamma in grid.gammas:
-        cells: dict[str, object] = {"gamma_policy": "fixed", "gamma": gamma}
-        yield AblationArm("prompt-lookup", DrafterSettings(("prompt-lookup",), gamma), cells=cells)
-
-
-def _triple_cells(triple: LookaheadConfig) -> dict[str, object]:
-    return dict(zip(("window", "ngram", "guesses"), triple.as_tuple(), strict=True))
-
-
-def _lookahead(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for triple in triples:
-        yield AblationArm("lookahead", DrafterSettings(), triple, _triple_cells(triple))
-
-
-def _auto(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    """Its triple is the engine's, which bounds every step."""
-    yield AblationArm("lookahead-auto", DrafterSettings(), "auto")
-
-
-def _chain(grid: Grid, triples: Sequence[LookaheadConfig]) -> Iterator[AblationArm]:
-    for gamma, order, filler in product(grid.gammas, grid.ngram_orders, grid.top_k_fillers):
-        kind, names = grid.ngram_kinds[0], (_draft(grid), "lookahead", "ngram")
-        settings = DrafterSettings(
-            names, gamma, ngram_kind=kind, ngram_order=order, top_k_filler=filler
-        )
-        cells = {
-            "gamma_policy": "fixed",
-            "gamma": gamma,
-            **_ngram_cells(kind, order, filler),
-            **_triple_cells(triples[0]),
-            "drafter": _name(grid),
+    @property
+    def cells(self) -> dict[str, object]:
+        """The case by the columns of the table; filters that are off stay empty."""
+        chosen, prompt = self.processor, self.prompt
+        return {
+            "processor": chosen.name,
+            "temperature": chosen.temperature,
+            "top_k": chosen.top_k or None,
+            "top_p": chosen.top_p if chosen.top_p < 1.0 else None,
+            "seed": self.seed,
+            "repeat": self.repeat,
+            "task": prompt.task,
+            "prompt_id": prompt.prompt_id,
         }
-        yield AblationArm("chain", settings, triples[0], cells)
+
+
+def load_tasks(tasks: Sequence[str], limit: int | None = None) -> list[TaskPrompt]:
+    """The prompts of shipped tasks, at most `limit` of each.
+
+    Raises:
+        UsageError: a task is not known.
+    """
+    for task in tasks:
+        if task not in TASKS:
+            guess = did_you_mean(task, TASKS)
+            raise UsageError(f"there is no task {task}", f"{guess}there are {', '.join(TASKS)}")
+    return [prompt for task in tasks for prompt in _load(task)[:limit]]
+
+
+def _load(task: str) -> list[TaskPrompt]:
+    path = _FOLDER / f"{task}.jsonl"
+    lines = parse_jsonl(SetLine, read_text(path), path.name)
+    return [
+        TaskPrompt(task, index, line.text or "", line.reference)
+        for index, (_, line) in enumerate(lines)
+    ]
+
+
+def cases(
+    prompts: Sequence[TaskPrompt], processors: Sequence[Processor], repeats: int, seed: int
+) -> Iterator[Case]:
+    """Prompt by prompt, so that an interrupted run has whole ones; repeat i has seed + i."""
+    for prompt, processor, repeat in product(prompts, processors, range(repeats)):
+        yield Case(prompt, processor, repeat, seed + repeat)

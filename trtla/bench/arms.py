@@ -1,19 +1,22 @@
-"""What is compared: the protocol of an arm, what one decoding tells, and the arms of our engine.
+"""What is compared: the protocol of an arm, what a decoding gives, and the arms of our engine.
 
-Peers are in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
+Peers decode in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
 ids: no arm pays for text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol
 
+from trtla.bench.peer_names import BATCHING
 from trtla.data.prompt_sets import Ids
 from trtla.runtime.request import FinishReason
-from trtla.runtime.stats import ExecutorStats
+from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import SamplingParams
@@ -23,13 +26,18 @@ if TYPE_CHECKING:
 
 AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
+Options = Mapping[str, Any]
+"""What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What decoding one batch gave, or the sum over several batches."""
+    """What decoding one batch gave, or the sum over several; None: the arm does not report it.
+
+    Of our engine, a field with the name of one of `RequestStats` is its sum over the requests.
+    """
 
     outputs: tuple[Ids, ...]
     wall_s: float
@@ -39,24 +47,55 @@ class Run:
     """Seconds from the start to each request's last token."""
     steps: int
     """Forwards after the prompt pass, summed over requests."""
-    fed: int | None
-    """Tokens fed in those steps."""
     forwards: int
-    forward_s: float | None
-    """Seconds inside the forwards; None where they are not measured."""
-    peak_bytes: int = 0
-    weight_bytes: int | None = None
-    """Of weights that a forward reads, where the arm knows; else the model's in the cell's type.
-    The compiled forward holds float16 weights as they are also where it computes in float32."""
+    forward_s: float | None = None
+    """Seconds inside the forwards."""
+    fed: int | None = None
+    """Tokens fed in the steps."""
+    drafted: int | None = None
+    accepted: int | None = None
     accepted_lengths: tuple[Sequence[int], ...] | None = None
-    """Accepted drafts of each step, per request; None where the arm does not tell."""
+    """Accepted drafts of each step, per request."""
+    draft_model: DraftTotals | None = None
+    """What a draft model did, where there is one."""
     reasons: tuple[FinishReason | None, ...] = ()
     """Why each output ended; empty where the arm does not report it."""
+    peak_bytes: int = field(default=0, metadata={"join": max})
+    weight_bytes: int | None = field(default=None, metadata={"join": max})
+    """Of weights that a forward reads; without it the model's in the cell's type count.
+    The compiled forward holds float16 weights as they are also where it computes in float32."""
 
     @property
     def output_tokens(self) -> int:
         """All tokens written."""
         return sum(map(len, self.outputs))
+
+
+_COUNTERS = {one.name for one in fields(Run)} & {one.name for one in fields(RequestStats)}
+
+
+def add(runs: Iterable[Run]) -> Run:
+    """Several batches as one run; what one of them does not report, the sum does not."""
+    run: Run = _total(runs)
+    return run
+
+
+def _total(values: Iterable[Any]) -> Any:
+    return reduce(_joined, values)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """The sum of two numbers, tuples or records; a record's fields may say how they are joined."""
+    if first is None or second is None:
+        return None
+    if not isinstance(first, Run | DraftTotals):
+        return first + second
+    values = {}
+    for one in fields(first):
+        pair = getattr(first, one.name), getattr(second, one.name)
+        join = None if None in pair else one.metadata.get("join")
+        values[one.name] = _joined(*pair) if join is None else join(*pair)
+    return type(first)(**values)
 
 
 class Arm(Protocol):
@@ -81,16 +120,24 @@ class Arm(Protocol):
 
 
 class EngineArm:
-    """Our engine with one drafter for all requests; None is the engine's own triple."""
+    """Our engine with one drafter for all requests; None is the engine's own triple.
+
+    Args:
+        name: None: made from what it is given, where `ar` names all plain decoding.
+    """
 
     setting = None
 
     def __init__(
-        self, llm: LLM, triple: Lookahead | None, drafter: DrafterSettings = LOOKAHEAD
+        self,
+        llm: LLM,
+        triple: Lookahead | None,
+        drafter: DrafterSettings = LOOKAHEAD,
+        name: str | None = None,
     ) -> None:
-        self.name = drafter.name if triple is None else f"lookahead {triple}"
-        if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
-            self.name, drafter = AR, NO_DRAFTER
+        self.name = name or _arm_name(triple, drafter)
+        if name is None and self.name == AR:
+            drafter = NO_DRAFTER
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
 
@@ -107,7 +154,7 @@ class EngineArm:
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
-        before = replace(self._llm.stats())
+        before = deepcopy(self._llm.stats())
         start = time.perf_counter()
         given = (list(prompts), list(sampling), self._triple)
         for chunk in self._llm.stream(*given, drafter=self._drafter):
@@ -118,13 +165,85 @@ class EngineArm:
                 done[chunk.index] = chunk.completion
         wall_s = time.perf_counter() - start
         order = range(len(prompts))
-        times = (wall_s, tuple(first[i] for i in order), tuple(last[i] for i in order))
-        run = _run([done[i] for i in order], times, before, self._llm.stats())
-        return run if run.weight_bytes else replace(run, weight_bytes=_engine_bytes(self._llm))
+        return Run(
+            wall_s=wall_s,
+            first_s=tuple(first[i] for i in order),
+            last_s=tuple(last[i] for i in order),
+            **self._counted([done[i] for i in order], before, self._llm.stats()),
+        )
+
+    def _counted(
+        self, done: Sequence[Completion], before: ExecutorStats, after: ExecutorStats
+    ) -> dict[str, Any]:
+        """The run's fields that are not read from a clock here."""
+        stats = [c.stats for c in done]
+        fed = [None if c.stats.fed is None else c.stats.fed - len(c.input_ids) for c in done]
+        accepted = [one.accepted_lengths for one in stats]
+        drafts = after.draft_models.since(before.draft_models)
+        forward_s = None
+        if after.forward_s is not None:
+            forward_s = after.forward_s - (before.forward_s or 0.0)
+        return {
+            "outputs": tuple(c.output_ids for c in done),
+            "reasons": tuple(c.finish_reason for c in done),
+            **{name: _total(getattr(one, name) for one in stats) for name in _COUNTERS},
+            "fed": _total(fed),
+            "accepted_lengths": None if None in accepted else tuple(accepted),
+            "draft_model": drafts if self._drafter.draft_model else None,
+            "forwards": after.steps - before.steps,
+            "forward_s": forward_s,
+            "weight_bytes": after.weight_bytes or _engine_bytes(self._llm),
+        }
+
+
+class PeerArm:
+    """A peer on the same weights, decoding as the fastest of its choices.
+
+    Args:
+        decode_with: decodes a batch with the options of a choice.
+    """
+
+    own = False
+
+    def __init__(
+        self,
+        name: str,
+        decode_with: Callable[[Sequence[Ids], Sequence[SamplingParams], Options], Run],
+        choices: Sequence[Options] = ({},),
+    ) -> None:
+        self.name, self._decode_with, self._choices = name, decode_with, choices
+        self._chosen = choices[0]
+
+    @property
+    def setting(self) -> str | None:
+        """The choice, where there is one."""
+        return ", ".join(f"{key}={value}" for key, value in self._chosen.items()) or None
+
+    def takes(self, batch_size: int) -> bool:
+        """Most peers take one prompt at a time."""
+        return batch_size == 1 or self.name in BATCHING
+
+    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
+        """Decode untimed, then once with each choice."""
+        self.decode(prompts, sampling)
+        if len(self._choices) > 1:
+            self._chosen = min(
+                self._choices, key=lambda one: self._decode_with(prompts, sampling, one).wall_s
+            )
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+        """Decode one batch."""
+        return self._decode_with(prompts, sampling, self._chosen)
+
+
+def _arm_name(triple: Lookahead | None, drafter: DrafterSettings) -> str:
+    if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
+        return AR
+    return drafter.name if triple is None else f"lookahead {triple}"
 
 
 def _engine_bytes(llm: LLM) -> int:
-    """Of a TensorRT-LLM engine, whose executor does not tell."""
+    """Of a TensorRT-LLM engine, whose executor does not report it."""
     import torch
 
     from trtla.runtime.models.llama import weight_bytes
@@ -133,28 +252,6 @@ def _engine_bytes(llm: LLM) -> int:
     checkpoint = llm.engine.config.pretrained_config
     dtype = resolve_dtype(checkpoint.dtype, checkpoint.dtype, torch.device("cpu"))
     return weight_bytes(checkpoint, dtype, fp8=checkpoint.fp8)
-
-
-def _run(
-    done: Sequence[Completion],
-    times: tuple[float, tuple[float, ...], tuple[float, ...]],
-    before: ExecutorStats,
-    after: ExecutorStats,
-) -> Run:
-    fed = [c.stats.fed - len(c.input_ids) for c in done if c.stats.fed is not None]
-    accepted = [c.stats.accepted_lengths for c in done]
-    known = tuple(lengths for lengths in accepted if lengths is not None)
-    return Run(
-        tuple(c.output_ids for c in done),
-        *times,
-        steps=sum(c.stats.steps for c in done),
-        fed=sum(fed) if len(fed) == len(done) else None,
-        forwards=after.steps - before.steps,
-        forward_s=None if after.forward_s is None else after.forward_s - (before.forward_s or 0.0),
-        weight_bytes=after.weight_bytes,
-        accepted_lengths=known if len(known) == len(done) else None,
-        reasons=tuple(c.finish_reason for c in done),
-    )
 
 
 def engine_arms(

@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.bench.arms import AR, Run
-from trtla.bench.rounds import Measured
 from trtla.data.prompt_sets import Ids
 from trtla.results.run import distinct_4grams, first_difference
 from trtla.runtime.request import FinishReason
 from trtla.runtime.stats import accepted_per_pos
+
+if TYPE_CHECKING:
+    from trtla.bench.rounds import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,11 @@ def _row(measured: Measured, name: str, hardware: Hardware) -> dict[str, Any]:
     ratios = [tokens_per_s(a) / tokens_per_s(b) for a, b in zip(runs, plain, strict=True)]
     step = tokens_per_step(runs[0])
     gb_per_s = _median(runs, lambda run: read_gb_per_s(run, hardware))
-    comparable = measured.own[name] or measured.cell.temperature == 0.0
+    comparable = measured.arms[name].own or measured.cell.temperature == 0.0
     return {
         **asdict(measured.cell),
         "arm": name,
-        "setting": measured.settings[name],
+        "setting": measured.arms[name].setting,
         "rounds": len(runs),
         **_spread("tokens_per_s", list(map(tokens_per_s, runs))),
         "ttft_ms": _median(runs, ttft_ms),

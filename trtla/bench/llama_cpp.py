@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trtla.bench.arms import LOOKUP_TOKENS, Run
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, Options, PeerArm, Run
 from trtla.bench.peer_names import INSTALL_LLAMA_CPP, LLAMA_CPP_LOOKUP
 from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError, UsageError, sentence
@@ -179,7 +179,13 @@ class LlamaCpp:
         self.library = self._model.library
         self._context = _Context(self._model, _GRAIN)
 
-    def decode(self, prompt: Ids, sampling: SamplingParams, draft: Draft | None = None) -> Run:
+    def decode(
+        self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams], options: Options
+    ) -> Run:
+        """Decode one prompt; with options by llama-cpp-python's prompt lookup."""
+        return self._decode(prompts[0], sampling[0], _lookup(options) if options else None)
+
+    def _decode(self, prompt: Ids, sampling: SamplingParams, draft: Draft | None) -> Run:
         """Decode one prompt; `draft` guesses tokens that are fed together with the last one."""
         import torch
 
@@ -195,10 +201,10 @@ class LlamaCpp:
                 if ended:
                     break
         return Run(
-            (tuple(output),),
-            time.perf_counter() - start,
-            (seen[0],),
-            (seen[-1],),
+            outputs=(tuple(output),),
+            wall_s=time.perf_counter() - start,
+            first_s=(seen[0],),
+            last_s=(seen[-1],),
             steps=context.forwards - 1,
             fed=context.fed,
             forwards=context.forwards,
@@ -268,44 +274,16 @@ class LlamaCpp:
             library.llama_sampler_free(chain)
 
 
-class LlamaCppArm:
-    """llama.cpp as it is, or with prompt lookup: the fastest of some numbers of tokens."""
+def _lookup(options: Options) -> Draft:
+    speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
+    draft: Draft = speculative.LlamaPromptLookupDecoding(**options)
+    return draft
 
-    own = False
 
-    def __init__(self, name: str, inner: LlamaCpp) -> None:
-        self.name, self._inner = name, inner
-        self._choices = LOOKUP_TOKENS if name == LLAMA_CPP_LOOKUP else ()
-        self._chosen = self._choices[0] if self._choices else None
-
-    @property
-    def setting(self) -> str | None:
-        """The number of tokens that are looked up."""
-        return None if self._chosen is None else f"num_pred_tokens={self._chosen}"
-
-    def takes(self, batch_size: int) -> bool:
-        """It is called with one prompt at a time."""
-        return batch_size == 1
-
-    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed, then once with each choice."""
-        self.decode(prompts, sampling)
-        if self._choices:
-            self._chosen = min(
-                self._choices, key=lambda number: self._decode(prompts, sampling, number).wall_s
-            )
-
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
-        """Decode one prompt."""
-        return self._decode(prompts, sampling, self._chosen)
-
-    def _decode(
-        self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams], number: int | None
-    ) -> Run:
-        draft = None if number is None else self._lookup(number)
-        return self._inner.decode(prompts[0], sampling[0], draft)
-
-    def _lookup(self, number: int) -> Draft:
-        speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
-        draft: Draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=number)
-        return draft
+def llama_cpp_arms(names: Sequence[str], inner: LlamaCpp) -> list[Arm]:
+    """The peers by name."""
+    lookups: list[Options] = [{"num_pred_tokens": number} for number in LOOKUP_TOKENS]
+    return [
+        PeerArm(name, inner.decode, lookups if name == LLAMA_CPP_LOOKUP else ({},))
+        for name in names
+    ]

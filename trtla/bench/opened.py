@@ -1,5 +1,7 @@
-"""A model opened to be measured: what it runs on and in, and its tokenizer, which is taken away
-from it so that no arm pays for text while it is timed.
+"""A model opened to be measured: how it is opened, what it runs on and in, and which prompts fit.
+
+Here alone an `LLM` is changed for measuring: it loses its tokenizer, so that no arm pays for text
+while it is timed, and its end ids where texts go on behind them.
 """
 
 from __future__ import annotations
@@ -7,39 +9,90 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from trtla.data.prompt_sets import prompt_room
+from trtla.data.prompt_sets import Ids, fit, prompt_room
 from trtla.errors import UsageError
+from trtla.llm.llm import LLM
+from trtla.llm.text import Tokenizer
 from trtla.runtime.models.load import resolve_dtype
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from trtla.llm.llm import LLM
-    from trtla.llm.text import Tokenizer
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What `trtla bench` opens its models with; each device and type is opened in turn."""
+
+    model: str
+    server: LookaheadConfig | None
+    """The triple to open the model with; None is the engine's own."""
+    tokenizer_dir: str | None
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    threads: tuple[int, ...]
+    """Empty: PyTorch's own number."""
+    sampling: SamplingParams
+    """The output's length and the first seed; what is measured has its own filters."""
+    ignore_eos: bool
+    batch_sizes: tuple[int, ...] = (1,)
+    trtllm: TrtllmSettings | None = None
+    draft_options: DraftOptions | None = None
+    drafters: tuple[DrafterSettings, ...] = ()
+    """All that draft; the model gets memory for the longest draft."""
+    draft_models: tuple[str, ...] = ()
+    draft_device: str | None = None
+    """Where they run; None: where the model does. `draft_dtype` likewise."""
+    draft_dtype: str | None = None
+
+    def open(self, device: str, dtype: str) -> LLM:
+        """The model on a device and in a type.
+
+        Raises:
+            UsageError: a folder, the device or the type is not usable.
+        """
+        return LLM(
+            self.model,
+            lookahead=self.server,
+            tokenizer_dir=self.tokenizer_dir,
+            device=device,
+            dtype=dtype,
+            max_batch_size=max(self.batch_sizes),
+            trtllm=self.trtllm,
+            draft_options=self.draft_options,
+            drafter=max(self.drafters, key=lambda one: one.most_tokens, default=None),
+            draft_models=self.draft_models,
+            draft_device=self.draft_device,
+            draft_dtype=self.draft_dtype,
+        )
 
 
 class OpenedModel:
     """An `LLM` from which measuring takes over; it is used for nothing else.
 
     Args:
-        llm: the model.
+        setup: what the model was opened with.
         device: what it was opened on.
         dtype: the type that was asked for; auto is the engine's.
-        ignore_eos: whether texts go on behind an end token.
 
     Raises:
         UsageError: it has no tokenizer.
     """
 
-    def __init__(self, llm: LLM, device: torch.device, dtype: str, *, ignore_eos: bool) -> None:
-        self.llm, self.device = llm, device
+    def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
+        self.llm, self._setup, self.device = llm, setup, device
         self.checkpoint = llm.engine.config.pretrained_config
-        self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, device)
+        self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, self.device)
         self.tokenizer = take_tokenizer(llm)
-        if ignore_eos:
+        if setup.ignore_eos:
             llm.end_ids = frozenset()
 
     @property
@@ -47,13 +100,23 @@ class OpenedModel:
         """Such as `bfloat16`."""
         return str(self.dtype).removeprefix("torch.")
 
-    def room(self, max_output_len: int) -> int:
-        """Tokens that a prompt may have.
+    def fit(
+        self, prompts: Sequence[Ids], prompt_len: int | None, on_note: Note, of: str = ""
+    ) -> list[Ids]:
+        """Prompts of that length; None leaves them, but cuts those that have no room.
+
+        Args:
+            of: whose prompts they are, for the note that some are cut.
 
         Raises:
-            UsageError: there are none.
+            UsageError: the length, or any prompt at all, has no room.
         """
-        return prompt_room(self.llm.limits, max_output_len)
+        room = prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
+        fitted = fit(prompts, prompt_len, room)
+        cut = sum(len(a) < len(b) for a, b in zip(fitted, prompts, strict=True))
+        if cut and prompt_len is None:
+            on_note(f"{cut} prompts{of} are cut to {room} tokens")
+        return fitted
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:

@@ -7,20 +7,18 @@ hooks on the model, tokens by a streamer.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from trtla.bench.arms import LOOKUP_TOKENS, Arm, Run
-from trtla.bench.peer_names import BATCHING
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, Options, PeerArm, Run
 from trtla.data.prompt_sets import Ids
 from trtla.formats.hf import load_model
 from trtla.settings.sampling import SamplingParams
-
-_Options = Mapping[str, Any]
 
 
 class _Meter:
@@ -88,7 +86,7 @@ class HuggingFace:
         self,
         prompts: Sequence[Ids],
         sampling: Sequence[SamplingParams],
-        options: _Options,
+        options: Options,
         assistant: Any = None,
     ) -> Run:
         """One call of generate, padded on the left; `options` join its configuration."""
@@ -114,55 +112,15 @@ class HuggingFace:
     def _run(self, outputs: Sequence[Ids], wall_s: float, clock: _Clock) -> Run:
         meter = self.meter
         return Run(
-            tuple(outputs),
-            wall_s,
-            tuple(clock.when(1) for _ in outputs),
-            tuple(clock.when(len(row)) for row in outputs),
+            outputs=tuple(outputs),
+            wall_s=wall_s,
+            first_s=tuple(clock.when(1) for _ in outputs),
+            last_s=tuple(clock.when(len(row)) for row in outputs),
             steps=(meter.forwards - 1) * len(outputs),
             fed=meter.fed,
             forwards=meter.forwards,
             forward_s=meter.forward_s,
         )
-
-
-class HuggingFaceArm:
-    """One way of calling generate: the fastest of its choices."""
-
-    own = False
-
-    def __init__(
-        self,
-        name: str,
-        inner: HuggingFace,
-        choices: Sequence[_Options] = ({},),
-        *,
-        assistant: Any = None,
-    ) -> None:
-        self.name, self._inner, self._choices, self._assistant = name, inner, choices, assistant
-        self._chosen = choices[0]
-
-    @property
-    def setting(self) -> str | None:
-        """The choice, where there is one."""
-        if len(self._choices) == 1:
-            return None
-        return ", ".join(f"{key}={value}" for key, value in self._chosen.items())
-
-    def takes(self, batch_size: int) -> bool:
-        """Assisted decoding in transformers takes one prompt at a time."""
-        return batch_size == 1 or self.name in BATCHING
-
-    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed, then once with each choice."""
-        self.decode(prompts, sampling)
-        if len(self._choices) > 1:
-            self._chosen = min(
-                self._choices, key=lambda c: self._inner.decode(prompts, sampling, c).wall_s
-            )
-
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
-        """Decode one batch."""
-        return self._inner.decode(prompts, sampling, self._chosen, self._assistant)
 
 
 def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | None) -> list[Arm]:
@@ -173,12 +131,12 @@ def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | Non
 def _arm(name: str, inner: HuggingFace, assistant_dir: str | None) -> Arm:
     if name == "hf-prompt-lookup":
         choices = [{"prompt_lookup_num_tokens": number} for number in LOOKUP_TOKENS]
-        return HuggingFaceArm(name, inner, choices)
+        return PeerArm(name, inner.decode, choices)
     if name == "hf-assisted" and assistant_dir is not None:
         model = inner.model
         assistant = _load(assistant_dir, model.device, model.dtype)
-        return HuggingFaceArm(name, inner, assistant=assistant)
-    return HuggingFaceArm(name, inner)
+        return PeerArm(name, partial(inner.decode, assistant=assistant))
+    return PeerArm(name, inner.decode)
 
 
 def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -194,7 +152,7 @@ def _padded(prompts: Sequence[Ids], device: torch.device) -> tuple[torch.Tensor,
 
 
 def _generation(
-    sampling: SamplingParams, end_ids: Sequence[int], options: _Options
+    sampling: SamplingParams, end_ids: Sequence[int], options: Options
 ) -> GenerationConfig:
     drawn: dict[str, Any] = {}
     if not sampling.greedy:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
 from trtla.bench.peer_names import LLAMA_CPP
+from trtla.bench.rounds import Cell
 from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell, counted, markdown
 from trtla.settings.sampling import filters_text
 
 SCHEMA_VERSION = 1
-AXES = (
-    "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "category", "top_k",
-    "top_p",
-)  # fmt: skip
+AXES = tuple(one.name for one in fields(Cell))
 """What tells cells apart, in the order of the columns."""
 _FIGURES = {
     "arm": "arm",

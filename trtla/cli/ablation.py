@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from trtla.bench.ablation_arms import METHODS, NEEDS_DRAFT_MODEL, Grid, arms
-from trtla.bench.ablation_cases import OWN_PROMPT, TASKS, TaskPrompt, load_tasks
-from trtla.bench.ablation_csv import means_path, means_text
-from trtla.bench.ablation_rows import SETTING, Cells
-from trtla.cli.bench_flags import BenchFlags
+from trtla.bench.ablation_arms import (
+    METHODS,
+    OWN_PROMPT,
+    TASKS,
+    AblationArm,
+    TaskPrompt,
+    arms,
+    cases,
+    load_tasks,
+)
+from trtla.cli.bench_flags import BenchFlags, shared_setup
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
@@ -22,35 +29,26 @@ from trtla.console import Console, command_line
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import ASSETS
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.sampling import parse_processor
+from trtla.settings.sampling import SamplingParams, parse_processor
 
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablated, Ablation
+    from trtla.bench.ablation_table import Cells
 
-SHIPPED_DRAFT_MODEL = ASSETS / "tiny-llama-draft"
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
-_LARGEST = LookaheadConfig(7, 7, 7)  # stands in for the engine's triple where arms are only checked
+_READ = (
+    "engine_dir", "tokenizer_dir", "lookahead", "categories", "device", "dtype", "draft_device",
+    "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos", "output_format",
+)  # fmt: skip
+"""What --ablation reads of the command's other flags."""
 
 
-@dataclass(frozen=True, slots=True)
-class AblationFlags:
-    """The group's own flags as click parsed them."""
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
-    ablation: bool
-    prompt: str | None
-    prompts_per_task: int | None
-    repeats: int
-    arms: tuple[str, ...]
-    draft_model: str | None
-    output: str
-    grid_gamma: tuple[int, ...]
-    grid_gamma_max: tuple[int, ...]
-    grid_ema: tuple[float, ...]
-    grid_ngram_kind: tuple[str, ...]
-    grid_ngram_order: tuple[int, ...]
-    grid_top_k_filler: tuple[int, ...]
 
+_own = partial(setting, section=_SECTION)
 
 ablation_flags = stack(
     switch(
@@ -59,103 +57,73 @@ ablation_flags = stack(
         help="In place of the tables: plain decoding, a draft model with fixed gamma and with "
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on the shipped tasks. Rows are "
         "kept: the same command goes on where it was interrupted. Of the other flags it reads "
-        "--engine-dir, --tokenizer-dir, --lookahead, --categories (of the tasks), --device, "
-        "--dtype, --draft-device, --draft-dtype, --threads, --processor, --max-output-len, --seed, "
-        "--ignore-eos and -o.",
+        f"{', '.join(map(_flag, _READ[:-1]))} and {_flag(_READ[-1])}; --categories are tasks.",
     ),
-    setting("--prompt", section=_SECTION, type=TEXT, help="Decode this text, not the tasks."),
-    setting(
-        "--prompts-per-task",
-        section=_SECTION,
-        type=COUNT,
-        show_default="all",
-        help="Most prompts of a task.",
-    ),
-    setting(
+    _own("--prompt", type=TEXT, help="Decode this text, not the tasks."),
+    _own("--prompts-per-task", type=COUNT, show_default="all", help="Most prompts of a task."),
+    _own(
         "--repeats",
-        section=_SECTION,
         type=COUNT,
         default=3,
         help="Decodings of every setting; repeat i has seed + i.",
     ),
-    setting(
+    _own(
         "--arms",
-        section=_SECTION,
         type=NAMES,
         default=",".join(METHODS),
         help="What to measure; ar always comes first.",
     ),
-    setting(
+    _own(
         "--draft-model",
-        section=_SECTION,
         type=PATH,
+        default=str(ASSETS / "tiny-llama-draft"),
         show_default="the shipped tiny-llama-draft",
         help="What drafts in sd, egag and the chain; it has the model's vocabulary.",
     ),
-    setting(
+    _own(
         "--output",
-        section=_SECTION,
         type=PATH,
         default="ablation_results.csv",
         help="Rows go here, their means and deviations to FILE_means.csv beside it.",
     ),
-    setting(
+    _own(
         "--grid-gamma",
-        section=_SECTION,
         type=COUNTS,
         default="4",
         help="Most drafted tokens, of sd, nasd, prompt-lookup and the chain.",
     ),
-    setting("--grid-gamma-max", section=_SECTION, type=COUNTS, default="6", help="Of egag."),
-    setting("--grid-ema", section=_SECTION, type=NUMBERS, default="0.9", help="Of egag."),
-    setting(
+    _own("--grid-gamma-max", type=COUNTS, default="6", help="Of egag."),
+    _own("--grid-ema", type=NUMBERS, default="0.9", help="Of egag."),
+    _own(
         "--grid-ngram-kind",
-        section=_SECTION,
         type=NAMES,
         default="basic",
         help="basic or onelevel, of nasd; the chain has the first.",
     ),
-    setting(
-        "--grid-ngram-order",
-        section=_SECTION,
-        type=COUNTS,
-        default="3",
-        help="Of nasd and the chain.",
-    ),
-    setting(
-        "--grid-top-k-filler",
-        section=_SECTION,
-        type=COUNTS,
-        default="3",
-        help="Of nasd and the chain.",
-    ),
+    _own("--grid-ngram-order", type=COUNTS, default="3", help="Of nasd and the chain."),
+    _own("--grid-top-k-filler", type=COUNTS, default="3", help="Of nasd and the chain."),
 )
 """The flags of --ablation; lists are grids."""
 
 
-def take_ablation_flags(flags: dict[str, Any]) -> AblationFlags:
-    """Take the group's values out of a command's flags."""
-    return AblationFlags(**{field.name: flags.pop(field.name) for field in fields(AblationFlags)})
-
-
-def check_read(own: AblationFlags) -> None:
+def check_read(ablation: bool) -> None:
     """Refuse flags of the running command that would change nothing, with --ablation or without.
 
     Raises:
         UsageError: one is given.
     """
-    names = (field.name for field in fields(BenchFlags if own.ablation else AblationFlags))
-    context = click.get_current_context()
-    for name in names:
-        if name not in _READ and source(context, name) == "flag":
-            flag = f"--{name.replace('_', '-')}"
-            if own.ablation:
-                raise UsageError(f"--ablation does not read {flag}", "leave it away")
-            raise UsageError(f"{flag} is read by --ablation alone", "add that, or leave it away")
+    context, names = click.get_current_context(), {one.name for one in fields(BenchFlags)}
+    for param in context.command.params:
+        name, own = str(param.name), getattr(param, "section", None) == _SECTION
+        if name not in names or name in _READ or own == ablation or source(context, name) != "flag":
+            continue
+        if ablation:
+            raise UsageError(f"--ablation does not read {_flag(name)}", "omit it")
+        raise UsageError(f"{_flag(name)} is read by --ablation alone", "add that, or omit it")
 
 
 def run_ablation_command(
-    console: Console, given: BenchFlags, own: AblationFlags, server: LookaheadConfig | None
+    console: Console, given: BenchFlags, server: LookaheadConfig | None
 ) -> None:
     """Check, measure with a note a row, and print a summary.
 
@@ -165,8 +133,9 @@ def run_ablation_command(
     Raises:
         UsageError: a flag, a folder or the output file is not usable.
     """
-    ablation = _check(given, own, server)
+    ablation = _check(given, server)
     from trtla.bench.ablation import run_ablation
+    from trtla.bench.ablation_table import means_path, means_text
 
     def on_row(row: Cells, number: int, total: int) -> None:
         console.note(f"{number} of {total}: {_told(row)}")
@@ -178,77 +147,64 @@ def run_ablation_command(
         raise
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
     if given.output_format == "csv":
-        console.out(means_text(done.rows), end="")
+        console.out(means_text(done.rows.values()), end="")
     elif given.output_format == "json":
         console.document(_document(ablation, done))
     else:
         _print(console, done.summary())
 
 
-def _check(given: BenchFlags, own: AblationFlags, server: LookaheadConfig | None) -> Ablation:
+def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
     """What can be refused before torch is imported."""
     if len(given.threads) > 1:
         raise UsageError(
             f"--threads has {len(given.threads)} numbers, and --ablation takes one",
             "run it once for each, with an --output of its own",
         )
-    grid = _grid(given, own)
-    made = arms(grid, server or _LARGEST)
+    made = _arms(given)
     named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
-    check_drafters(given.engine_dir, named, flags=given)
+    models = check_drafters(given.engine_dir, named, flags=given)
     processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
-    prompts = _prompts(given, own)
-    _check_output(Path(own.output))
+    prompts = _prompts(given)
+    _check_output(Path(given.output))
     from trtla.bench.ablation import Ablation
 
+    drafting = [arm.drafting for arm in made if arm.drafting.most_tokens]
     return Ablation(
-        model=given.engine_dir,
-        tokenizer_dir=given.tokenizer_dir,
-        devices=given.device,
-        dtypes=given.dtype,
-        threads=given.threads[0] if given.threads else None,
-        server=server,
-        grid=grid,
-        prompts=tuple(prompts),
-        processors=processors,
-        repeats=own.repeats,
-        seed=given.seed,
-        max_output_len=given.max_output_len,
-        ignore_eos=given.ignore_eos,
-        output=Path(own.output),
-        draft_device=given.draft_device,
-        draft_dtype=given.draft_dtype,
+        **shared_setup(given, server, drafting, models),
+        sampling=SamplingParams(given.max_output_len, seed=given.seed),
+        arms=tuple(made),
+        cases=tuple(cases(prompts, processors, given.repeats, given.seed)),
+        output=Path(given.output),
     )
 
 
-def _grid(given: BenchFlags, own: AblationFlags) -> Grid:
-    for name in own.arms:
+def _arms(given: BenchFlags) -> list[AblationArm]:
+    for name in given.arms:
         if name not in METHODS:
             guess = did_you_mean(name, METHODS)
             raise UsageError(f"--arms has the unknown {name}", f"{guess}use {', '.join(METHODS)}")
-    needs = any(name in NEEDS_DRAFT_MODEL for name in own.arms)
-    return Grid(
-        own.arms,
-        (own.draft_model or str(SHIPPED_DRAFT_MODEL)) if needs else None,
-        own.grid_gamma,
-        1,
-        own.grid_gamma_max,
-        own.grid_ema,
-        own.grid_ngram_kind,  # type: ignore[arg-type]  # DrafterSettings refuses other names
-        own.grid_ngram_order,
-        own.grid_top_k_filler,
-        tuple(triple for triple in given.lookahead if triple != "auto"),
+    return arms(
+        given.arms,
+        given.draft_model,
+        [triple for triple in given.lookahead if triple != "auto"],
+        gammas=given.grid_gamma,
+        gamma_maxs=given.grid_gamma_max,
+        emas=given.grid_ema,
+        ngram_kinds=given.grid_ngram_kind,
+        ngram_orders=given.grid_ngram_order,
+        top_k_fillers=given.grid_top_k_filler,
     )
 
 
-def _prompts(given: BenchFlags, own: AblationFlags) -> list[TaskPrompt]:
-    if own.prompt is None:
-        return load_tasks(given.categories or TASKS, own.prompts_per_task)
-    if not own.prompt:
+def _prompts(given: BenchFlags) -> list[TaskPrompt]:
+    if given.prompt is None:
+        return load_tasks(given.categories or TASKS, given.prompts_per_task)
+    if not given.prompt:
         raise UsageError("--prompt is empty", "give at least one character")
     if given.categories:
         raise UsageError("--prompt and --categories exclude each other", "leave one of them away")
-    return [TaskPrompt(OWN_PROMPT, 0, own.prompt)]
+    return [TaskPrompt(OWN_PROMPT, 0, given.prompt)]
 
 
 def _check_output(path: Path) -> None:
@@ -264,15 +220,6 @@ def _told(row: Cells) -> str:
     )
 
 
-_READ = (
-    "engine_dir", "tokenizer_dir", "lookahead", "categories", "device", "dtype", "draft_device",
-    "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos", "output_format",
-)  # fmt: skip
-"""What --ablation reads of the command's other flags."""
-_TEXTS = (
-    "method", "gamma_policy", "ngram_kind", "model", "drafter", "backend", "device", "dtype",
-    "processor", "task",
-)  # fmt: skip
 _SUMMARY = {
     "tokens/s": "tokens_per_s_mean",
     "speed-up": "speedup_vs_ar_mean",
@@ -285,27 +232,20 @@ _SUMMARY = {
 
 
 def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
+    from trtla.bench.ablation_table import typed
     from trtla.results.environment import environment
 
     shares = zip(done.summary(), done.accepted_per_pos(), strict=True)
-    means = [{**_typed(row), "accepted_per_pos": share} for row, share in shares]
+    means = [
+        {**{key: typed(key, cell) for key, cell in row.items()}, "accepted_per_pos": share}
+        for row, share in shares
+    ]
     return {
         "schema_version": 1,
         "environment": environment(command_line()),
         "output": str(ablation.output),
         "means": means,
     }
-
-
-def _typed(row: Cells) -> dict[str, object]:
-    """A row of means for JSON: numbers as numbers, empty cells as null."""
-    return {key: cell if key in _TEXTS and cell else _value(cell) for key, cell in row.items()}
-
-
-def _value(cell: str) -> object:
-    if cell in ("true", "false"):
-        return cell == "true"
-    return (int(cell) if cell.isdecimal() else float(cell)) if cell else None
 
 
 def _print(console: Console, rows: Sequence[Cells]) -> None:
@@ -323,5 +263,7 @@ def _summary_row(row: Cells, shown: Sequence[str]) -> list[object]:
 
 def _setting(row: Cells) -> str:
     """What an arm is set to, in the words of the file's columns."""
+    from trtla.bench.ablation_table import SETTING
+
     given = [f"{name} {row[name]}" for name in SETTING[2 : SETTING.index("model")] if row[name]]
     return ", ".join(given) or "-"

@@ -9,25 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.bench.peer_names import PEERS
-from trtla.cli.ablation import (
-    ablation_flags,
-    check_read,
-    run_ablation_command,
-    take_ablation_flags,
-)
+from trtla.cli.ablation import ablation_flags, check_read, run_ablation_command
 from trtla.cli.bench_flags import (
     BenchFlags,
     check_choices,
     check_lookahead,
     check_peers,
     filters_of,
+    shared_setup,
 )
 from trtla.cli.command import Command
-from trtla.cli.drafter_options import (
-    check_drafters,
-    drafter_arms,
-    drafter_settings,
-)
+from trtla.cli.drafter_options import check_drafters, drafter_arms, drafter_settings
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     PATH,
@@ -45,15 +37,12 @@ from trtla.cli.options import (
 from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, TOKEN_COUNTS, TOKENS
 from trtla.console import Console, command_line
 from trtla.formats.folder import folder_kind
-from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.sampling import Filters, filters_text
+from trtla.settings.sampling import SamplingParams, filters_text
 
 if TYPE_CHECKING:
     from trtla.bench.rounds import Measured
     from trtla.bench.sweep import Results, Sweep
     from trtla.data.prompt_sets import PromptSet
-    from trtla.settings.drafting import DrafterSettings
-    from trtla.settings.sampling import SamplingParams
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 
@@ -72,6 +61,7 @@ def _or_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 listed = partial(setting, callback=_or_empty)
+axis = partial(listed, section="Lists: every combination is measured")
 
 
 @click.command(
@@ -119,51 +109,30 @@ listed = partial(setting, callback=_or_empty)
 @setting(
     "--num-prompts", section="Prompts", type=COUNT, default=12, help="Most prompts of a category."
 )
-@listed(
+@axis(
     "--prompt-len",
-    section="Lists: every combination is measured",
     type=TOKEN_COUNTS,
     show_default="the prompts' own",
     help="Tokens of every prompt: longer ones lose their beginning, shorter ones get others in "
     "front.",
 )
-@listed(
-    "--batch-size",
-    section="Lists: every combination is measured",
-    type=COUNTS,
-    default="1",
-    help="Prompts decoded together.",
-)
-@listed(
+@axis("--batch-size", type=COUNTS, default="1", help="Prompts decoded together.")
+@axis(
     "--dtype",
-    section="Lists: every combination is measured",
     type=NAMES,
     metavar="|".join(DTYPES),
     default="auto",
     help="Types to compute in; auto is the engine's.",
 )
-@listed(
+@axis(
     "--device",
-    section="Lists: every combination is measured",
     type=DEVICES,
     metavar="auto|cpu|cuda",
     default="auto",
     help="Where to run; auto takes CUDA where it is.",
 )
-@listed(
-    "--threads",
-    section="Lists: every combination is measured",
-    type=COUNTS,
-    show_default="PyTorch's",
-    help="Threads of PyTorch, for all arms.",
-)
-@listed(
-    "--temperature",
-    section="Lists: every combination is measured",
-    type=NUMBERS,
-    default="0,0.5",
-    help="0 takes the most probable token.",
-)
+@axis("--threads", type=COUNTS, show_default="PyTorch's", help="Threads of PyTorch, for all arms.")
+@axis("--temperature", type=NUMBERS, default="0,0.5", help="0 takes the most probable token.")
 @processors_flag
 @setting("--max-output-len", section="Sampling", type=TOKENS, default=128, help="Tokens to write.")
 @filter_flags
@@ -197,12 +166,11 @@ def bench(console: Console, /, **flags: Any) -> None:
     rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
     is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
     """
-    own = take_ablation_flags(flags)
     given = BenchFlags(**flags)
-    check_read(own)
+    check_read(given.ablation)
     refuse_filters(given.processor)
-    if own.ablation:
-        run_ablation_command(console, given, own, check_lookahead(given))
+    if given.ablation:
+        run_ablation_command(console, given, check_lookahead(given))
         return
     sweep, sets = _check(given)
     results = _run(console, sweep, sets)
@@ -218,55 +186,31 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     check_choices("--dtype", given.dtype, DTYPES)
     check_choices("--compare", given.compare, PEERS)
     check_peers(given, is_engine)
-    sampling = [_sampling(given, filters) for filters in filters_of(given)]
+    filters = filters_of(given)
+    sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
     server = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     drafters = [drafter_settings(name, given) for name in dict.fromkeys(given.drafter)]
     named = [("--drafter", one) for one in drafters]
     models = check_drafters(given.engine_dir, named, flags=given)
     sets = load_sets(given.prompts, given.categories, given.num_prompts)
-    return _sweep(given, server, sampling[0], drafters, models), sets
-
-
-def _sampling(given: BenchFlags, filters: Filters) -> SamplingParams:
-    from trtla.settings.sampling import SamplingParams
-
-    return SamplingParams(given.max_output_len, *filters, seed=given.seed)
-
-
-def _sweep(
-    given: BenchFlags,
-    server: LookaheadConfig | None,
-    sampling: SamplingParams,
-    drafters: list[DrafterSettings],
-    draft_models: list[str],
-) -> Sweep:
     from trtla.bench.sweep import Sweep
 
-    return Sweep(
-        model=given.engine_dir,
-        server=server,
+    sweep = Sweep(
+        **shared_setup(given, server, drafters, models),
+        sampling=sampling[0],
+        batch_sizes=given.batch_size,
+        trtllm=trtllm_settings(given),
+        draft_options=draft_options(given),
         triples=given.lookahead,
         peers=tuple(dict.fromkeys(given.compare)),
         hf_model_dir=given.hf_model_dir,
         assistant_dir=given.assistant_dir,
-        tokenizer_dir=given.tokenizer_dir,
-        devices=given.device,
-        dtypes=given.dtype,
-        threads=given.threads,
-        batch_sizes=given.batch_size,
         prompt_lens=given.prompt_len,
-        filters=filters_of(given),
-        sampling=sampling,
+        filters=filters,
         rounds=given.rounds,
-        ignore_eos=given.ignore_eos,
-        trtllm=trtllm_settings(given),
-        draft_options=draft_options(given),
-        drafters=tuple(drafters),
-        draft_models=tuple(draft_models),
-        draft_device=given.draft_device,
-        draft_dtype=given.draft_dtype,
     )
+    return sweep, sets
 
 
 def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | None:

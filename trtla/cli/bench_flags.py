@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DrafterFlags
 from trtla.cli.engine_check import check_triples
 from trtla.cli.options import TrtllmFlags
 from trtla.errors import UsageError, did_you_mean
+from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import Filters, parse_processor
+
+if TYPE_CHECKING:
+    from trtla.settings.drafting import NgramKind
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,20 @@ class BenchFlags(DrafterFlags, TrtllmFlags):
     rounds: int
     output_format: str
     drafter: tuple[str, ...]
+    ablation: bool
+    prompt: str | None
+    prompts_per_task: int | None
+    repeats: int
+    arms: tuple[str, ...]
+    draft_model: str
+    output: str
+    grid_gamma: tuple[int, ...]
+    grid_gamma_max: tuple[int, ...]
+    grid_ema: tuple[float, ...]
+    grid_ngram_kind: tuple[NgramKind, ...]
+    """Anything, until `DrafterSettings` has checked it."""
+    grid_ngram_order: tuple[int, ...]
+    grid_top_k_filler: tuple[int, ...]
 
 
 def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
@@ -56,6 +76,28 @@ def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
     server = None if own else _covering(given.lookahead)
     check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
     return server
+
+
+def shared_setup(
+    given: BenchFlags,
+    server: LookaheadConfig | None,
+    drafters: Iterable[DrafterSettings],
+    draft_models: Iterable[str],
+) -> dict[str, Any]:
+    """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`."""
+    return {
+        "model": given.engine_dir,
+        "server": server,
+        "tokenizer_dir": given.tokenizer_dir,
+        "devices": given.device,
+        "dtypes": given.dtype,
+        "threads": given.threads,
+        "ignore_eos": given.ignore_eos,
+        "drafters": tuple(drafters),
+        "draft_models": tuple(draft_models),
+        "draft_device": given.draft_device,
+        "draft_dtype": given.draft_dtype,
+    }
 
 
 def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -14,17 +14,18 @@ from trtla.cli.engine_check import check_batch_size, engine_limits, is_trtllm
 from trtla.cli.loading import loading
 from trtla.cli.settings import check_new_file
 from trtla.cli.tune_flags import TuneFlags, tune_flags
-from trtla.console import Console, command_line
+from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.folder import folder_kind
 from trtla.formats.t5_config import is_encoder_decoder
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtla.results.documents import Tune
+    from trtla.tune.plan import TuneSettings
     from trtla.tune.roofline import Gpu
-    from trtla.tune.settings import Tuned, TuneSettings
 
 _BATCH_SIZES = (1, 4, 16)
 DOCUMENT = "tune.json"
@@ -46,8 +47,9 @@ def tune(console: Console, /, **flags: Any) -> None:
     """Find the window, n-gram and verification set sizes that are fastest here.
 
     What a step costs by the tokens it feeds is measured apart from what a triple accepts, which
-    depends on the text alone. Together they predict the speed-up of every triple; the best ones
-    are then decoded for real, in turns with plain decoding.
+    depends on the text alone. Together they predict the speed-up of every triple that is tried;
+    the best ones are then decoded for real, in turns with plain decoding. Texts go on behind an
+    end token.
     """
     given = TuneFlags(**flags)
     plan = _check(given)
@@ -65,26 +67,27 @@ def _check(given: TuneFlags) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.settings.sampling import SamplingParams
     from trtla.tune.measurements import check_folder
-    from trtla.tune.preset import check_preset
+    from trtla.tune.output import check_preset
+    from trtla.tune.plan import TuneSettings
     from trtla.tune.samples import load_prompts
-    from trtla.tune.settings import TuneSettings
 
     planned = _is_planned(given)
-    model, limit, server = _planned_model(given) if planned else _own_model(given)
-    if is_encoder_decoder(Path(model)):  # replays know nothing of a text that an encoder reads
+    model, limit, server = _model(given, planned=planned)
+    if is_encoder_decoder(Path(model)):
         raise UsageError(
-            f"{model} is an encoder-decoder, whose acceptance tune cannot replay",
+            f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",
+        )
+    if given.max_output_len < 2:
+        raise UsageError(
+            f"--max-output-len is {given.max_output_len}: there is no step to draft for",
+            "use 2 or more; 96 is the default",
         )
     sampling = SamplingParams(
         given.max_output_len, given.temperature, given.top_k, given.top_p, given.seed
     )
-    if planned and not sampling.greedy:
-        raise UsageError(
-            f"--temperature is {given.temperature:g}, but lookahead decoding in TensorRT-LLM is "
-            "greedy only",
-            "use --temperature 0",
-        )
+    if planned:
+        _check_planned(given, greedy=sampling.greedy)
     sizes = _batch_sizes(given, model)
     sets = load_prompts(given.prompts, given.num_prompts)
     gpu = _gpu(given, planned)
@@ -112,61 +115,62 @@ def _check(given: TuneFlags) -> TuneSettings:
     )
 
 
+def _check_planned(given: TuneFlags, *, greedy: bool) -> None:
+    """What does not go with an engine of TensorRT-LLM that is still to be built."""
+    if not greedy:
+        raise UsageError(
+            f"--temperature is {given.temperature:g}, but lookahead decoding in TensorRT-LLM is "
+            "greedy only",
+            "use --temperature 0",
+        )
+    if given.write is not None:
+        raise UsageError(
+            "--write needs a measured speed-up, and an engine that is still to be built has none",
+            "omit --write, and give the triple that is printed to trtla build --lookahead",
+        )
+
+
 def _is_planned(given: TuneFlags) -> bool:
     """Whether the answer is for an engine of TensorRT-LLM."""
     if given.backend != "auto":
         return given.backend == "tensorrt-llm"
-    folder = Path(given.engine_dir) if given.engine_dir else None
-    return folder is not None and folder_kind(folder) == "engine" and is_trtllm(folder)
+    return _is_trtllm_engine(given.engine_dir)
 
 
-def _own_model(given: TuneFlags) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
-    """The model that is tuned, its limit, and the triple to open it with."""
-    from trtla.tune.grid import FREE
+def _is_trtllm_engine(folder: str | None) -> bool:
+    return folder is not None and folder_kind(Path(folder)) == "engine" and is_trtllm(Path(folder))
 
-    if given.engine_dir is None:
+
+def _model(
+    given: TuneFlags, *, planned: bool
+) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
+    """The model that is decoded, the limit of the answer, and the triple to open the model with."""
+    from trtla.tune.plan import FREE, coarse
+
+    model = (given.model_dir if planned else None) or given.engine_dir
+    if planned and (model is None or _is_trtllm_engine(model)):
+        raise UsageError(
+            "a triple for TensorRT-LLM needs the model itself to see what it accepts",
+            "give --model-dir, the Hugging Face folder or the checkpoint",
+        )
+    if model is None:
         raise UsageError(
             "there is nothing to tune", "give --engine-dir ENGINE, or a Hugging Face folder"
         )
-    if given.model_dir is not None:
+    if given.model_dir is not None and not planned:
         raise UsageError(
             "--model-dir goes with TensorRT-LLM engines only", "give --engine-dir alone"
         )
-    limit = engine_limits(given.engine_dir)
+    is_checkpoint = folder_kind(Path(model)) == "checkpoint"
+    limit = None if planned and is_checkpoint else engine_limits(model)
     if limit is None:
-        return given.engine_dir, FREE, FREE
-    if is_trtllm(Path(given.engine_dir)):
-        raise UsageError(
-            f"{given.engine_dir} is an engine of TensorRT-LLM", "leave --backend torch away"
-        )
-    if not limit.max_draft_len:
-        raise UsageError(
-            f"{given.engine_dir} is a plain engine, which takes no triple but {AUTOREGRESSIVE}",
-            "tune the Hugging Face folder it came from, or rebuild it with --lookahead 7,7,7",
-        )
-    return given.engine_dir, limit, None
-
-
-def _planned_model(given: TuneFlags) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
-    """The model whose texts tell what a TensorRT-LLM engine would accept."""
-    from trtla.tune.grid import FREE
-
-    model = given.model_dir
-    if model is None:
-        own = given.engine_dir
-        if own is None or (folder_kind(Path(own)) == "engine" and is_trtllm(Path(own))):
-            raise UsageError(
-                "a triple for TensorRT-LLM needs the model itself to see what it accepts",
-                "give --model-dir, the Hugging Face folder or the checkpoint",
-            )
-        model = own
-    if folder_kind(Path(model)) != "engine":
         return model, FREE, FREE
-    limit = engine_limits(model)
-    if is_trtllm(Path(model)) or limit is None or not limit.max_draft_len:
+    if is_trtllm(Path(model)):
+        raise UsageError(f"{model} is an engine of TensorRT-LLM", "omit --backend torch")
+    if not coarse(limit):
         raise UsageError(
-            f"--model-dir {model} is no torch engine with lookahead",
-            "give the Hugging Face folder or the checkpoint that it was built from",
+            f"{model} was built with lookahead {limit}, which leaves no triple to tune",
+            "tune the Hugging Face folder it came from, or rebuild it with --lookahead 7,7,7",
         )
     return model, limit, None
 
@@ -191,7 +195,7 @@ def _gpu(given: TuneFlags, planned: bool) -> Gpu | None:
         if not planned:
             raise UsageError(
                 f"--gpu {given.gpu} plans for TensorRT-LLM, and costs are measured here",
-                "leave --gpu away, or add --backend tensorrt-llm",
+                "omit --gpu, or add --backend tensorrt-llm",
             )
         from trtla.tune.roofline import find_gpu
 
@@ -223,7 +227,7 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
         yield replace(plan, model=str(engine), server=None)
 
 
-def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tuned:
+def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
     with loading():
         from trtla.runtime.models.load import set_threads
         from trtla.tune.tuner import tune as run_tune
@@ -231,42 +235,28 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tuned
     return run_tune(settings, lambda text: console.note(f"note: {text}"))
 
 
-def _finish(console: Console, tuned: Tuned, plan: TuneSettings, given: TuneFlags) -> None:
+def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags) -> None:
     """Write what there is to write, then print."""
     from trtla.cli.tune_report import show
-    from trtla.results.environment import environment
-    from trtla.tune.document import document
-    from trtla.tune.preset import preset_text, write_preset
+    from trtla.tune.output import document, write_document, write_preset
 
-    command = command_line()
-    found = document(tuned, plan.engine, command, environment(command))
-    _write_document(plan.output_dir / DOCUMENT, found)
+    write_document(tuned, plan.output_dir / DOCUMENT)
     _draw(console, tuned, plan.output_dir)
-    if given.write is not None:
-        write_preset(Path(given.write), preset_text(tuned, plan.engine, command))
+    written = given.write is not None and write_preset(tuned, Path(given.write))
     if console.json:
-        console.document(found)
+        console.document(document(tuned))
     else:
         show(console, tuned, plan)
-    if given.write is not None:
+    if written:
         console.note(f"note: the preset is {given.write}")
+    elif given.write is not None:
+        console.note(
+            f"note: {given.write} is not written: no triple was measured ahead of plain decoding"
+        )
 
 
-def _write_document(path: Path, found: dict[str, Any]) -> None:
-    import json
-
-    from trtla.files import write_whole
-
-    try:
-        write_whole(path, json.dumps(found, indent=1) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", "give another --output-dir"
-        ) from None
-
-
-def _draw(console: Console, tuned: Tuned, folder: Path) -> None:
-    from trtla.tune.pictures import draw
+def _draw(console: Console, tuned: Tune, folder: Path) -> None:
+    from trtla.tune.output import draw
 
     try:
         draw(tuned, folder)

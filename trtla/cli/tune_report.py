@@ -1,4 +1,4 @@
-"""How `trtla tune` tells its plan and its outcome to people."""
+"""Prints the plan and the outcome of `trtla tune`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.tune.grid import grid
-from trtla.tune.prediction import ALL, Row, best
+from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Tune, Verified
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.tune.output import speed
+from trtla.tune.plan import coarse
+from trtla.tune.prediction import WORTH, best, together
 
 if TYPE_CHECKING:
-    from trtla.tune.settings import Tuned, TuneSettings
-    from trtla.tune.verification import Verified
+    from trtla.tune.plan import TuneSettings
 
-_BEST = 8
-"""Rows of the table of the grid's best."""
+_PREDICTED = 8
+"""Triples of the table that are predicted only."""
 
 
 def show_plan(console: Console, plan: TuneSettings) -> None:
@@ -24,7 +25,7 @@ def show_plan(console: Console, plan: TuneSettings) -> None:
         "engine": plan.engine,
         "model": plan.model,
         "limit": str(plan.limit),
-        "triples": len(grid(plan.limit)),
+        "triples": len(coarse(plan.limit)),
         "prompts": {one.category: len(one.texts) for one in plan.sets},
         "batch_sizes": list(plan.batch_sizes),
         "temperature": plan.sampling.temperature,
@@ -46,57 +47,39 @@ def _listed(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def show(console: Console, tuned: Tuned, plan: TuneSettings) -> None:
+def show(console: Console, tuned: Tune, plan: TuneSettings) -> None:
     """The recommendation, the tables behind it, and where the files are."""
-    for line in advice(tuned, planned=plan.planned):
+    found = tuned.recommendation
+    for line in advice(tuned, found, planned=plan.planned):
         console.out(line)
     console.out()
-    _show_best(console, tuned)
-    if tuned.verified:
-        console.out()
-        _show_verified(console, tuned.verified)
-    _show_changes(console, "batch size", tuned.recommendation.by_batch_size)
-    _show_changes(console, "category", tuned.recommendation.by_category)
+    _show_speeds(console, tuned, found)
+    _show_changes(console, tuned, "batch size", found.by_batch_size, found)
+    _show_changes(console, tuned, "category", found.by_category, found)
     console.out()
     console.out(_curve(tuned))
     console.note(f"note: {tuned.time_s:.0f} s; tune.json and pictures are in {plan.output_dir}")
 
 
-def advice(tuned: Tuned, *, planned: bool) -> list[str]:
+def advice(tuned: Tune, found: Recommendation, *, planned: bool) -> list[str]:
     """What to do, in sentences."""
-    found = tuned.recommendation
-    where = f"batch size {found.batch_size}"
-    if found.lookahead == AUTOREGRESSIVE:
-        lines = [f"Nothing beats plain decoding here ({where}): use --lookahead {AUTOREGRESSIVE}."]
+    where, triple = f"batch size {found.batch_size}", LookaheadConfig(*found.lookahead)
+    if triple == AUTOREGRESSIVE:
+        lines = [f"No triple beats plain decoding here ({where}): use --lookahead {triple}."]
     else:
-        lines = [f"{found.lookahead.describe()}: {_speed(tuned)} over plain decoding ({where})."]
+        kind = "by the roofline" if tuned.cost.source == "roofline" else "predicted"
+        lines = [f"{triple.describe()}: {speed(found, kind)} over plain decoding ({where})."]
     if planned:
-        lines.append(f"Build with: trtla build --lookahead {found.lookahead} (costs: ")
-        lines[-1] += f"{tuned.cost.note}; acceptance: the model on the torch executor)."
-    lines += _faster_others(tuned)
-    return lines
-
-
-def _speed(tuned: Tuned) -> str:
-    found = tuned.recommendation
-    kind = "by the roofline" if tuned.cost.source == "roofline" else "expected"
-    text = f"{found.predicted_speedup:.2f}x {kind}"
-    if found.measured_speedup is not None:
-        text += f", {found.measured_speedup:.2f}x measured"
-    return text
-
-
-def _faster_others(tuned: Tuned) -> list[str]:
-    """What needs no triple and was faster than the recommended one."""
-    found = tuned.recommendation
-    bar = max(1.02, 1.02 * (found.measured_speedup or 1.0))
-    return [
-        f"{_flag(one.name)} was faster than any triple: {one.measured_speedup:.2f}x measured."
-        for one in tuned.verified
-        if one.lookahead is None
-        and one.batch_size == found.batch_size
-        and one.category == _together(tuned.rows)
-        and one.measured_speedup > bar
+        lines.append(
+            f"Build with: trtla build --lookahead {triple} (costs: {tuned.cost.note}; acceptance: "
+            "the model on the torch executor)."
+        )
+    bar = WORTH * max(1.0, found.measured_speedup or 1.0)
+    return lines + [
+        f"{_flag(one.drafter or '')} was faster than any triple: {one.measured_speedup:.2f}x "
+        "measured."
+        for one in _ran(tuned.alternatives, together(tuned.grid), found.batch_size)
+        if (one.measured_speedup or 0.0) > bar
     ]
 
 
@@ -104,60 +87,60 @@ def _flag(name: str) -> str:
     return "--lookahead auto" if name == "auto" else f"--drafter {name}"
 
 
-def _together(rows: Sequence[Row]) -> str:
-    return ALL if any(row.category == ALL for row in rows) else rows[0].category
+def _ran(verified: Sequence[Verified], category: str | None, size: int | None) -> list[Verified]:
+    return [one for one in verified if (one.category, one.batch_size) == (category, size)]
 
 
-def _show_best(console: Console, tuned: Tuned) -> None:
-    size = tuned.recommendation.batch_size
-    ranked = best(tuned.rows, _together(tuned.rows), size)[:_BEST]
-    console.table(
-        ["lookahead", "predicted speed-up", "S", "fed/step", "acceptance"],
-        [
-            [
-                str(row.lookahead),
-                row.predicted_speedup,
-                row.tokens_per_step,
-                row.fed_per_step,
-                row.acceptance,
-            ]
-            for row in ranked
-        ],
-    )
+def _show_speeds(console: Console, tuned: Tune, found: Recommendation) -> None:
+    """What was measured, the fastest first; then the best of what was predicted only."""
+    whole = together(tuned.grid)
+    points = {row.lookahead: row for row in best(tuned.grid, whole, found.batch_size or 1)}
+    ran = _ran((*tuned.verified, *tuned.alternatives), whole, found.batch_size)
+    ran.sort(key=lambda one: one.measured_speedup or 0.0, reverse=True)
+    measured = {one.lookahead for one in ran}
+    others = [row for triple, row in points.items() if triple not in measured]
+    rows = [_row(one, points.get(one.lookahead or (0, 0, 0))) for one in ran]
+    rows += [[_name(row.lookahead), row.predicted_speedup, None, None, *_steps(row)]
+             for row in others[:_PREDICTED]]  # fmt: skip
+    heads = ["lookahead", "predicted speed-up", "measured", "error %", "S", "fed/step"]
+    console.table(heads, rows)
 
 
-def _show_verified(console: Console, verified: Sequence[Verified]) -> None:
-    console.table(
-        ["verified", "category", "batch size", "predicted", "measured", "error %"],
-        [
-            [
-                one.name,
-                one.category,
-                one.batch_size,
-                one.predicted_speedup,
-                one.measured_speedup,
-                one.error_percent,
-            ]
-            for one in verified
-            if one.lookahead != AUTOREGRESSIVE
-        ],
-    )
+def _row(one: Verified, point: GridPoint | None) -> list[object]:
+    name = one.drafter or _name(one.lookahead)
+    speeds = [one.predicted_speedup, one.measured_speedup, one.error_percent]
+    return [name, *speeds, *_steps(point)]
 
 
-def _show_changes(console: Console, axis: str, rows: Sequence[Row]) -> None:
-    if len(rows) < 2:
+def _steps(point: GridPoint | None) -> list[object]:
+    return [None, None] if point is None else [point.tokens_per_step, point.fed_per_step]
+
+
+def _name(triple: Triple | None) -> str:
+    return ",".join(map(str, triple or ()))
+
+
+def _show_changes(
+    console: Console, tuned: Tune, axis: str, choices: Sequence[Choice], found: Recommendation
+) -> None:
+    """The best triple by batch size or category, beside what needs no triple."""
+    if len(choices) < 2:
         return
-    key = axis.replace(" ", "_")
+    others = list(dict.fromkeys(one.drafter or "" for one in tuned.alternatives))
+    rows = []
+    for one in choices:
+        place = (one.category or together(tuned.grid), one.batch_size or found.batch_size)
+        real = {other.drafter: other.measured_speedup for other in _ran(tuned.alternatives, *place)}
+        speeds = [one.predicted_speedup, one.measured_speedup]
+        key = one.batch_size if one.category is None else one.category
+        rows.append([key, _name(one.lookahead), *speeds, *(real.get(name) for name in others)])
     console.out()
-    console.table(
-        [axis, "lookahead", "predicted speed-up"],
-        [[getattr(row, key), str(row.lookahead), row.predicted_speedup] for row in rows],
-    )
+    console.table([axis, "lookahead", "predicted speed-up", "measured", *others], rows)
 
 
-def _curve(tuned: Tuned) -> str:
+def _curve(tuned: Tune) -> str:
     cost = tuned.cost
-    points = next(points for count, points in cost.table.rows if count == 1)
+    points = next(row.points for row in cost.rows if row.sequences == 1)
     last, first = points[-1], points[0]
     return (
         f"Cost: {cost.note}. One sequence: {first[0]} token {1000 * first[1]:.3g} ms, "

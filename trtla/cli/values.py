@@ -109,7 +109,7 @@ def _prompt_sets() -> Iterable[str]:
 
 
 def _tasks() -> Iterable[str]:
-    from trtla.bench.ablation_cases import TASKS
+    from trtla.bench.ablation_arms import TASKS
 
     return dict.fromkeys((*_prompt_sets(), *TASKS))
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trtla.bench.ablation_csv import means
-from trtla.bench.ablation_rows import COLUMNS
+from trtla.bench.ablation_table import COLUMNS, means
 from trtla.errors import UsageError
 from trtla.files import JsonError, parse_json, read_text
 from trtla.results.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune

@@ -120,13 +120,15 @@ class Cost(_Part):
     """The cost curve of an engine."""
 
     source: str
+    """measured or roofline."""
     note: str | None = None
     rows: tuple[CostRow, ...]
     knee: int | None = None
+    """The most fed tokens whose forward takes at most 1.25 times that of one token."""
 
 
 class GridPoint(_Part):
-    """A predicted triple."""
+    """A triple whose acceptance is known, for one category and batch size."""
 
     lookahead: Triple
     category: str
@@ -134,11 +136,12 @@ class GridPoint(_Part):
     tokens_per_step: Figure = None
     fed_per_step: Figure = None
     acceptance: str | None = None
+    """Where steps and fed tokens come from: measured, by requests on the model."""
     predicted_speedup: FiniteFloat
 
 
 class Verified(_Part):
-    """A prediction beside its measurement, of a triple or of another drafter."""
+    """A measured speed-up beside its prediction, of a triple or of another drafter."""
 
     lookahead: Triple | None = None
     drafter: str | None = None
@@ -156,32 +159,33 @@ class Choice(_Part):
     batch_size: int | None = None
     category: str | None = None
     predicted_speedup: Figure = None
+    measured_speedup: Figure = None
 
 
-class Recommendation(_Part):
+class Recommendation(Choice):
     """What tune would run."""
 
-    lookahead: Triple
-    batch_size: int | None = None
-    predicted_speedup: Figure = None
-    measured_speedup: Figure = None
     by_batch_size: tuple[Choice, ...] = ()
     by_category: tuple[Choice, ...] = ()
 
 
 class Tune(_Part):
-    """`trtla tune --json`."""
+    """`trtla tune --json`: what the command writes, and what a report reads of it."""
 
+    schema_version: int | None = None
+    command: str | None = None
     argv: Command = None
     environment: dict[str, Any] = {}
     engine: str | None = None
     executor: str | None = None
-    cost: Cost | None = None
+    cost: Cost
     grid: tuple[GridPoint, ...] = ()
     verified: tuple[Verified, ...] = ()
     alternatives: tuple[Verified, ...] = ()
     """Other drafters that were run beside them."""
-    recommendation: Recommendation | None = None
+    recommendation: Recommendation
+    finished: bool | None = None
+    """False: the budget was over before the search was."""
     time_s: Figure = None
 
 

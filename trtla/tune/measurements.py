@@ -1,7 +1,7 @@
 """What was measured, kept line by line as it comes: a run that was cut off goes on from there.
 
 One JSON object a line, each with the key of its circumstances; lines of other circumstances, and a
-last line that was cut off, are passed over. What the lines mean is not known here.
+last line that was cut off, are skipped.
 """
 
 from __future__ import annotations
@@ -11,19 +11,36 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
 
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
+
 FILE = "measurements.jsonl"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_WEIGHTS = ("*.safetensors", "*.bin", "*.engine")
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
     """A key for circumstances: equal facts, equal key."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def engine_facts(engine: Engine) -> dict[str, object]:
+    """What identifies an engine's weights and limits, without reading the weights.
+
+    The manifest's checksum, or else sizes and times of the weight files.
+    """
+    facts: dict[str, object] = {"config": engine.config.model_dump(mode="json")}
+    if engine.manifest is not None:
+        return {**facts, "source": engine.manifest.source_sha256}
+    weights = sorted(path for pattern in _WEIGHTS for path in engine.path.glob(pattern))
+    stamps = [(path.name, path.stat()) for path in weights]
+    return {**facts, "files": [[name, own.st_size, own.st_mtime_ns] for name, own in stamps]}
 
 
 def check_folder(folder: Path) -> None:

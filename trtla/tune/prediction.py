@@ -1,150 +1,173 @@
-"""From steps and what they take to the speed-up of whole requests: plain arithmetic.
+"""Predicted speed-ups: the steps that a triple took on the texts, times what such steps cost.
 
-A batch starts together and shrinks as its requests end, each after its own number of steps.
+Plain arithmetic over finished requests. Host work is not in it: what counts in the end is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from trtla.data.prompt_sets import batches
+from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
+from trtla.runtime.auto.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.acceptance import Source
-from trtla.tune.replay import Steps
-from trtla.tune.samples import Sample
-from trtla.tune.step_time import StepClock
+from trtla.tune.samples import Groups, Sample
 
 ALL = "all"
 """The category of all samples together."""
+WORTH = 1.02
+"""Speed-up from which a triple is recommended in place of plain decoding."""
+KNEE = 1.25
+"""Steps of up to this many plain steps' time count as cheap."""
 
-StepsOf = Callable[[LookaheadConfig, Sample], tuple[Steps, Source]]
+
+class _Speeds(TypedDict):
+    lookahead: Triple
+    predicted_speedup: float | None
+    measured_speedup: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What a triple should bring for one category and batch size."""
+class Steps:
+    """The steps of a request behind its prompt."""
 
-    lookahead: LookaheadConfig
-    category: str
-    batch_size: int
-    tokens_per_step: float
-    fed_per_step: float
-    acceptance: Source
-    seconds: float
-    """Of all samples of the category."""
-    predicted_speedup: float
+    tokens: int
+    steps: int
+    fed: int
 
 
-def batch_seconds(clock: StepClock, requests: Sequence[Steps], prompt_tokens: int) -> float:
-    """The time of requests that start together, until the last one ends."""
-    steps = max(1, sum(one.steps for one in requests))
-    fed_each = max(1.0, sum(one.fed for one in requests) / steps)
-    total, done = clock.prefill_s(prompt_tokens, len(requests), fed_each), 0
-    active = sorted((one for one in requests if one.steps), key=lambda one: one.steps)
-    while active:
-        total += _stretch_seconds(clock, active, done, active[0].steps)
-        done = active[0].steps
-        active = [one for one in active if one.steps > done]
-    return total
+Found = Mapping[LookaheadConfig, Mapping[Sample, Steps]]
+"""Finished requests by triple and sample."""
 
 
-def _stretch_seconds(clock: StepClock, active: Sequence[Steps], start: int, end: int) -> float:
-    """Steps [start, end) of requests that all take part, fed as they are in each of them.
-
-    A step of 1 token and one of 9 take longer than two of 5 where up to 5 are free.
-    """
-    count = len(active)
-    usual = sum(one.fed_per_step for one in active) / count
-    if not any(one.sizes for one in active):
-        return (end - start) * clock.seconds(count, usual, usual)
-    return sum(
-        clock.seconds(count, sum(one.fed_in(step) for one in active) / count, usual)
-        for step in range(start, end)
-    )
-
-
-def category_seconds(
-    clock: StepClock, triple: LookaheadConfig, samples: Sequence[Sample], size: int, of: StepsOf
-) -> float:
-    """The time of a category's samples in batches of this size, one after the other.
-
-    The last batch is filled up with samples from the front, as `trtla bench` does.
-    """
-    total = 0.0
-    for batch in batches(samples, size):
-        prompt_tokens = sum(len(sample.prompt) for sample in batch)
-        total += batch_seconds(clock, [of(triple, one)[0] for one in batch], prompt_tokens)
-    return total
+def plain_steps(sample: Sample) -> Steps:
+    """Plain decoding's, which need not run: all texts are of full length."""
+    count = sample.sampling.max_output_len - 1
+    return Steps(count, count, count)
 
 
 class Predictor:
-    """Predicts every triple for every category and batch size.
+    """Predicts from what has been found so far, which may grow.
 
     Args:
-        samples: all of them, category by category.
-        clocks: by category.
-        of: steps of a triple on a sample.
+        table: what forwards cost.
     """
 
-    def __init__(
-        self, samples: Sequence[Sample], clocks: dict[str, StepClock], of: StepsOf
-    ) -> None:
-        self._clocks, self._of = clocks, of
-        self._groups = {
-            category: [s for s in samples if s.category == category] for category in clocks
+    def __init__(self, groups: Groups, found: Found, table: CostTable) -> None:
+        self._groups, self._found, self._table = groups, found, table
+
+    def rows(self, batch_sizes: Sequence[int]) -> list[GridPoint]:
+        """Every triple that ran, for each category that it ran on, and for all of them together."""
+        plain = {one: plain_steps(one) for own in self._groups.values() for one in own}
+        ran = {AUTOREGRESSIVE: plain, **self._found}
+        return [
+            point
+            for size in batch_sizes
+            for triple, done in ran.items()
+            for point in self._points(triple, done, size)
+        ]
+
+    def _points(
+        self, triple: LookaheadConfig, done: Mapping[Sample, Steps], size: int
+    ) -> list[GridPoint]:
+        ran = {
+            name: {one: done[one] for one in own if one in done}
+            for name, own in self._groups.items()
         }
+        if len(ran) > 1 and all(ran.values()):
+            ran[ALL] = dict(done)
+        return [self._point(triple, name, own, size) for name, own in ran.items() if own]
 
-    def rows(self, triples: Sequence[LookaheadConfig], batch_sizes: Sequence[int]) -> list[Row]:
-        """Every category alone, and all together where there are several."""
-        rows = []
-        for size in batch_sizes:
-            plain = self._seconds(AUTOREGRESSIVE, size)
-            for triple in triples:
-                rows += self._of_triple(triple, size, plain)
-        return rows
+    def _point(
+        self, triple: LookaheadConfig, category: str, done: Mapping[Sample, Steps], size: int
+    ) -> GridPoint:
+        steps = sum(one.steps for one in done.values())
+        plain = sum(self._request_s(one, plain_steps(one), size) for one in done)
+        own = sum(self._request_s(one, took, size) for one, took in done.items())
+        return GridPoint(
+            lookahead=triple.as_tuple(),
+            category=category,
+            batch_size=size,
+            tokens_per_step=round(sum(one.tokens for one in done.values()) / steps, 4),
+            fed_per_step=round(sum(one.fed for one in done.values()) / steps, 2),
+            acceptance="measured",
+            predicted_speedup=round(plain / own, 4),
+        )
 
-    def _seconds(self, triple: LookaheadConfig, size: int) -> dict[str, float]:
-        return {
-            category: category_seconds(self._clocks[category], triple, own, size, self._of)
-            for category, own in self._groups.items()
-        }
+    def plain_s(self, samples: Sequence[Sample], size: int) -> float:
+        """Seconds of plain decoding of these samples in batches, the last of which is filled up."""
+        padded = [one for batch in batches(samples, size) for one in batch]
+        return sum(self._request_s(one, plain_steps(one), size) for one in padded)
 
-    def _of_triple(self, triple: LookaheadConfig, size: int, plain: dict[str, float]) -> list[Row]:
-        seconds, groups = self._seconds(triple, size), dict(self._groups)
-        if len(groups) > 1:
-            groups[ALL] = [sample for own in self._groups.values() for sample in own]
-            seconds[ALL] = sum(seconds.values())
-        rows = []
-        for category, own in groups.items():
-            steps, source = self._together(triple, own)
-            base = plain.get(category, sum(plain.values()))
-            rows.append(
-                Row(
-                    triple,
-                    category,
-                    size,
-                    steps.tokens_per_step,
-                    steps.fed_per_step,
-                    source,
-                    seconds[category],
-                    base / seconds[category],
-                )
-            )
-        return rows
-
-    def _together(self, triple: LookaheadConfig, samples: Sequence[Sample]) -> tuple[Steps, Source]:
-        found = [self._of(triple, sample) for sample in samples]
-        sources = {source for _, source in found}
-        order: tuple[Source, ...] = ("interpolated", "measured", "replayed")
-        source = next(one for one in order if one in sources)
-        steps = [steps for steps, _ in found]
-        return Steps(
-            sum(s.tokens for s in steps), sum(s.steps for s in steps), sum(s.fed for s in steps)
-        ), source
+    def _request_s(self, sample: Sample, took: Steps, size: int) -> float:
+        """A request's share of the time of a batch of equal ones, its prompt included."""
+        prompt = self._table.seconds(len(sample.prompt) * size, size)
+        return (
+            prompt + took.steps * self._table.seconds(took.fed / took.steps * size, size)
+        ) / size
 
 
-def best(rows: Sequence[Row], category: str, batch_size: int) -> list[Row]:
+def best(rows: Sequence[GridPoint], category: str, batch_size: int) -> list[GridPoint]:
     """The rows of a category and batch size, the fastest first; of equals the smaller triple."""
     own = [row for row in rows if row.category == category and row.batch_size == batch_size]
-    return sorted(own, key=lambda row: (-row.predicted_speedup, row.lookahead.max_draft_len))
+    return sorted(
+        own, key=lambda row: (-row.predicted_speedup, LookaheadConfig(*row.lookahead).max_draft_len)
+    )
+
+
+def together(rows: Sequence[GridPoint]) -> str:
+    """The category that stands for the whole: that of all, or the only one."""
+    return ALL if any(row.category == ALL for row in rows) else rows[0].category
+
+
+def knee(table: CostTable, sequences: int = 1) -> int:
+    """The most fed tokens whose forward takes at most 1.25 times that of one token a sequence.
+
+    Tokens up to there are nearly free; whole tokens between the measured points, up to the last.
+    """
+    points = next((points for count, points in table.rows if count == sequences), table.rows[0][1])
+    most, first = KNEE * points[0][1], points[0][0]
+    cheap = [n for n in range(first, points[-1][0] + 1) if table.seconds(n, sequences) <= most]
+    return cheap[-1]
+
+
+def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recommendation:
+    """The triple for the first batch size and all categories together, and where it differs.
+
+    Where triples were verified, the fastest of them counts, else the best prediction; plain
+    decoding where none is ahead of it by more than timings scatter.
+    """
+    sizes = list(dict.fromkeys(row.batch_size for row in rows))
+    names = [name for name in dict.fromkeys(row.category for row in rows) if name != ALL]
+    first, whole = sizes[0], together(rows)
+    return Recommendation(
+        batch_size=first,
+        **_chosen(rows, verified, whole, first),
+        by_batch_size=tuple(
+            Choice(batch_size=size, **_chosen(rows, verified, whole, size)) for size in sizes
+        ),
+        by_category=tuple(
+            Choice(category=name, **_chosen(rows, verified, name, first)) for name in names
+        ),
+    )
+
+
+def _chosen(
+    rows: Sequence[GridPoint], verified: Sequence[Verified], category: str, size: int
+) -> _Speeds:
+    predicted = {row.lookahead: row.predicted_speedup for row in best(rows, category, size)}
+    measured = {
+        one.lookahead: one.measured_speedup or 0.0
+        for one in verified
+        if (one.category, one.batch_size) == (category, size) and one.lookahead
+    }
+    speeds = measured or predicted
+    fastest = max(speeds, key=lambda triple: speeds[triple])
+    chosen = fastest if speeds[fastest] >= WORTH else AUTOREGRESSIVE.as_tuple()
+    return {
+        "lookahead": chosen,
+        "predicted_speedup": predicted.get(chosen),
+        "measured_speedup": measured.get(chosen),
+    }

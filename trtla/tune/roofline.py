@@ -1,6 +1,6 @@
 """What a step takes on a GPU at the very least: bytes over bandwidth, or operations over peak.
 
-A bound from published numbers, not a measurement: it knows no launch of a kernel, no host and no
+A bound from published numbers, not a measurement: it includes no kernel launches, no host and no
 software, and real steps take longer. Of the two the larger counts, so tokens are free until the
 arithmetic takes as long as reading the weights.
 """
@@ -65,7 +65,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 class Roofline:
-    """A `StepClock` of a model on one GPU; its ranks share the work where it is split.
+    """The least time of a model's steps on one GPU; its ranks share the work where it is split.
 
     Args:
         context: cached tokens of a sequence, on average.
@@ -84,18 +84,14 @@ class Roofline:
         fp8 = gpu.fp8_teraflops if config.fp8 else None
         self._layer_flops = (fp8 or gpu.teraflops) * 1e12
 
-    def seconds(self, sequences: float, fed_each: float, usual_each: float = 0.0) -> float:
-        """The bound of a step; no host work."""
+    def seconds(self, sequences: int, fed_each: int) -> float:
+        """The bound of a step of so many sequences that feed so many tokens each."""
         fed, context = sequences * fed_each, self._context
         read = self._weight_bytes + sequences * context * self._kv_bytes
         peak = self.gpu.teraflops * 1e12
         busy = 2.0 * fed * (self._layers / self._layer_flops + self._rest / peak)
         busy += fed * context * self._attention / peak
         return max(read / (self.gpu.terabytes_per_s * 1e12), busy)
-
-    def prefill_s(self, prompt_tokens: int, sequences: int, fed_each: float) -> float:
-        """The bound of the prompts' pass."""
-        return self.seconds(1, prompt_tokens)
 
     def table(self, batch_sizes: Sequence[int]) -> CostTable:
         """The bound as a curve."""

@@ -6,7 +6,7 @@ away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,10 @@ class Sample:
     def name(self) -> str:
         """How measurements call it."""
         return f"{self.category}/{self.number}"
+
+
+Groups = Mapping[str, Sequence[Sample]]
+"""Samples by category."""
 
 
 def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
@@ -118,6 +122,7 @@ def make_samples(
     return found, cut
 
 
-def categories(samples: Sequence[Sample]) -> list[str]:
-    """The categories in their order."""
-    return list(dict.fromkeys(sample.category for sample in samples))
+def by_category(samples: Sequence[Sample]) -> Groups:
+    """The samples by category, in their order."""
+    names = dict.fromkeys(sample.category for sample in samples)
+    return {name: [one for one in samples if one.category == name] for name in names}

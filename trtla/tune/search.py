@@ -1,106 +1,138 @@
-"""Which triples are run on the model, most promising first, as long as the time allows.
+"""Real requests of many triples, for how many steps they take and how many tokens those feed.
 
-Three rounds: a coarse grid on one sample of each category, its better half on half of the samples,
-then whatever is predicted to be best and not yet known, on all of them. What a run makes known of
-smaller triples is replayed after it.
+That depends on the text alone, not on batch or speed: triples share in-flight batches, and a clock
+is only read to stop in time. A coarse grid runs on one sample of each category, its better half on
+more samples, and with it what lies near the best.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
+from trtla.console import counted
+from trtla.results.documents import GridPoint
+from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.tune.acceptance import Acceptance, Job
-from trtla.tune.grid import coarse
-from trtla.tune.prediction import Row, best
-from trtla.tune.samples import Sample
+from trtla.tune.measurements import Measurements
+from trtla.tune.plan import coarse, near
+from trtla.tune.prediction import Steps, best
+from trtla.tune.samples import Groups, Sample
 
-_MOST_TRIED = 24
-"""Triples of the first round."""
-_WANTED = 3
-"""Triples of each category and batch size that shall be known at the end."""
-_REPLAY_SHARE = 0.2
+if TYPE_CHECKING:
+    from trtla.llm.llm import LLM, Completion
 
-Predict = Callable[[], list[Row]]
-Run = Callable[[Sequence[Job], float], bool]
-"""Decodes jobs until a deadline; False when it was over before the jobs were."""
+_COARSE_SHARE = 0.5
+"""Of the search's time, for the coarse grid."""
+_IN_FLIGHT = 12
+"""Requests at a time. What is in flight when the time is over is lost, so it is not more."""
+_LEADERS = 2
+"""Triples whose neighbours are tried."""
+
+Job = tuple[LookaheadConfig, Sample]
+Note = Callable[[str], None]
 
 
 class Search:
-    """One search.
+    """Finished requests of triples, and which ones to run next.
 
     Args:
-        acceptance: what is known, which grows.
-        triples: the grid.
-        predict: rows of the whole grid from what is known now.
-        run: runs jobs.
-        deadline: on time.monotonic's clock.
+        groups: the samples by category.
+        limit: the largest triple.
+        kept: where finished requests are kept; those there are not run again.
     """
 
     def __init__(
-        self,
-        acceptance: Acceptance,
-        triples: Sequence[LookaheadConfig],
-        predict: Predict,
-        run: Run,
-        deadline: float,
+        self, llm: LLM, groups: Groups, limit: LookaheadConfig, kept: Measurements, note: Note
     ) -> None:
-        self._acceptance, self._triples = acceptance, triples
-        self._predict, self._run, self._deadline = predict, run, deadline
-        self._started = time.monotonic()
+        self._llm, self._groups, self._limit, self._kept = llm, groups, limit, kept
+        self._note = note
+        self.found: dict[LookaheadConfig, dict[Sample, Steps]] = {}
+        by_name = {sample.name: sample for own in groups.values() for sample in own}
+        for name in kept.names("run "):
+            _, triple, sample = name.split(" ", 2)
+            if sample in by_name:
+                self._take((LookaheadConfig.parse(triple), by_name[sample]), kept.get(name))
 
-    def go(self) -> bool:
-        """Search; False when the time was over before the best were known."""
-        self._acceptance.replay(self._triples, self._deadline)  # what the texts alone tell
-        rough = self._best_of(coarse(self._triples), _MOST_TRIED)
-        groups = self._groups()
-        self._jobs(rough, [own[:1] for own in groups], 0.35)
-        better = self._best_of(rough, max(1, len(rough) // 2))
-        self._jobs(better, [own[: (len(own) + 1) // 2] for own in groups], 0.6)
-        while time.monotonic() < self._deadline:
-            missing = self._missing()
-            if not missing:
-                return True
-            self._jobs(missing[:1], groups, 1.0)
-        return not self._missing()
+    def go(self, predict: Callable[[], list[GridPoint]], deadline: float) -> bool:
+        """Search; False: the time was over before.
 
-    def _groups(self) -> list[list[Sample]]:
-        by_category: dict[str, list[Sample]] = {}
-        for sample in self._acceptance.samples:
-            by_category.setdefault(sample.category, []).append(sample)
-        return list(by_category.values())
+        Args:
+            predict: rows of all that has been found so far.
+            deadline: on time.monotonic's clock; the smallest triple runs on a sample of each
+                category in any case, for otherwise nothing can be said.
+        """
+        most = max(map(len, self._groups.values()))
+        pool, finished = coarse(self._limit), True
+        if not self._knows_one:
+            self._run(pool[:1], 1, float("inf"))
+        begin = time.monotonic()
+        until = begin + _COARSE_SHARE * (deadline - begin)
+        for count in (1, (most + 1) // 2, most):
+            finished &= self._run(pool, count, until)
+            leaders = _ranked(predict(), pool)[: max(_LEADERS, len(pool) // 2)]
+            beside = [one for leader in leaders[:_LEADERS] for one in near(leader, self._limit)]
+            pool = [*leaders, *(one for one in dict.fromkeys(beside) if one not in self.found)]
+            until = deadline
+        return finished
 
-    def _jobs(
-        self, triples: Sequence[LookaheadConfig], groups: Sequence[Sequence[Sample]], share: float
-    ) -> None:
-        """Run triples on samples, until this share of the time is used."""
-        until = self._started + share * (self._deadline - self._started)
-        jobs = [(triple, sample) for triple in triples for own in groups for sample in own]
-        self._run(jobs, until)
-        left = max(0.0, until - self._started)
-        self._acceptance.replay(self._triples, time.monotonic() + _REPLAY_SHARE * left)
+    def _run(self, triples: Sequence[LookaheadConfig], count: int, deadline: float) -> bool:
+        """Run triples on the first samples of each category; what takes too long is given up."""
+        firsts = [sample for own in self._groups.values() for sample in own[:count]]
+        jobs = [(triple, sample) for triple in triples for sample in firsts]
+        jobs = [job for job in jobs if not self._knows(job)]
+        tried = len(dict.fromkeys(triple for triple, _ in jobs))
+        if jobs and time.monotonic() < deadline:
+            self._note(f"to run on {counted(len(firsts), 'prompt')}: {counted(tried, 'triple')}")
+        for start in range(0, len(jobs), _IN_FLIGHT):
+            self._decode(jobs[start : start + _IN_FLIGHT], deadline)
+        return all(map(self._knows, jobs))
 
-    def _best_of(self, triples: Sequence[LookaheadConfig], most: int) -> list[LookaheadConfig]:
-        """Those that come nearest to the best of any category and batch size."""
-        scores: dict[LookaheadConfig, float] = {}
-        for ranked in self._ranked():
-            for row in ranked:
-                near = row.predicted_speedup / ranked[0].predicted_speedup
-                scores[row.lookahead] = max(near, scores.get(row.lookahead, 0.0))
-        return sorted(triples, key=lambda triple: scores[triple], reverse=True)[:most]
+    def _decode(self, jobs: Sequence[Job], deadline: float) -> None:
+        """Run jobs in one in-flight batch."""
+        if time.monotonic() > deadline:
+            return
+        chunks = self._llm.stream(
+            [sample.prompt for _, sample in jobs],
+            [sample.sampling for _, sample in jobs],
+            [triple for triple, _ in jobs],
+            drafter=LOOKAHEAD,
+        )
+        for chunk in chunks:
+            if chunk.completion is not None:
+                self._keep(jobs[chunk.index], chunk.completion)
+            if time.monotonic() > deadline:
+                return
 
-    def _ranked(self) -> list[list[Row]]:
-        rows = self._predict()
-        cells = dict.fromkeys((row.category, row.batch_size) for row in rows)
-        return [best(rows, *cell) for cell in cells]
+    def _knows(self, job: Job) -> bool:
+        return job[1] in self.found.get(job[0], {})
 
-    def _missing(self) -> list[LookaheadConfig]:
-        """The best of each cell that are guessed so far, the most wanted first."""
-        found: dict[LookaheadConfig, None] = {}
-        ranked = self._ranked()
-        for rank in range(_WANTED):
-            for rows in ranked:
-                if rank < len(rows) and rows[rank].acceptance == "interpolated":
-                    found[rows[rank].lookahead] = None
-        return list(found)
+    @property
+    def _knows_one(self) -> bool:
+        """Whether any triple ran on a sample of each category."""
+        firsts = {own[0] for own in self._groups.values()}
+        return any(firsts <= ran.keys() for ran in self.found.values())
+
+    def _keep(self, job: Job, done: Completion) -> None:
+        fed = (done.stats.fed or 0) - len(done.input_ids)
+        steps = Steps(len(done.output_ids) - 1, done.stats.steps, fed)
+        self._kept.put(f"run {job[0]} {job[1].name}", astuple(steps))
+        self._take(job, astuple(steps))
+
+    def _take(self, job: Job, value: Sequence[int]) -> None:
+        self.found.setdefault(job[0], {})[job[1]] = Steps(*value)
+
+
+def _ranked(rows: Sequence[GridPoint], triples: Sequence[LookaheadConfig]) -> list[LookaheadConfig]:
+    """Those that are known, by how near they come to the best of any category and batch size."""
+    scores: dict[LookaheadConfig, float] = {}
+    for cell in dict.fromkeys((row.category, row.batch_size) for row in rows):
+        ranked = best(rows, *cell)
+        for row in ranked:
+            triple = LookaheadConfig(*row.lookahead)
+            score = row.predicted_speedup / ranked[0].predicted_speedup
+            scores[triple] = max(score, scores.get(triple, 0.0))
+    known = [triple for triple in triples if triple in scores]
+    return sorted(known, key=lambda triple: scores[triple], reverse=True)

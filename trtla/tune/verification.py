@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import EngineArm
 from trtla.data.prompt_sets import batches
+from trtla.results.documents import GridPoint, Verified
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.tune.measurements import Measurements
-from trtla.tune.prediction import ALL
-from trtla.tune.samples import Sample
+from trtla.tune.prediction import ALL, best, together
+from trtla.tune.samples import Groups, Sample
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
 
+PlainSeconds = Callable[[Sequence[Sample], int], float]
+"""Seconds that plain decoding of samples takes in batches of a size."""
+
 LEAST_ROUNDS = 3
-PROMPT_LOOKUP = DrafterSettings(("prompt-lookup",))
-"""What triples are compared with, beside `auto`: lookup alone, 4 tokens a draft."""
+"""Rounds that are taken in any case, if so many are wanted: a median of fewer is none."""
+LEAST_CONTENDERS = 2
+STANDARD_CONTENDERS = 4
+"""Plain decoding and the best triple; with these, what needs no triple."""
+_BEST = 3
+"""Triples of all categories together that are verified; beside them the best of each category."""
+_WARM_UP = 2
+"""Tokens that a contender writes before it is timed."""
+_SHORT = 8
+"""Prompt tokens that it reads for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,147 +43,171 @@ class Contender:
     """A triple as W,N,G, `auto` or `prompt-lookup`."""
     lookahead: Lookahead | None
     drafter: DrafterSettings = LOOKAHEAD
-
-    @classmethod
-    def of(cls, triple: LookaheadConfig) -> Contender:
-        """A triple."""
-        return cls(str(triple), triple)
+    share: float = 1.0
+    """Of plain decoding's time, which it is expected to take."""
 
 
-PLAIN = Contender.of(AUTOREGRESSIVE)
-OTHERS = (Contender("auto", "auto"), Contender("prompt-lookup", None, PROMPT_LOOKUP))
-"""What needs no triple."""
+PLAIN = Contender(str(AUTOREGRESSIVE), AUTOREGRESSIVE)
+OTHERS = (
+    Contender("auto", "auto"),
+    Contender("prompt-lookup", None, DrafterSettings(("prompt-lookup",))),
+)
+"""What needs no triple; prompt lookup proposes 4 tokens a draft."""
+
+
+def contenders(rows: Sequence[GridPoint], size: int) -> list[Contender]:
+    """Plain decoding and the best triple, what needs none, then further good triples.
+
+    Those are the best of all categories together and the best of each; what comes later is left
+    out first where time is short.
+    """
+    drafting = [row for row in rows if LookaheadConfig(*row.lookahead) != AUTOREGRESSIVE]
+    names = dict.fromkeys(row.category for row in drafting)
+    found = [*best(drafting, together(drafting), size)[:_BEST]]
+    found += [row for name in names for row in best(drafting, name, size)[:1]]
+    speeds = {LookaheadConfig(*row.lookahead): row.predicted_speedup for row in reversed(found)}
+    first, *others = [
+        Contender(str(triple), triple, share=1.0 / speeds[triple])
+        for triple in dict.fromkeys(LookaheadConfig(*row.lookahead) for row in found)
+    ]
+    return [PLAIN, first, *(replace(one, share=first.share) for one in OTHERS), *others]
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """A contender's real speed-up over plain decoding."""
+class Contest:
+    """Who is verified on which samples, in batches of one size."""
 
-    name: str
-    lookahead: LookaheadConfig | None
-    """None: it has no triple."""
-    category: str
-    batch_size: int
-    measured_speedup: float
-    predicted_speedup: float | None
+    groups: Groups
+    contenders: Sequence[Contender]
+    size: int
 
-    @property
-    def error_percent(self) -> float | None:
-        """How far the prediction lies above what was measured."""
-        if self.predicted_speedup is None:
-            return None
-        return 100.0 * (self.predicted_speedup / self.measured_speedup - 1.0)
+    def seconds(self, plain_s: PlainSeconds, rounds: int) -> float:
+        """What rounds should take."""
+        once = sum(plain_s(own, self.size) for own in self.groups.values())
+        return rounds * once * sum(one.share for one in self.contenders)
+
+    def within(self, seconds: float, plain_s: PlainSeconds, rounds: int) -> Contest:
+        """As many samples, then as many contenders as such a time is enough for.
+
+        One sample of each category, plain decoding and the best triple stay.
+        """
+        fitting = self
+        count = max(map(len, self.groups.values()))
+        while fitting.seconds(plain_s, rounds) > seconds:
+            if count > 1:
+                count -= 1
+                groups = {name: own[:count] for name, own in self.groups.items()}
+                fitting = replace(fitting, groups=groups)
+            elif len(fitting.contenders) > LEAST_CONTENDERS:
+                fitting = replace(fitting, contenders=fitting.contenders[:-1])
+            else:
+                break
+        return fitting
 
 
 class Rounds:
-    """Seconds of all contenders in one batch size, by category; kept round by round.
+    """The seconds of a contest round by round, each of which is kept as a whole."""
 
-    Args:
-        samples: by category.
-    """
+    def __init__(self, llm: LLM, contest: Contest, kept: Measurements) -> None:
+        self._llm, self.contest, self._kept = llm, contest, kept
+        self._taken: list[dict[str, dict[str, float]]] = []
+        """Of each round, by category and contender."""
 
-    def __init__(
-        self,
-        llm: LLM,
-        samples: Mapping[str, Sequence[Sample]],
-        batch_size: int,
-        kept: Measurements,
-    ) -> None:
-        self._llm, self._samples, self._size, self._kept = llm, samples, batch_size, kept
-        self._warm: set[str] = set()
+    @property
+    def count(self) -> int:
+        """Whole rounds so far."""
+        return len(self._taken)
 
-    def run(
-        self,
-        contenders: Sequence[Contender],
-        rounds: int,
-        deadline: float,
-        beside: Callable[[str, int], None],
-    ) -> int:
-        """Let them take turns; how many whole rounds there are.
+    @property
+    def last_s(self) -> float:
+        """Seconds of the latest round."""
+        return sum(s for turn in self._taken[-1].values() for s in turn.values())
 
-        `beside` is called with category and round before a turn is taken.
+    def take(self) -> None:
+        """One more round. What was cut off is taken anew, for its times belong together."""
+        number, turns = len(self._taken), {}
+        names = ",".join(one.name.replace(",", ".") for one in self.contest.contenders)
+        for category, own in self.contest.groups.items():
+            name = f"round {number} {self.contest.size} {category} {len(own)} {names}"
+            if (found := self._kept.get(name)) is None:
+                found = {
+                    one.name: decode_s(self._llm, one, own, self.contest.size)
+                    for one in self.contest.contenders
+                }
+                self._kept.put(name, found)
+            turns[category] = found
+        self._taken.append(turns)
 
-        Three in any case, if so many are wanted: a median of fewer is none.
-        """
-        for number in range(rounds):
-            if number >= LEAST_ROUNDS and time.monotonic() > deadline:
-                return number
-            for category in self._samples:
-                self._turn(number, category, contenders, beside)
-        return rounds
-
-    def _turn(
-        self,
-        number: int,
-        category: str,
-        contenders: Sequence[Contender],
-        beside: Callable[[str, int], None],
-    ) -> None:
-        """Each once; a turn that was cut off is taken anew, for its times belong together."""
-        name = self._name(number, category)
-        found = self._kept.get(name) or {}
-        if all(contender.name in found for contender in contenders):
-            return
-        beside(category, number)
-        seconds = {}
-        for contender in contenders:
-            arm = EngineArm(self._llm, contender.lookahead, contender.drafter)
-            if contender.name not in self._warm:
-                self._warm.add(contender.name)
-                self._decode(arm, self._batches(category)[:1])
-            seconds[contender.name] = self._decode(arm, self._batches(category))
-        self._kept.put(name, seconds)
-
-    def _name(self, number: int, category: str) -> str:
-        return f"turn {number} {self._size} {category} {len(self._samples[category])}"
-
-    def _batches(self, category: str) -> list[list[Sample]]:
-        return batches(self._samples[category], self._size)
-
-    def _decode(self, arm: EngineArm, many: Sequence[Sequence[Sample]]) -> float:
-        return sum(
-            arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).wall_s
-            for batch in many
-        )
-
-    def verified(
-        self,
-        contenders: Sequence[Contender],
-        rounds: int,
-        predicted: Mapping[tuple[str, str], float],
-    ) -> list[Verified]:
-        """Medians of the rounds' speed-ups, beside the predictions by name and category."""
-        names = [*self._samples, *([ALL] if len(self._samples) > 1 else [])]
+    def verified(self, rows: Sequence[GridPoint]) -> list[Verified]:
+        """Medians of the rounds' speed-ups beside the predictions."""
+        names = [*self.contest.groups, *([ALL] if len(self.contest.groups) > 1 else [])]
+        predicted = {
+            (str(LookaheadConfig(*row.lookahead)), row.category): row.predicted_speedup
+            for row in rows
+            if row.batch_size == self.contest.size
+        }
         return [
-            self._verified(contender, category, rounds, predicted.get((contender.name, category)))
+            self._verified(one, category, predicted.get((one.name, category)))
             for category in names
-            for contender in contenders
+            for one in self.contest.contenders
         ]
 
-    def scatter(self, contenders: Sequence[Contender], rounds: int) -> float:
+    def _verified(self, one: Contender, category: str, predicted: float | None) -> Verified:
+        measured = median(self._ratios(one, category))
+        error = None if predicted is None else round(100.0 * (predicted / measured - 1.0), 4)
+        triple = one.lookahead
+        own = (
+            {"lookahead": triple.as_tuple()}
+            if isinstance(triple, LookaheadConfig)
+            else {"drafter": one.name}
+        )
+        return Verified.model_validate(
+            {
+                **own,
+                "category": category,
+                "batch_size": self.contest.size,
+                "predicted_speedup": predicted,
+                "measured_speedup": round(measured, 4),
+                "error_percent": error,
+            }
+        )
+
+    def scatter(self) -> float:
         """How far a speed-up's largest and smallest rounds lie apart at most, as a ratio."""
         found = [
-            self._ratios(contender, category, rounds)
-            for category in self._samples
-            for contender in contenders
+            self._ratios(one, category)
+            for one in self.contest.contenders
+            for category in self.contest.groups
         ]
         return max(max(ratios) / min(ratios) for ratios in found)
 
-    def _verified(
-        self, contender: Contender, category: str, rounds: int, predicted: float | None
-    ) -> Verified:
-        ratios = self._ratios(contender, category, rounds)
-        triple = contender.lookahead
-        own = triple if isinstance(triple, LookaheadConfig) else None
-        return Verified(contender.name, own, category, self._size, median(ratios), predicted)
-
-    def _ratios(self, contender: Contender, category: str, rounds: int) -> list[float]:
+    def _ratios(self, one: Contender, category: str) -> list[float]:
+        names = self.contest.groups if category == ALL else (category,)
         return [
-            self._seconds(number, category, PLAIN) / self._seconds(number, category, contender)
-            for number in range(rounds)
+            sum(turns[name][PLAIN.name] for name in names)
+            / sum(turns[name][one.name] for name in names)
+            for turns in self._taken
         ]
 
-    def _seconds(self, number: int, category: str, contender: Contender) -> float:
-        names = self._samples if category == ALL else (category,)
-        turns = [self._kept.get(self._name(number, one)) for one in names]
-        return sum(float(turn[contender.name]) for turn in turns)
+
+def shortened(sample: Sample, most: int) -> Sample:
+    """A sample that writes at most so many tokens."""
+    wanted = min(most, sample.sampling.max_output_len)
+    return replace(sample, sampling=replace(sample.sampling, max_output_len=wanted))
+
+
+def warm_up(llm: LLM, contest: Contest) -> None:
+    """Let every contender write a few tokens in a batch of the contest's size."""
+    sample = shortened(next(iter(contest.groups.values()))[0], _WARM_UP)
+    short = replace(sample, prompt=sample.prompt[:_SHORT])
+    for contender in contest.contenders:
+        decode_s(llm, contender, [short], contest.size)
+
+
+def decode_s(llm: LLM, one: Contender, samples: Sequence[Sample], size: int) -> float:
+    """Seconds that samples take in batches, the last of which is filled up from the front."""
+    arm = EngineArm(llm, one.lookahead, one.drafter)
+    return sum(
+        arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).wall_s
+        for batch in batches(samples, size)
+    )

@@ -1,0 +1,124 @@
+"""What scripts/gpu_probe.py feeds: drafts of lookahead's shapes, to random models of real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from gpu_probe_device import DEVICE, DRY
+from torch import Tensor
+
+from trtla.formats.config import CheckpointConfig
+from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_size": 16,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+}
+SIZES = {
+    "small": {
+        "num_hidden_layers": 4,
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_size": 128,
+        "intermediate_size": 2816,
+        "vocab_size": 32000,
+    },
+    "1B": {
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_size": 64,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+    },
+    "8B": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_size": 128,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    },
+}
+
+
+def tree(window: int, ngram: int, guesses: int) -> Draft:
+    """A draft as lookahead with this triple feeds it: the window, then candidate chains."""
+    depth = ngram - 2
+    first = 1 + depth + (window - 1) * (ngram - 1)
+    parents = list(range(depth))  # the window's first column continues the input
+    for _ in range(window - 1 + guesses):
+        parents.append(0)
+        parents += range(len(parents), len(parents) + depth)
+    read = tuple(range(max(1, first - window), first))
+    return Draft((1,) * len(parents), tuple(parents), first, read)
+
+
+SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(7, 7, 7), "15,5,15": tree(15, 5, 15)}
+if DRY:
+    SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(2, 3, 2)}
+
+
+def step_feed(draft: Draft, cached: int, blocks: tuple[int, ...]) -> Feed:
+    """A generation step; the blocks must be the sequence's own, or padding overwrites them."""
+    request = Request(0, (1,) * 8)
+    return Feed.step(Sequence(request, AUTOREGRESSIVE, NoDrafter(), [1], cached, blocks), draft)
+
+
+def prompt_feed(start: int, length: int, blocks: tuple[int, ...]) -> Feed:
+    """A stretch of a prompt of which `start` tokens are cached."""
+    prompt = tuple(1 + i % 60 for i in range(start + length))
+    sequence = Sequence(Request(0, prompt), AUTOREGRESSIVE, NoDrafter(), [], start, blocks)
+    return Feed.prompt(sequence, length, is_last=True)
+
+
+def random_model(name: str, dtype: torch.dtype) -> LlamaModel:
+    """A Llama of a named size with random weights; in a dry run a tiny one."""
+    config = CheckpointConfig.model_validate(
+        {
+            "architecture": "LlamaForCausalLM",
+            "dtype": "bfloat16",
+            "max_position_embeddings": 8192,
+            "norm_epsilon": 1e-5,
+            "rotary_base": 500000.0,
+            "hidden_act": "silu",
+            **(TINY if DRY else SIZES[name]),
+        }
+    )
+    return LlamaModel(config, _weights(config, dtype), dtype, DEVICE, products=False)
+
+
+def _weights(config: CheckpointConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    queries = config.num_attention_heads * config.head_size
+    keys = config.num_key_value_heads * config.head_size
+    norm = torch.ones(hidden, device=DEVICE, dtype=dtype)
+
+    def weight(out: int, size: int) -> Tensor:
+        return torch.randn(out, size, device=DEVICE, dtype=dtype).mul_(size**-0.5)
+
+    yield "transformer.vocab_embedding.weight", weight(vocab, hidden) * hidden**0.5
+    for index in range(config.num_hidden_layers):
+        layer = f"transformer.layers.{index}"
+        yield f"{layer}.input_layernorm.weight", norm
+        yield f"{layer}.attention.qkv.weight", weight(queries + 2 * keys, hidden)
+        yield f"{layer}.attention.dense.weight", weight(hidden, queries)
+        yield f"{layer}.post_layernorm.weight", norm
+        yield f"{layer}.mlp.fc.weight", weight(inner, hidden)
+        yield f"{layer}.mlp.gate.weight", weight(inner, hidden)
+        yield f"{layer}.mlp.proj.weight", weight(hidden, inner)
+    yield "transformer.ln_f.weight", norm
+    yield "transformer.lm_head.weight", weight(vocab, hidden)

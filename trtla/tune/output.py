@@ -1,0 +1,140 @@
+"""What a tuning leaves in files: tune.json, the pictures, and a preset for --config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+from trtla.files import write_whole
+from trtla.results.documents import Choice, GridPoint, Tune
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.tune.prediction import together
+
+PICTURES = ("heat_map.svg", "heat_map.png", "cost_curve.svg", "cost_curve.png")
+
+
+def document(tuned: Tune) -> dict[str, Any]:
+    """The JSON document, which `trtla report` reads."""
+    return tuned.model_dump(mode="json", exclude_unset=True)
+
+
+def write_document(tuned: Tune, path: Path) -> None:
+    """Write it whole.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    _write(path, json.dumps(document(tuned), indent=1) + "\n", "--output-dir")
+
+
+def draw(tuned: Tune, folder: Path) -> None:
+    """Write the pictures: the best speed-up of each W and N that ran, and the cost curve.
+
+    Raises:
+        TrtlaError: matplotlib is missing.
+        UsageError: a file cannot be written.
+    """
+    from trtla.charts import cost_curve, heat_map, save
+
+    cost, chosen = tuned.cost, tuned.recommendation
+    w, n, _ = chosen.lookahead
+    heat = heat_map(
+        best_over_sets(tuned.grid, chosen.batch_size),
+        x_label="window W",
+        y_label="n-gram N",
+        value_label="predicted speed-up at the best G",
+        title=f"Speed-up over plain decoding, batch size {chosen.batch_size}",
+        marked=None if n == 1 else (w, n),
+    )
+    bound = cost.source == "roofline"
+    curve = cost_curve(
+        [(row.sequences, row.points) for row in cost.rows],
+        knee=cost.knee,
+        title="Bound of a step by fed tokens" if bound else "Time of a forward by fed tokens",
+    )
+    for name, figure in zip(PICTURES, (heat, heat, curve, curve), strict=True):
+        save(figure, folder / name)
+
+
+def best_over_sets(
+    rows: Sequence[GridPoint], batch_size: int | None
+) -> dict[tuple[int, int], float]:
+    """The best predicted speed-up over G for each (W, N), of all categories together."""
+    found: dict[tuple[int, int], float] = {}
+    for row in rows:
+        if (row.category, row.batch_size) == (together(rows), batch_size):
+            place = row.lookahead[:2]
+            found[place] = max(found.get(place, 0.0), row.predicted_speedup)
+    return found
+
+
+def check_preset(path: Path) -> None:
+    """Refuse a name that cannot become a preset, before anything is measured.
+
+    Raises:
+        UsageError: its ending is wrong, or it is a folder.
+    """
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(f"--write {path} is not a .yaml file", "give it that ending")
+    if path.is_dir():
+        raise UsageError(f"--write {path} is a folder", "give the name of a file")
+
+
+def write_preset(tuned: Tune, path: Path) -> bool:
+    """Write the recommendation as a preset; False: no triple was measured ahead of plain decoding.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    chosen = tuned.recommendation
+    if chosen.measured_speedup is None or chosen.lookahead == AUTOREGRESSIVE.as_tuple():
+        return False
+    _write(path, preset_text(tuned), "--write")
+    return True
+
+
+def preset_text(tuned: Tune) -> str:
+    """The preset, with where it comes from."""
+    found = tuned.recommendation
+    triple = LookaheadConfig(*found.lookahead)
+    lines = [
+        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {speed(found)}, over plain "
+        "decoding.",
+        "",
+        f"  {tuned.argv}",
+        "",
+        f"Costs: {tuned.cost.note}.",
+        *(f"Batch size {one.batch_size}: {_described(one)}." for one in found.by_batch_size),
+        *(f"Text like {one.category}: {_described(one)}." for one in found.by_category),
+        "",
+        "For trtla build --config, and trtla run --config with a Hugging Face folder or an engine",
+        "that was built with this triple; with one built for more, use --request-lookahead.",
+    ]
+    text = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    return (
+        f"{text}\n# window, ngram, verification set; max_draft_len is {triple.max_draft_len}.\n"
+        f"lookahead: {list(found.lookahead)}\n"
+    )
+
+
+def speed(one: Choice, kind: str = "predicted") -> str:
+    """A choice's speed-up in words."""
+    parts = [] if one.predicted_speedup is None else [f"{one.predicted_speedup:.2f}x {kind}"]
+    parts += [] if one.measured_speedup is None else [f"{one.measured_speedup:.2f}x measured"]
+    return ", ".join(parts)
+
+
+def _described(one: Choice) -> str:
+    return f"{LookaheadConfig(*one.lookahead)}, {speed(one)}"
+
+
+def _write(path: Path, text: str, flag: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}", f"give another path to {flag}"
+        ) from None

@@ -1,0 +1,87 @@
+"""What `trtla tune` is asked for, and which triples it tries: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtla.data.prompt_sets import PromptSet
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+from trtla.tune.roofline import Gpu
+
+_AXES = ((1, 2, 3, 4, 5, 7, 10, 15), (2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 7, 10, 15))
+"""Window, n-gram and verification set sizes that the search moves along."""
+_SHAPES = ((1, 1), (1, 3), (1, 7), (3, 3), (7, 7), (15, 15))
+"""Window and verification set sizes that are tried first, each with every n-gram size of these."""
+_NGRAMS = (2, 3, 5, 7)
+_MOST_DRAFT_LEN = 127
+"""Draft tokens of the largest triple where nothing else limits it: a step of 128 tokens."""
+
+FREE = LookaheadConfig(*(values[-1] for values in _AXES))
+"""The limit of a model that no engine limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """One tuning."""
+
+    model: str
+    """What is decoded: an engine of the torch executor, or a Hugging Face folder."""
+    engine: str
+    """What the answer is for; the model itself, or an engine of TensorRT-LLM."""
+    limit: LookaheadConfig
+    """The largest triple that the answer may be, component by component."""
+    server: LookaheadConfig | None
+    """The triple to open the model with; None is the engine's own."""
+    sets: tuple[PromptSet, ...]
+    sampling: SamplingParams
+    batch_sizes: tuple[int, ...]
+    budget_s: float
+    rounds: int
+    output_dir: Path
+    tokenizer_dir: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    planned: bool = False
+    """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
+    gpu: Gpu | None = None
+    """The GPU to plan for; None: the one that is here."""
+
+
+def coarse(limit: LookaheadConfig) -> list[LookaheadConfig]:
+    """About 24 triples within a limit, those that feed the fewest tokens first.
+
+    The limit's own sizes are among them. Empty where the limit leaves nothing to verify: triples
+    without candidates (G 0) accept nothing.
+    """
+    w, n, g = limit.as_tuple()
+    found = _usable(
+        (min(window, w), min(ngram, n), min(guesses, g))
+        for window, guesses in _SHAPES
+        for ngram in _NGRAMS
+    )
+    return sorted(found, key=lambda triple: triple.max_draft_len)
+
+
+def near(triple: LookaheadConfig, limit: LookaheadConfig) -> list[LookaheadConfig]:
+    """The triples within a limit that differ from this one by a step of one of its sizes."""
+    sizes = triple.as_tuple()
+    found = []
+    for axis, most in enumerate(limit.as_tuple()):
+        values = sorted({most, *(value for value in _AXES[axis] if value <= most)})
+        place = values.index(sizes[axis])
+        found += [
+            (*sizes[:axis], value, *sizes[axis + 1 :])
+            for value in values[max(0, place - 1) : place + 2]
+            if value != sizes[axis]
+        ]
+    return _usable(found)
+
+
+def _usable(found: Iterable[tuple[int, ...]]) -> list[LookaheadConfig]:
+    """Each once, where it drafts, verifies and fits into a step."""
+    drafting = [sizes for sizes in dict.fromkeys(found) if sizes[1] > 1 and sizes[2] > 0]
+    triples = [LookaheadConfig(*sizes) for sizes in drafting]
+    return [triple for triple in triples if triple.max_draft_len <= _MOST_DRAFT_LEN]
