@@ -16,9 +16,10 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
+from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.llama import LlamaModel
+from trtla.settings.sampling import BeamSettings
 
 NO_ENDS: frozenset[int] = frozenset()
 

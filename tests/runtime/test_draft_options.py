@@ -198,7 +198,7 @@ def test_kept_ngrams_of_a_request_help_the_next():
 
 def test_values_out_of_range_are_named():
     for field, value in (("keep_pool", -1), ("cells", "both")):
-        with pytest.raises(UsageError, match=f"lookahead {field} is") as raised:
+        with pytest.raises(UsageError, match=f"lookahead_{field} is") as raised:
             DraftOptions(**{field: value})
         assert f"--lookahead-{field.replace('_', '-')}" in raised.value.hint
 

@@ -13,7 +13,7 @@ from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
+from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cpu.library import library
@@ -21,6 +21,7 @@ from trtla.runtime.request import NO_TOKEN
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import BeamSettings
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS = [

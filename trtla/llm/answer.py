@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from trtla.arguments import is_whole, shown
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
-from trtla.runtime.loop.beams import BeamSettings, Hypothesis
+from trtla.runtime.loop.beams import Hypothesis
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""
@@ -301,4 +301,10 @@ def beam_text(
     if tokenizer is not None:
         stream = TextStream(tokenizer.decode, prompt, (), tokenizer.byte_tokens)
         text = stream.push(told, last=True)
-    return BeamText(beam.tokens, text, beam.log_prob, settings.score(beam), beam.finished)
+    return BeamText(
+        beam.tokens,
+        text,
+        beam.log_prob,
+        settings.score(beam.log_prob, len(beam.tokens)),
+        beam.finished,
+    )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from trtla.arguments import check_text, texts
 from trtla.errors import UsageError
 from trtla.llm.answer import (
     Answer,
@@ -32,14 +31,15 @@ from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.llm.text_stream import StopStrings, TextStream
 from trtla.runtime.auto.costs import CostPlan, CostTable, cost_measurer
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beams import BeamSearcher, BeamSettings
+from trtla.runtime.loop.beams import BeamSearcher
 from trtla.runtime.loop.scores import scorer
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import check_text, texts
 from trtla.settings.lookahead import Lookahead, refuse_auto
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 

@@ -15,7 +15,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from trtla.arguments import real, whole
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, NoDrafter
 from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
@@ -25,45 +24,10 @@ from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.settings.lookahead import AUTOREGRESSIVE
-
-_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+from trtla.settings.sampling import BeamSettings
 
 LogProbs = Sequence[float]
 """Of every token of the vocabulary."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSettings:
-    """How beams are expanded and compared.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-
-    num_beams: int = 4
-    """Hypotheses that are kept."""
-    expansions: int = 3
-    """Most probable tokens that every hypothesis is continued with."""
-    length_penalty: float = 1.2
-    """Exponent alpha; 0 compares plain log probabilities, which favours short texts."""
-    length_penalty_offset: float = 5.0
-    """Wu et al.'s constant 5; no minimum length."""
-
-    def __post_init__(self) -> None:
-        penalties = f"from 0 to {_LARGEST_PENALTY}"
-        whole("num_beams", self.num_beams, "1 or more", 1)
-        whole("expansions", self.expansions, "1 or more", 1)
-        real("length_penalty", self.length_penalty, penalties, 0.0, _LARGEST_PENALTY)
-        real("length_penalty_offset", self.length_penalty_offset, "0 or more", 0.0)
-
-    def penalty(self, length: int) -> float:
-        """What the log probability of `length` new tokens is divided by."""
-        offset = self.length_penalty_offset
-        return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
-
-    def score(self, beam: Hypothesis) -> float:
-        """What hypotheses are ordered by, the largest first."""
-        return beam.log_prob / self.penalty(len(beam.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +102,7 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
     """The best of them, each text once."""
 
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
-        return -settings.score(beam), beam.tokens
+        return -settings.score(beam.log_prob, len(beam.tokens)), beam.tokens
 
     distinct = {beam.tokens: beam for beam in found}
     return sorted(distinct.values(), key=order)[: settings.num_beams]

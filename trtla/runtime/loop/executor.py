@@ -21,7 +21,7 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Drafter, NoDrafter, SharingDrafters, close_drafter
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, Hypothesis, beam_search
+from trtla.runtime.loop.beams import CachedBeams, Hypothesis, beam_search
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import StepLoop
@@ -32,6 +32,7 @@ from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
 
