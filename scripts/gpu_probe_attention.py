@@ -16,7 +16,7 @@ from torch import Tensor
 from trtla.e4m3 import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.attention import AttentionGroup, attend
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import Forwarded, make_batch
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
@@ -184,8 +184,8 @@ def compare_models(dtype: torch.dtype) -> None:
     for shape in ("AR", "7,7,7"):
         outs = {
             "packed": _logits(model, shape, None),
-            "graph": _logits(model, shape, model.forward),
-            "fused": _logits(model, shape, Fused(model).forward),
+            "graph": _logits(model, shape, model.forward_batch),
+            "fused": _logits(model, shape, Fused(model).forward_batch),
         }
         expected = outs["packed"]
         errors = {way: f"{_distance(found, expected):.1e}" for way, found in outs.items()}
@@ -197,20 +197,19 @@ def compare_models(dtype: torch.dtype) -> None:
         print("model", str(dtype)[6:], shape, errors, "argmax equal", equal)
 
 
-def _logits(model: LlamaModel, shape: str, forward: Callable[..., Tensor] | None) -> Tensor:
+def _logits(model: LlamaModel, shape: str, forward: Callable[..., Forwarded] | None) -> Tensor:
     """Of a step after a prompt of 70 tokens: packed without `forward`, else by graphs of it."""
     torch.manual_seed(1)
     cache = model.new_cache(20)
     cache.data.zero_()
     blocks = cache.pool.allocate(400)
     assert blocks is not None
-    prompt = make_batch([prompt_feed(0, 70, blocks)], cache, model.folds, model.dtype)
-    model.forward(prompt, cache)
+    model.forward([prompt_feed(0, 70, blocks)], cache)
     feed = step_feed(SHAPES[shape], 70, blocks)
     if forward is None:
-        return model.forward(make_batch([feed], cache, model.folds, model.dtype), cache)
+        return model.forward([feed], cache).logits
     runner = GraphRunner(forward, cache, 1, 100, 400, new_capture())
-    logits = [runner([feed]) for _ in range(1 if DRY else 3)][-1].clone()
+    logits = [runner([feed]).logits for _ in range(1 if DRY else 3)][-1].clone()
     if runner.problem:
         print("capture failed:", runner.problem)
     return logits

@@ -17,11 +17,11 @@ from trtla.formats.plan import hf_shapes
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from trtla.build.fp8 import Fp8Source
-from trtla.build.hf import HFModel
-from trtla.build.plan import source_shapes
-from trtla.build.rank_writer import RankWriter
-from trtla.config import Quantization
+from trtla.build.quantize import Fp8Source
+from trtla.formats.hf import HFModel
+from trtla.formats.plan import source_shapes
+from trtla.formats.writer import RankWriter
+from trtla.formats.config import Quantization
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 model = HFModel.open(sys.argv[1])

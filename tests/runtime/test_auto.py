@@ -14,10 +14,10 @@ from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.chances import Acceptance
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.pilot import NOTHING
 from trtla.runtime.auto.policy import AutoPolicy, WindowBudget
-from trtla.runtime.draft import NO_DRAFT, Guess, StepLimit
+from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import NO_DRAFT, Guess, NoDrafter, StepLimit
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
 
 SEVEN = LookaheadConfig(7, 7, 7)
@@ -103,10 +103,10 @@ def test_executors_of_fixed_triples_refuse_it():
         executor.submit(request([0], 3, adaptive=True))
 
 
-class Guesses:
+class Guesses(NoDrafter):
     """A drafter whose guesses are set by hand."""
 
-    patient = False
+    lazy_pooling = False
 
     def __init__(self, guesses=()):
         self.found = list(guesses)
@@ -283,7 +283,7 @@ def test_a_window_is_judged_by_what_only_it_brings():
 def test_guesses_of_the_window_are_told_apart():
     rule = hash_rule(5, 2, 1)
     drafter = LookaheadDrafter(LookaheadConfig(4, 3, 40), [1, 2, 3], lambda p, n: [0] * n)
-    drafter.patient = True
+    drafter.lazy_pooling = True
     text = [1, 2, 3, 4]
     drafter.observe((), [4])
     seen = set()

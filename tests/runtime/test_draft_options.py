@@ -27,7 +27,7 @@ from tests.toys import (
     toy_executor,
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import StepLimit
 from trtla.runtime.drafters.lookahead import (
     LookaheadDrafter,

@@ -124,12 +124,12 @@ def test_every_bit_of_a_word_is_seen():
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.forward(make_batch(feeds, other, model.folds, model.dtype), other)
-    runner = GraphRunner(model.forward, cache, 4, 90, 400, fake_capture)
+    expected = model.forward(feeds, other).logits
+    runner = GraphRunner(model.forward_batch, cache, 4, 90, 400, fake_capture)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "attend", either, raising=False)
         for _ in range(2):
-            torch.testing.assert_close(runner(feeds), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def either(queries, keys, values, group, scale=None):
@@ -142,7 +142,7 @@ def either(queries, keys, values, group, scale=None):
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trtla.runtime.cuda import kernels
+from trtla.runtime.models.cuda import kernels
 
 sizes = dict(KV_HEADS=8, FOLDS=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
 modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})

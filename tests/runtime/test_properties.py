@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.toys import (
-    ToyModel,
     greedy_scores,
     hash_rule,
     plain,
@@ -404,7 +403,3 @@ def test_toy_notices_an_unmoved_cache(monkeypatch):
     rule = hash_rule(3, 2, 1)
     outputs, _, _ = decode(rule, 3, (4, 4, 4), [request([1, 2, 0], 60)])
     assert tokens_of(outputs[0]) != plain(rule, [1, 2, 0], 60)
-
-
-def test_toy_is_a_target_model():
-    assert {"forward", "folds", "dtype"} <= set(dir(ToyModel))

@@ -11,8 +11,7 @@ from typing import Any
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
-from trtla.runtime.loop.beams import Hypothesis
-from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import is_whole, shown

@@ -29,10 +29,8 @@ from trtla.llm.open import (
 )
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.llm.text_stream import StopStrings, TextStream
-from trtla.runtime.auto.costs import CostPlan, CostTable, cost_measurer
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beams import BeamSearcher
-from trtla.runtime.loop.scores import scorer
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
@@ -222,8 +220,7 @@ class LLM:
         Raises:
             UsageError: the engine is TensorRT-LLM's.
         """
-        measurer = cost_measurer(self._executor, self.engine.name)
-        return self._shared.call(lambda _: measurer.measure_costs(plan))
+        return self._shared.call(lambda executor: executor.measure_costs(plan))
 
     def beam_search(
         self,
@@ -239,15 +236,9 @@ class LLM:
             UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
             TrtlaError: the K/V cache has no room for the beams, or the logits are not finite.
         """
-        searcher = self._executor
-        if not isinstance(searcher, BeamSearcher):
-            raise UsageError(
-                f"{self.engine.name} is a TensorRT-LLM engine, and trtla builds none with beams",
-                "search with a torch engine",
-            )
         sampling = SamplingParams(max_output_len=max_output_len)
         request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
-        found = self._shared.call(lambda _: searcher.beam_search(request, chosen))
+        found = self._shared.call(lambda executor: executor.beam_search(request, chosen))
         return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
@@ -259,12 +250,11 @@ class LLM:
             UsageError: prompt and output do not fit, or the engine is TensorRT-LLM's.
             TrtlaError: the K/V cache has no room for them, or the logits are not finite.
         """
-        executor = scorer(self._executor, self.engine.name)
         if not output_ids:
             return []
         sampling = SamplingParams(max_output_len=len(output_ids))
         request = self.request(prompt, sampling, "the prompt")
-        return self._shared.call(lambda _: executor.log_probs(request, output_ids))
+        return self._shared.call(lambda executor: executor.log_probs(request, output_ids))
 
     def request(
         self,

@@ -1,77 +1,25 @@
-"""What every executor takes and gives: requests, outputs, limits, statistics and the protocol.
+"""The base of both executors: their verbs, and the record that lets them recover from interrupts.
 
-Plain integers and strings; nothing here knows tensors, tokenizers or which executor is behind.
+Plain integers and strings: tensors are behind it, texts in front of it.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import Output, Request
+from trtla.runtime.request import Hypothesis, Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
+from trtla.settings.sampling import BeamSettings
 
-
-class Executor(Protocol):
-    """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
-
-    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
-    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
-    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
-    everything. One thread at a time may be inside.
-    """
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """What requests must fit into."""
-
-    @property
-    def description(self) -> str:
-        """What runs the model, in a few words: library, device, arithmetic."""
-
-    @property
-    def is_leader(self) -> bool:
-        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
-
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
-
-    def poll(self, timeout: float | None = None) -> list[Output]:
-        """Advance, and return the new outputs."""
-
-    def resend(self) -> None:
-        """Say that outputs of the last `poll` may be lost.
-
-        The next `poll` reports all outputs of what was in flight then once more, from each
-        request's first token, as it does by itself after a `poll` that raised.
-        """
-
-    def cancel(self, request_id: int) -> None:
-        """End a request; unknown ids are ignored."""
-
-    def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened."""
-
-    def close(self) -> None:
-        """Release memory and devices; further calls raise."""
-
-    def __enter__(self) -> Executor: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-OpenedT = TypeVar("OpenedT", bound="OpenExecutor")
+ExecutorT = TypeVar("ExecutorT", bound="Executor")
 
 
 def check_process(opened_in: int) -> None:
@@ -87,8 +35,17 @@ def check_process(opened_in: int) -> None:
         )
 
 
-class OpenExecutor(ABC):
-    """An executor that is open until it is closed, once; a context manager."""
+class Executor(ABC):
+    """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
+
+    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
+    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
+    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
+    everything. One thread at a time may be inside. It is a context manager.
+
+    An executor belongs to the process that opened it: a fork has its memory, but neither the
+    threads that compute nor the device.
+    """
 
     def __init__(self, limits: ExecutorLimits) -> None:
         self._limits = limits
@@ -99,6 +56,67 @@ class OpenExecutor(ABC):
     def limits(self) -> ExecutorLimits:
         """What requests must fit into."""
         return self._limits
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What runs the model, in a few words: library, device, arithmetic."""
+
+    @property
+    def is_leader(self) -> bool:
+        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
+        return True
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+
+    @abstractmethod
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Advance, and return the new outputs."""
+
+    @abstractmethod
+    def resend(self) -> None:
+        """Outputs of the last `poll` may be lost.
+
+        The next `poll` reports all outputs of what was in flight then once more, from each
+        request's first token, as it does by itself after a `poll` that raised.
+        """
+
+    @abstractmethod
+    def cancel(self, request_id: int) -> None:
+        """End a request; unknown ids are ignored."""
+
+    @abstractmethod
+    def stats(self) -> ExecutorStats:
+        """Counters since the executor was opened."""
+
+    def log_probs(self, request: Request, output_ids: Sequence[int]) -> list[float]:
+        """Natural logarithms of the target's probabilities, one for each of `output_ids`.
+
+        Raises:
+            UsageError: the executor gives none, or prompt and output do not fit.
+        """
+        raise self._unable("gives no logits", "score")
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        """The best hypotheses, the best first.
+
+        Raises:
+            UsageError: the executor searches none, or the request does not fit.
+        """
+        raise self._unable("has no beams", "search")
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time forwards now.
+
+        Raises:
+            UsageError: the executor's forwards cannot be timed.
+        """
+        raise self._unable("cannot time single forwards", "measure")
+
+    def _unable(self, what: str, verb: str) -> UsageError:
+        return UsageError(f"{self.description} {what}", f"{verb} with a torch engine")
 
     @abstractmethod
     def _release(self) -> None:
@@ -129,7 +147,7 @@ class OpenExecutor(ABC):
                 "give each request its own id",
             )
 
-    def __enter__(self: OpenedT) -> OpenedT:
+    def __enter__(self: ExecutorT) -> ExecutorT:
         return self
 
     def __exit__(
@@ -199,7 +217,7 @@ class InFlight(Generic[DecodedT]):
         return InFlight(left, counts)
 
 
-class RecoveringExecutor(OpenExecutor, Generic[DecodedT]):
+class RecoveringExecutor(Executor, Generic[DecodedT]):
     """An executor whose requests survive an exception anywhere in `poll`.
 
     Args:

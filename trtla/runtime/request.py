@@ -5,6 +5,7 @@ It runs before K/V commit, pool, streaming and counters, so that none sees a tok
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -124,3 +125,26 @@ class Output:
     `Executor.resend`."""
     accepted: int = 0
     """How many of `new_tokens`, counted from the first, were accepted drafts."""
+
+
+class DrafterFactory(ABC):
+    """Makes the drafters of an executor's requests, and holds what they share."""
+
+    @abstractmethod
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
+        """The drafter of a request that is decoded with this triple."""
+
+    def reset(self) -> None:  # noqa: B027
+        """Begin anew with what is shared; the drafters that were made are not used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """New tokens, and the sum of their log probabilities."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    finished: bool
+    """It ends with an end token."""
+    parent: int = 0
+    """The unfinished hypothesis of the step before that it continues, counted among those."""

@@ -6,10 +6,9 @@ A pilot that sleeps does nothing at all. Its drafter is told of the text when it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from trtla.runtime.auto.chances import Acceptance
-from trtla.runtime.draft import Guess, StepLimit
+from trtla.runtime.draft import Drafter, Guess, StepLimit
 from trtla.settings.lookahead import LookaheadConfig
 
 NOTHING = StepLimit()
@@ -19,18 +18,6 @@ _JUDGED_AFTER = 2  # steps: what a look's guesses have come to is worth another 
 _SHORT_NAP = 16  # longest naps where looks are cheap beside the steps
 _NEARLY = 2.0  # what is worth this part of its cost may soon pay
 _FIRST_NAP = 16  # of a sequence that starts asleep
-
-
-class Guesser(Protocol):
-    """A drafter that tells what it could propose."""
-
-    patient: bool
-
-    def guesses(self) -> list[Guess]:
-        """Continuations of the input token, the best first."""
-
-    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Learn from a forward, as in `draft.Drafter`."""
 
 
 class Pilot:
@@ -45,7 +32,7 @@ class Pilot:
     def __init__(
         self,
         triple: LookaheadConfig,
-        drafter: Guesser,
+        drafter: Drafter,
         acceptance: Acceptance,
         text: list[int],
         worth: float,

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from trtla.runtime.auto.chances import Acceptance
-from trtla.runtime.auto.costs import CostTable
-from trtla.runtime.auto.pilot import NOTHING, Guesser, Pilot
+from trtla.runtime.auto.pilot import NOTHING, Pilot
 from trtla.runtime.auto.step_costs import StepCosts
-from trtla.runtime.draft import StepLimit
+from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import Drafter, StepLimit
 from trtla.settings.lookahead import LookaheadConfig
 
 _MARGIN = 0.2  # what a draft must earn beyond its cost, as a share of what it should bring
@@ -54,13 +54,13 @@ class AutoPolicy:
         """Go on with a table that knows more."""
         self._costs.use(table)
 
-    def join(self, triple: LookaheadConfig, drafter: Guesser, text: list[int]) -> Pilot:
+    def join(self, triple: LookaheadConfig, drafter: Drafter, text: list[int]) -> Pilot:
         """Take a sequence in; its chances start with those of the ones before it.
 
         Args:
             text: its output, which grows.
         """
-        drafter.patient = True
+        drafter.lazy_pooling = True
         length = triple.ngram_size - 1
         shared = self._shared.setdefault(length, Acceptance.prior(length))
         awake = self._worth >= _LOOK_MARGIN * self._looking_s

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtla.files import user_cache
-from trtla.runtime.auto.costs import CostPlan, CostTable, Point, get, rising
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.costs import CostPlan, CostTable, Point, get, rising
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
@@ -108,7 +108,7 @@ def _forward(
         for blocks in owned[:sequences]:
             sequence = Sequence(request, AUTOREGRESSIVE, NoDrafter(), [0], context, blocks)
             feeds.append(Feed.step(sequence, draft))
-        run(feeds).argmax(dim=-1).tolist()
+        run(feeds).logits.argmax(dim=-1).tolist()
 
     return forward
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 
 _KNOTS = 14  # fed tokens of each sequence: powers of 2, up to more than a step can have
 _CLIP = math.log(2.0)  # what a single step may say, in or out of line

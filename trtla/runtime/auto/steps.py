@@ -6,20 +6,14 @@ Plain integers; the executor knows this class only where a sequence may be adapt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
-from trtla.runtime.auto.costs import CostTable
-from trtla.runtime.auto.pilot import NOTHING, Guesser, Pilot
+from trtla.runtime.auto.pilot import NOTHING, Pilot
 from trtla.runtime.auto.policy import AutoPolicy
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.sequence import Sequence as Sequence_
 
 _ASK_EVERY = 32  # steps, while costs cannot be measured
-
-
-@runtime_checkable
-class _LimitedDrafter(Guesser, Protocol):
-    """A drafter whose draft can be cut to what pays."""
 
 
 class AdaptiveSteps:
@@ -48,7 +42,7 @@ class AdaptiveSteps:
 
     def join(self, sequence: Sequence_) -> None:
         """Make a sequence adaptive; one whose drafter has nothing to choose stays as it is."""
-        if isinstance(sequence.drafter, _LimitedDrafter):
+        if sequence.drafter.adaptive:
             self._waiting.append(sequence)
             self._begin()
 
@@ -67,11 +61,8 @@ class AdaptiveSteps:
                 return
             self._policy = AutoPolicy(table)
         for sequence in self._waiting:
-            drafter = sequence.drafter
-            if isinstance(drafter, _LimitedDrafter):
-                text = sequence.output_ids
-                pilot = self._policy.join(sequence.lookahead, drafter, text)
-                self._pilots[sequence.request.request_id] = pilot
+            pilot = self._policy.join(sequence.lookahead, sequence.drafter, sequence.output_ids)
+            self._pilots[sequence.request.request_id] = pilot
         self._waiting = []
 
     def _ask_for(self, sequences: int) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
 from trtla.runtime.drafters.shapes import DraftTree
 
 _NOTHING = StepLimit()
 
 
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """The drafter of one request, made of others.
 
     What a drafter feeds only to look at it, the lookahead window, stands first in the tree and is
@@ -82,7 +82,7 @@ class ChainDrafter:
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """Tell each drafter the most probable tokens that it wanted to see."""
         for drafter, draft in zip(self._drafters, self._drafts, strict=True):
-            if draft.top and isinstance(drafter, RankingDrafter):
+            if draft.top:
                 drafter.ranked([top[: draft.top] for top in tops])
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
@@ -97,4 +97,4 @@ class ChainDrafter:
     def close(self) -> None:
         """The request has ended."""
         for drafter in self._drafters:
-            close_drafter(drafter)
+            drafter.close()

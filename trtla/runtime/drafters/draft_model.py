@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from trtla.errors import UsageError
-from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, StepLimit
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
-from trtla.runtime.models.forward import SPARE_BLOCKS, FeedModel, step_forward
+from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.llama import TargetModel
 from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import probabilities
@@ -39,7 +38,7 @@ _TWO_TOKENS = LookaheadConfig(1, 2, 1)
 """The most that a sequence feeds a forward: after full acceptance the cache is one short."""
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """The drafter of one request, made by `DraftModelDrafters`.
 
     Invariant before a draft: the cache holds all of the text but its last one or two tokens, or
@@ -140,6 +139,7 @@ class DraftModelDrafters:
         settings: fixed gamma or EGAG, for requests that say nothing else.
         limits: those of the target's executor.
         vocab_size: the draft model's.
+        totals: where its steps are counted; its own unless said otherwise.
 
     Raises:
         UsageError: it has not the target's vocabulary.
@@ -147,17 +147,18 @@ class DraftModelDrafters:
 
     def __init__(
         self,
-        model: TargetModel | FeedModel,
+        model: Model,
         cache: KVCache,
         settings: DrafterSettings,
         limits: ExecutorLimits,
         vocab_size: int,
+        totals: DraftTotals | None = None,
     ) -> None:
         check_vocabulary(vocab_size, limits.vocab_size)
         self.cache = cache
-        self.totals = DraftTotals()
-        self._forward = step_forward(model, cache, replace(limits, lookahead=_TWO_TOKENS))
-        self._by_row = model if isinstance(model, FeedModel) else None
+        self.totals = totals or DraftTotals()
+        self._forward = model.step_forward(cache, replace(limits, lookahead=_TWO_TOKENS))
+        self._row_sampler = model.row_sampler
         self._settings, self._limits = settings, limits
         self._due: dict[DraftModelDrafter, None] = {}
         """Those whose text has grown since their last draft, in order."""
@@ -201,7 +202,7 @@ class DraftModelDrafters:
         first = True
         while drafting:
             feeds = [drafter.feed() for drafter in drafting]
-            logits = self._forward(feeds)
+            logits = self._forward(feeds).logits
             self.totals.forwards += 1
             if first:
                 _choose_gammas(drafting, logits)
@@ -225,7 +226,7 @@ class DraftModelDrafters:
     def _take(
         self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Tensor
     ) -> None:
-        predictions = predict(feeds, logits, self._by_row)
+        predictions = predict(feeds, logits, self._row_sampler)
         for drafter, feed, said in zip(drafting, feeds, predictions, strict=True):
             if drafter.gamma:
                 row = logits[said.start : said.start + 1]
@@ -291,6 +292,7 @@ def open_draft_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    totals: DraftTotals | None = None,
 ) -> DraftModelDrafters:
     """Load a draft model's weights and make its cache.
 
@@ -299,6 +301,7 @@ def open_draft_model(
         limits: those of the target's executor.
         device: auto, cpu, cuda or cuda:N; it may be another than the target's.
         dtype: auto (the engine's), float32, bfloat16 or float16.
+        totals: where its steps are counted; its own unless said otherwise.
 
     Raises:
         UsageError: the vocabularies differ, or the engine is TensorRT-LLM's.
@@ -316,4 +319,4 @@ def open_draft_model(
     batch, length = limits.max_batch_size, limits.max_text_len
     blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size)
+    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size, totals)

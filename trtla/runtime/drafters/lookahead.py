@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Guess, NoDrafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, StepLimit
 from trtla.runtime.drafters.pools import KeptPool, NgramPool
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.request import Request
+from trtla.runtime.request import DrafterFactory, Request
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -28,7 +28,7 @@ def random_from_prompt(seed: int) -> WindowSeed:
     return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """The drafter of one request.
 
     Args:
@@ -39,6 +39,8 @@ class LookaheadDrafter:
         options: how it drafts.
         kept: n-grams of other requests, which this one adds to.
     """
+
+    adaptive = True
 
     def __init__(
         self,
@@ -60,8 +62,6 @@ class LookaheadDrafter:
         )
         self._pool_from_text = pool_from_text
         self._only_window: set[tuple[int, ...]] = set()
-        self.patient = False
-        """Pool committed text only when it is looked up: cheaper a token."""
         self._recent = list(prompt)
         self._found: list[Guess] | None = None
         """This step's guesses, once they were asked for."""
@@ -168,13 +168,13 @@ class LookaheadDrafter:
         if greedy:
             self._pool_text()
             for key, *value in self._window.advance(self._recent[-1], greedy):
-                if self.patient and tuple(value) not in self._pool.lookup(key):
+                if self.lazy_pooling and tuple(value) not in self._pool.lookup(key):
                     self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
         self._note(committed)
         self._found = None
-        if not self.patient:
+        if not self.lazy_pooling:
             self._pool_text()
 
     def _note(self, tokens: Sequence[int]) -> None:
@@ -214,19 +214,19 @@ def lookahead_drafter(
     return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
 
 
-class LookaheadDrafters:
+class LookaheadDrafters(DrafterFactory):
     """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
 
-    def __init__(self, options: DraftOptions) -> None:
+    def __init__(self, options: DraftOptions = _OPTIONS) -> None:
         self._options = options
         self._kept: dict[int, KeptPool] = {}
 
-    def __call__(self, config: LookaheadConfig, request: Request) -> LookaheadDrafter | NoDrafter:
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter for a request with this triple; those of one N share what is kept."""
-        size, capacity, kept = config.ngram_size, self._options.keep_pool, None
+        size, capacity, kept = lookahead.ngram_size, self._options.keep_pool, None
         if capacity and size > 1:
             kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(config, request, self._options, kept)
+        return lookahead_drafter(lookahead, request, self._options, kept)
 
     def reset(self) -> None:
         """Forget what was kept."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.runtime.draft import Draft, StepLimit
+from trtla.runtime.draft import Draft, Drafter, StepLimit
 from trtla.runtime.drafters.shapes import ChainLength
 
 _LONGEST_CONTEXT = 16  # tokens compared: of matches this long the youngest is as good as any
 _MOST_PLACES = 64  # of a pair of tokens that are looked at: bounds the time of a look-up
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(Drafter):
     """The drafter of one request; a match has at least two tokens.
 
     Args:

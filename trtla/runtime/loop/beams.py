@@ -8,9 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from trtla.runtime.draft import NO_DRAFT, NoDrafter
 from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import Request
+from trtla.runtime.request import Hypothesis, Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -28,18 +27,6 @@ from trtla.settings.sampling import BeamSettings
 
 LogProbs = Sequence[float]
 """Of every token of the vocabulary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """New tokens, and the sum of their log probabilities."""
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    finished: bool
-    """It ends with an end token."""
-    parent: int = 0
-    """The unfinished hypothesis of the step before that it continues, counted among those."""
 
 
 class BeamTarget(Protocol):
@@ -55,14 +42,6 @@ class BeamTarget(Protocol):
             parents: for each, its place in the call before (in the first call always 0).
             tokens: the token that continues it.
         """
-
-
-@runtime_checkable
-class BeamSearcher(Protocol):
-    """An executor that searches with beams."""
-
-    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-        """The best hypotheses, the best first."""
 
 
 def beam_search(
@@ -185,7 +164,7 @@ class CachedBeams:
         self._rearrange(parents)
         for beam, token in zip(self._live, tokens, strict=True):
             beam.output_ids = [token]
-        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live])
+        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live]).logits
         for beam in self._live:
             beam.num_cached += 1
         return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))

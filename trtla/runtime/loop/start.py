@@ -12,6 +12,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.forward import SPARE_BLOCKS
 from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def open_torch_executor(
     )
     arithmetic = resolve_dtype(options.dtype, checkpoint.dtype, on)
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
-    models = open_draft_models(draft_engines, limits, *place)
+    totals = DraftTotals()
+    models = open_draft_models(draft_engines, limits, *place, totals)
     model = load_engine(engine, arithmetic, on)
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(server))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
@@ -47,10 +49,7 @@ def open_torch_executor(
     drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    executor = TorchExecutor(model, cache, limits, drafters, costs, reused)
-    for one in models.values():
-        one.totals = executor.stats().draft_models
-    return executor
+    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

@@ -31,6 +31,16 @@ class Batch:
     """Packed rows whose logits are wanted, feed by feed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a forward gives."""
+
+    logits: Tensor
+    """Float [wanted rows, vocab], feed by feed; the next forward may overwrite them."""
+    hidden: Tensor | None = None
+    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
+
+
 def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,8 @@ from torch import Tensor
 from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
     Fp8Linear,
@@ -28,29 +28,6 @@ from trtla.runtime.models.layers import (
     fp8_products,
     rotate,
 )
-
-
-class TargetModel(Protocol):
-    """What the step loop needs of a model."""
-
-    @property
-    def folds(self) -> int:
-        """Query heads per K/V head."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of activations and attention bias."""
-
-    @property
-    def arithmetic(self) -> str:
-        """What it computes in, for people to read."""
-
-    @property
-    def weight_bytes(self) -> int | None:
-        """Of weights that a forward reads, as in `weight_bytes.py`; None: unknown."""
-
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +42,7 @@ class Layer:
     down: Linear | Fp8Linear
 
 
-class LlamaModel:
+class LlamaModel(PackedModel):
     """A dense Llama on one device.
 
     Args:
@@ -100,8 +77,8 @@ class LlamaModel:
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     @property
-    def folds(self) -> int:
-        """Query heads per K/V head."""
+    def queries_per_kv_head(self) -> int:
+        """Query heads that share a K/V head."""
         return self._heads[0] // self._heads[1]
 
     @property
@@ -134,8 +111,9 @@ class LlamaModel:
         return KVCache(*sizes, num_blocks, self.dtype, self._device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
+        hidden: dict[int, Tensor] = {}
         states = F.embedding(batch.tokens, self._embedding)
         rotary = self._rotary(batch.positions, batch.lengths)
         for index, layer in enumerate(self._layers):
@@ -144,8 +122,10 @@ class LlamaModel:
             normed = self._normalise(states, layer.post_norm)
             gate, up = layer.gate_up(normed)
             states = states + layer.down(F.silu(gate) * up)
+            if index in self.taps:
+                hidden[index] = states
         states = self._normalise(states.index_select(0, batch.rows), self._norm)
-        return self._lm_head(states).float()
+        return Forwarded(self._lm_head(states).float(), self._stacked(hidden))
 
     def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(states, weight.shape, weight, self.config.norm_epsilon)

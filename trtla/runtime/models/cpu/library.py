@@ -75,6 +75,9 @@ class Step(Structure):
         ("sine", c_void_p),
         ("cache", c_void_p),
         ("logits", c_void_p),
+        ("taps", c_void_p),
+        ("num_taps", c_int64),
+        ("hidden", c_void_p),
         ("threads", c_int64),
     ]
 

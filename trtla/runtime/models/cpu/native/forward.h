@@ -14,7 +14,7 @@
 
 constexpr int NORM_TWICE = 16384;  // elements up to which each thread normalises for itself
 
-enum Kind { EMBED, NORMALISE, QKV, PLACE, ATTEND, DENSE, NORMALISE_AGAIN, GATE_UP, DOWN, LAST, SCORE };
+enum Kind { EMBED, NORMALISE, QKV, PLACE, ATTEND, DENSE, NORMALISE_AGAIN, GATE_UP, DOWN, TAP, LAST, SCORE };
 
 struct Phase {
     Kind kind;
@@ -269,6 +269,11 @@ struct Forward final : Job {
         });
     }
 
+    void copy_states(int tap, int from, int to) {
+        const int64_t size = model.hidden, start = (int64_t)tap * step.tokens;
+        std::copy(&states[from * size], &states[to * size], step.hidden + (start + from) * size);
+    }
+
     void plan() {
         const int tokens = step.tokens;
         int placed = 0, attended = 0;
@@ -287,6 +292,8 @@ struct Forward final : Job {
             if (!few) program.push_back({NORMALISE_AGAIN, index, tokens});
             program.push_back({GATE_UP, index, layer.gate_up.num_panels()});
             program.push_back({DOWN, index, layer.down.num_panels()});
+            for (int tap = 0; tap < step.num_taps; ++tap)
+                if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
         if (!step.num_rows) return;
         if (!few) program.push_back({LAST, 0, (int)step.num_rows});
@@ -317,6 +324,7 @@ struct Forward final : Job {
                 break;
             case GATE_UP: return gate(normalised(phase, layer.post_norm), layer.gate_up, from, to);
             case DOWN: return add_to_states(gated, layer.down, from, to);
+            case TAP: return copy_states(program[phase].layer, from, to);
             case LAST:
                 for (int r = from; r < to; ++r) normalise(step.rows()[r], model.norm, wanted, r);
                 break;

@@ -31,6 +31,9 @@ struct Step {
     const float *cosine, *sine;  // [...][head_size / 2]
     void* const* cache;  // keys and values of every layer's K/V heads, each [slots][head_size]
     float* logits;       // [num_rows][vocabulary]
+    const int64_t* taps;  // layers whose output is wanted
+    int64_t num_taps;
+    float* hidden;  // [num_taps][tokens][hidden]
     int64_t threads;
 
     const int64_t* ids() const { return integers; }
