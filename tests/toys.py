@@ -23,7 +23,7 @@ from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, Output, Request
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -127,10 +127,16 @@ def cyclic_window(prompt: Sequence[int], count: int) -> list[int]:
 def traced_drafter(
     config: LookaheadConfig, request: Request, pool_from_text: bool = True
 ) -> LookaheadDrafter | NoDrafter:
-    """Lookahead with the traces' window seed."""
+    """Lookahead as the exact traces have it: its reference, with their window seed."""
     if config.is_autoregressive:
         return NoDrafter()
-    return LookaheadDrafter(config, request.input_ids, cyclic_window, pool_from_text=pool_from_text)
+    return LookaheadDrafter(
+        config,
+        request.input_ids,
+        cyclic_window,
+        pool_from_text=pool_from_text,
+        options=DraftOptions(reference=True),
+    )
 
 
 class Made(DrafterFactory):

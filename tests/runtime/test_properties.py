@@ -25,6 +25,7 @@ from tests.toys import (
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 triples = st.tuples(st.integers(1, 8), st.integers(2, 7), st.integers(0, 8))
@@ -79,8 +80,9 @@ def test_02_25_counters_add_up(case):
 
 
 def walk(config, prompt, steps, rule):
-    """Drafts of a drafter fed with the rule's own predictions: (draft, text before) per step."""
-    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0))
+    """The reference fed with the rule's own predictions: (draft, text before, drafter) per step."""
+    reference = DraftOptions(reference=True)
+    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0), options=reference)
     text = [*prompt, rule(prompt)]
     drafter.observe((), text[-1:])
     for _ in range(steps):

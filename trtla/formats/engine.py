@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.arguments import whole
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
 from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
@@ -21,6 +20,7 @@ from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
 from trtla.formats.plan import check_mapping
 from trtla.formats.support import check_supported
 from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_server
 from trtla.version import __version__
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from trtla.arguments import is_whole, shown
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
 from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.sampling import BeamSettings, SamplingParams
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from trtla.arguments import check_text, texts
 from trtla.errors import UsageError
 from trtla.llm.answer import (
     Answer,
@@ -36,6 +35,7 @@ from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import check_text, texts
 from trtla.settings.lookahead import Lookahead, refuse_auto
 from trtla.settings.sampling import BeamSettings, SamplingParams
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtla.arguments import check_text
 from trtla.errors import UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.hf import load_tokenizer
+from trtla.settings.fields import check_text
 
 
 class Tokenizer:

@@ -123,9 +123,9 @@ class DraftTotals:
 class RequestStats:
     """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
 
-    The token of the prompt pass counts in no step. `drafted` are candidate tokens that were fed for
-    verification (the window is not), `accepted` those of them that became output. TensorRT-LLM does
-    not tell what it feeds: `fed` and `drafted` are None there.
+    The token of the prompt pass counts in no step. `drafted` are tokens that were fed for
+    verification, the window's as far as they may be accepted; `accepted` are those of them that
+    became output. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
     """
 
     lookahead: LookaheadConfig = AUTOREGRESSIVE

@@ -67,9 +67,9 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
         )
     if changed := options.draft_options.changed:
         raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: draft "
+            f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: lookahead "
             f"{', '.join(changed)} cannot be chosen",
-            "leave --draft-... away, or build with --backend torch",
+            "omit --lookahead-..., or build with --backend torch",
         )
     if options.block_reuse:
         raise UsageError(
