@@ -90,15 +90,15 @@ class Foresight(NoDrafter):
 def decode(believed, true, right, steps):
     """(seconds, tokens) of each step, under a policy that begins with the believed table."""
     policy, text = AutoPolicy(believed, clock=lambda: 0.0), []
-    pilot = policy.join(SEVEN, Foresight(text, right), text)
+    controller = policy.join(SEVEN, Foresight(text, right), text)
     found = []
     for _ in range(steps):
         fed, count = 1, 1
-        if policy.sleeps_on:
+        if policy.idle:
             policy.skip()
-        elif policy.plan([pilot]):
-            limit = pilot.limit
-            fed += sum(limit.guess_lengths) + limit.with_window * pilot.window_tokens
+        elif policy.plan([controller]):
+            limit = controller.limit
+            fed += sum(limit.guess_lengths) + limit.with_window * controller.window_tokens
             count += min(right, *(limit.guess_lengths[:1] or (0,)))
         text += range(len(text), len(text) + count)
         policy.record(fed, 1, 1, count, true.seconds(fed))
