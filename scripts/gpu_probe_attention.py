@@ -34,7 +34,7 @@ class Heads:
     """A head size, query heads of a K/V head, and into how many parts a context is cut."""
 
     size: int
-    folds: int
+    group_size: int
     splits: int | None = None
 
 
@@ -115,7 +115,7 @@ def relative_error(
     """The largest relative error of the kernels' outputs, with and without padding."""
     feeds, num_blocks = _feeds(shape, cached)
     cache, exact = _caches(dtype, heads.size, num_blocks, fp8)
-    packed = make_batch(feeds, exact, heads.folds, torch.float64).groups
+    packed = make_batch(feeds, exact, heads.group_size, torch.float64).groups
     groups = [group for group in packed if isinstance(group, AttentionGroup)]
     used, rooms = sum(feed.length for feed in feeds), [Room.of(feeds)]
     if shape != "prompt":
@@ -123,8 +123,8 @@ def relative_error(
     worst = 0.0
     for room in rooms:
         batch = StepInputs(room, num_blocks, DEVICE).fill(feeds)
-        size = (len(batch.tokens), KV_HEADS * (heads.folds + 2), heads.size)
-        queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.folds]
+        size = (len(batch.tokens), KV_HEADS * (heads.group_size + 2), heads.size)
+        queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.group_size]
         expected = torch.cat([attend(queries[g.rows].double(), *exact.layer(0), g) for g in groups])
         parts = [
             paged_attend(queries[g.rows], *cache.layer(0), g, cache.scale(0), heads.splits)

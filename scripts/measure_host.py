@@ -69,7 +69,7 @@ def record(path: Path, count: int = 96) -> None:
 class Replay(PackedModel):
     """A target that says what was recorded, after cached text and right drafts alike."""
 
-    dtype, queries_per_kv_head = torch.float32, 2
+    dtype, group_size = torch.float32, 2
     arithmetic, weight_bytes = "replayed", None
 
     def __init__(self, table: CostTable) -> None:

@@ -35,7 +35,7 @@ Scores = Callable[[list[int]], list[float]]
 class ToyModel(PackedModel):
     """A target whose logits are `scores(visible text)`; it checks that the text is contiguous."""
 
-    queries_per_kv_head = 1
+    group_size = 1
     dtype = torch.float64
     arithmetic = "exact"
     weight_bytes = None

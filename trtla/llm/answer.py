@@ -1,4 +1,4 @@
-"""One prompt's answer while it grows: chunks on the way, a completion at the end."""
+"""One prompt's answer: settings per prompt, chunks while it grows, a completion at the end."""
 
 from __future__ import annotations
 
@@ -295,11 +295,11 @@ def beam_text(
     beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], tokenizer: Tokenizer | None
 ) -> BeamText:
     """A hypothesis that continues a prompt, as text where there is a tokenizer."""
-    told = beam.tokens[:-1] if beam.finished else beam.tokens
+    shown = beam.tokens[:-1] if beam.finished else beam.tokens
     text = None
     if tokenizer is not None:
         stream = TextStream(tokenizer.decode, prompt, (), tokenizer.byte_tokens)
-        text = stream.push(told, last=True)
+        text = stream.push(shown, last=True)
     return BeamText(
         beam.tokens,
         text,

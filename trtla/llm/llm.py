@@ -74,7 +74,7 @@ class LLM:
         Args:
             model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
                 is converted in memory, one of the T5 family runs as it is.
-            lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
+            lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
@@ -87,8 +87,8 @@ class LLM:
         """
         check_opened_with(model, lookahead, drafter)
         self._adaptive = lookahead == "auto"
-        server = None if lookahead == "auto" else lookahead
-        self.engine = open_model(Path(model), server)
+        default = None if lookahead == "auto" else lookahead
+        self.engine = open_model(Path(model), default)
         if self._adaptive and self.engine.backend == "tensorrt-llm":
             raise refuse_auto(self.engine.name)
         self._drafter = drafter or LOOKAHEAD
@@ -96,7 +96,7 @@ class LLM:
             check_auto(self._drafter, self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         options = ExecutorOptions(
-            lookahead=server,
+            lookahead=default,
             device=device,
             dtype=dtype,
             max_batch_size=max_batch_size,
@@ -148,9 +148,9 @@ class LLM:
         Args:
             prompts: one prompt or several; a text, or token ids.
             sampling: one for all prompts, or one each.
-            lookahead: per-request triples, at most the server's, each step feeding all of them; or
-                `auto`: each step feeds what pays of the server's. None is what the LLM was opened
-                with. The text is the same in all cases.
+            lookahead: per-request triples, at most the default one, each step feeding all of
+                them; or `auto`: each step feeds what pays of the default one. None is what the LLM
+                was opened with. The text is the same in all cases.
             drafter: what drafts for them; None is what the LLM was opened with.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
@@ -203,7 +203,7 @@ class LLM:
         if decode is None and stop:
             raise UsageError(
                 f"{name} has a stop string, but the model has no tokenizer",
-                "leave stop away, or give --tokenizer-dir",
+                "omit stop, or give --tokenizer-dir",
             )
         runs = self.tokenizer.byte_tokens if self.tokenizer else None
         check = StopStrings(decode, start, stop, runs) if decode and stop else None

@@ -21,7 +21,7 @@ class Tokenizer:
         self._folder = folder
         self._plain = open_tokenizer_json(folder)
         if self._plain is None:
-            _ = self.inner  # a folder that cannot be used is told now
+            _ = self.inner  # a folder that cannot be used is reported now
 
     @cached_property
     def inner(self) -> Any:

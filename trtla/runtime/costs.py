@@ -1,6 +1,6 @@
 """What a forward costs: seconds by fed tokens and sequences, measured once per engine and device.
 
-Plain numbers between measurement and use, kept in a small JSON file; no tensors, no clock.
+A table is kept in a small JSON file; `auto.probe` measures it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Draft:
     top: int = 0
     """How many of the most probable tokens the drafter wants to see, after the input and after each
     accepted node: they go to `Drafter.ranked`."""
-    laws: Tensor | None = field(default=None, compare=False)
+    draft_probs: Tensor | None = field(default=None, compare=False)
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
 
@@ -105,7 +105,7 @@ class Draft:
             window_candidates=tuple(
                 places[node] for node in self.window_candidates if node in places
             ),
-            laws=None if self.laws is None else self.laws[: len(nodes)],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[: len(nodes)],
         )
 
 

@@ -1,7 +1,4 @@
-"""The base of both executors: their verbs, and the record that lets them recover from interrupts.
-
-Plain integers and strings: tensors are behind it, texts in front of it.
-"""
+"""The base of both executors: their methods, and the record from which they recover."""
 
 from __future__ import annotations
 
@@ -229,7 +226,7 @@ class RecoveringExecutor(Executor, Generic[DecodedT]):
         super().__init__(limits)
         self._stats = stats
         self._in_flight: InFlight[DecodedT] = InFlight()
-        self._torn = False
+        self._unfinished = False
         """A change has begun and not ended: nothing but the record is certain."""
         self._new: list[Output] = []
         """Outputs that the next `poll` reports."""
@@ -246,21 +243,21 @@ class RecoveringExecutor(Executor, Generic[DecodedT]):
 
     def resend(self) -> None:
         """Outputs of the last `poll` may be lost: the next one reports all of them again."""
-        self._torn = True
+        self._unfinished = True
 
     def _check_submitted(self, request: Request) -> None:
         """Refuse a request that does not fit or whose id is in use; ended ones free theirs."""
-        if request.request_id in self._taken and not self._torn:
+        if request.request_id in self._taken and not self._unfinished:
             self._forget_taken()
         self._check_new(request, self._in_flight.sequences)
 
     def _begin(self) -> None:
-        """Begin a change: `_torn` is False again when it has ended as it should."""
-        if self._torn:
+        """Begin a change: `_unfinished` is False again when it has ended as it should."""
+        if self._unfinished:
             self._recover()
         else:
             self._forget_taken()
-            self._torn = True
+            self._unfinished = True
 
     def _forget_taken(self) -> None:
         """The last outputs have arrived: who came back for more had no exception in between."""
@@ -272,7 +269,7 @@ class RecoveringExecutor(Executor, Generic[DecodedT]):
         """The end of a `poll`: its outputs."""
         outputs, self._new = self._new, []
         self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
-        self._torn = False
+        self._unfinished = False
         return outputs
 
     def _release(self) -> None:

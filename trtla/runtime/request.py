@@ -1,6 +1,7 @@
-"""Where an output ends: the one place that decides how many of a step's tokens count.
+"""What travels through an executor: requests, outputs, and where an output ends.
 
-It runs before K/V commit, pool, streaming and counters, so that none sees a token past the end.
+`committed_prefix` decides how many of a step's tokens count. It runs before K/V commit, pool,
+streaming and counters, so that none sees a token past the end.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Request:
     """What the output goes on from: the prompt, or the start token of an encoder-decoder."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     lookahead: LookaheadConfig | None = None
-    """None: the server's triple."""
+    """None: the default triple."""
     end_ids: frozenset[int] = frozenset()
     stop_check: StopCheck | None = None
     margins: bool = False

@@ -1,4 +1,8 @@
-"""The forwards behind a cost table: made-up sequences in free blocks, on the real model."""
+"""Measures a cost table: forwards of made-up sequences in free blocks, timed on the real model.
+
+Other work on the machine only adds to a time, so of each forward the least counts. How far its runs
+spread shows whether the machine was busy.
+"""
 
 from __future__ import annotations
 

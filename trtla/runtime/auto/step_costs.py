@@ -1,7 +1,7 @@
 """What a step takes: the cost table's forward, corrected by what steps really took.
 
-Steps bring host work, and a table may have been measured beside other work. Every step compares its
-seconds with the table's, so a wrong table heals. Plain numbers; no clock.
+Steps add host work, and a table may have been measured beside other work. Every step's seconds are
+compared with the table's, so errors of the table wear off.
 """
 
 from __future__ import annotations

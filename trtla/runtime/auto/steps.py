@@ -1,4 +1,4 @@
-"""Adaptive sequences in the step loop: what of their drafts is fed, and what `AutoPolicy` learns."""
+"""Adaptive sequences in the step loop: what of their drafts is fed, and what the policy learns."""
 
 from __future__ import annotations
 

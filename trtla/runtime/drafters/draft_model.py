@@ -2,8 +2,7 @@
 
 It has its own K/V cache, and its lengths follow the target's text: whatever of a draft did not
 become output is forgotten. All sequences of a step are drafted for in the same forwards. Every
-token is drawn as the target draws, with the same noise, so that two equal models always agree; how
-drafts are verified it does not know.
+token is drawn as the target draws, with the same noise, so that two equal models always agree.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class DraftModelDrafter(Drafter):
         self.steps: list[DraftStep] = []
         """The steps that were drafted for."""
         self.drafted: list[int] = []
-        self.laws: list[Tensor] = []
+        self.draft_probs: list[Tensor] = []
         """What each of them was drawn from, where they are verified by rejection sampling."""
         self.choice: GammaChoice | None = None
         """What the policy said for this step; None: it was not asked."""
@@ -87,8 +86,8 @@ class DraftModelDrafter(Drafter):
             return NO_DRAFT
         if self._group.is_due(self):
             self._group.draft()
-        laws = torch.stack(self.laws) if self.laws else None
-        return replace(Draft.chain(self.drafted), laws=laws)
+        draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
+        return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""
@@ -100,7 +99,7 @@ class DraftModelDrafter(Drafter):
             self._group.totals.add(step)
         self._text += committed
         self.sequence.num_cached = min(kept, len(self._text) - 1)
-        self.drafted, self.laws, self.choice = [], [], None
+        self.drafted, self.draft_probs, self.choice = [], [], None
         self._group.await_draft(self)
 
     def stretch(self, length: int) -> Feed:
@@ -123,7 +122,7 @@ class DraftModelDrafter(Drafter):
             return
         self.drafted.append(token)
         if self._rejection:
-            self.laws.append(probabilities(logits, self.sequence.request.sampling)[0])
+            self.draft_probs.append(probabilities(logits, self.sequence.request.sampling)[0])
 
     def close(self) -> None:
         """Give the cache's blocks back."""

@@ -1,4 +1,4 @@
-"""The n-gram pool of lookahead decoding: key token -> its most recently inserted continuations."""
+"""Where drafters look up n-grams: lookahead's pool, a pool kept between requests, a text's index."""
 
 from __future__ import annotations
 

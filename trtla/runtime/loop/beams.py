@@ -1,7 +1,4 @@
-"""Beam search with Wu et al.'s length penalty (arXiv 1609.08144): which hypotheses live on.
-
-Plain Python: log probabilities come from a `BeamTarget`; the one of `beam_cache` runs a model.
-"""
+"""Beam search with Wu et al.'s length penalty (arXiv 1609.08144), on a model with a K/V cache."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ LogProbs = Sequence[float]
 
 
 class BeamTarget(Protocol):
-    """Tells what follows the prompt, and what follows hypotheses."""
+    """Log probabilities of what follows the prompt, and what follows hypotheses."""
 
     def start(self) -> LogProbs:
         """After the prompt."""

@@ -124,10 +124,10 @@ class TorchExecutor(StepLoop):
         self._check_room(sequence)
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
-        before, self._torn = self._torn, True
+        before, self._unfinished = self._unfinished, True
         self._join(sequence)
         self._in_flight.sequences[request.request_id] = sequence
-        self._torn = before
+        self._unfinished = before
 
     def _join(self, sequence: Sequence) -> None:
         """Queue a sequence with a drafter that knows its text so far."""
@@ -206,18 +206,18 @@ class TorchExecutor(StepLoop):
         try:
             found = work()
         except TrtlaError:  # it has given back what it took
-            self._torn = False
+            self._unfinished = False
             raise
-        self._torn = False
+        self._unfinished = False
         return found
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         self._cancelled.append(request_id)
-        if not self._torn:
-            self._torn = True
+        if not self._unfinished:
+            self._unfinished = True
             self._end_cancelled()
-            self._torn = False
+            self._unfinished = False
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
@@ -265,7 +265,7 @@ class TorchExecutor(StepLoop):
 
         Prompts and outputs so far are read into the cache again, and all outputs reported again.
         """
-        self._torn = True
+        self._unfinished = True
         sequences = list(self._in_flight.sequences.values())
         for sequence in sequences:
             with suppress(Exception):

@@ -1,7 +1,7 @@
-"""How probable the target finds a text that is there already: fed as it was written, nothing drawn.
+"""Log probabilities of a given text under the target: temperature 1, no filters.
 
-Temperature 1, no filters. The prompt goes through prompt passes, the output through steps with the
-output itself as the draft, so every token is computed as in decoding.
+The prompt is prefilled; the output goes through steps with itself as the draft, so every token is
+computed as in decoding.
 """
 
 from __future__ import annotations

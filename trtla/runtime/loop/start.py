@@ -25,7 +25,7 @@ def open_torch_executor(
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    server = engine.server_triple(options.lookahead)
+    default = engine.server_triple(options.lookahead)
     batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
     limits = ExecutorLimits(
         batch_size,
@@ -33,7 +33,7 @@ def open_torch_executor(
         build.max_text_len,
         build.max_num_tokens,
         checkpoint.vocab_size,
-        server,
+        default,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
@@ -43,7 +43,7 @@ def open_torch_executor(
     totals = DraftTotals()
     models = open_draft_models(draft_engines, limits, *place, totals)
     model = load_engine(engine, arithmetic, on)
-    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(server))
+    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)
     drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
@@ -53,8 +53,8 @@ def open_torch_executor(
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:
-    """Longest text whose keys serve others: dynamic scaling turns them by the text's length."""
-    if limits.max_encoder_len is not None:  # they hang on what the encoder read as well
+    """Longest text whose keys serve others: dynamic scaling rotates them by the text's length."""
+    if limits.max_encoder_len is not None:  # they depend on what the encoder read as well
         return 0
     if checkpoint.rope_type == "dynamic":
         return min(limits.max_text_len, checkpoint.max_position_embeddings)

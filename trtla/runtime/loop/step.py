@@ -142,8 +142,8 @@ def _margins(prediction: Prediction, nodes: tuple[int, ...]) -> tuple[float, ...
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:
     if feed.draft is None or not feed.draft.tokens:
         return Accepted((prediction.draws[feed.rows[0]],), ())
-    if feed.draft.laws is not None:
-        return accept_by_rejection(feed, prediction, feed.draft.laws)
+    if feed.draft.draft_probs is not None:
+        return accept_by_rejection(feed, prediction, feed.draft.draft_probs)
     return accept(feed.draft, prediction.draws)
 
 

@@ -79,8 +79,8 @@ class PackedModel(Model):
 
     @property
     @abstractmethod
-    def queries_per_kv_head(self) -> int:
-        """Query heads that share a K/V head."""
+    def group_size(self) -> int:
+        """Query heads that share a K/V head (GQA)."""
 
     @abstractmethod
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
@@ -88,7 +88,7 @@ class PackedModel(Model):
 
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
         """Pack the feeds and run them."""
-        batch = make_batch(feeds, cache, self.queries_per_kv_head, self.dtype)
+        batch = make_batch(feeds, cache, self.group_size, self.dtype)
         return self.forward_batch(batch, cache)
 
     def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:

@@ -1,7 +1,7 @@
 """The Llama forward over packed tokens: every fed token of every sequence in one pass.
 
 It reads the TensorRT-LLM checkpoint's tensors (fused qkv, `mlp.fc` = gate_proj, `mlp.gate` =
-up_proj) and knows nothing of requests: positions, cache slots and visibility come in the batch.
+up_proj). Positions, cache slots and visibility come in the batch.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class LlamaModel(PackedModel):
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     @property
-    def queries_per_kv_head(self) -> int:
-        """Query heads that share a K/V head."""
+    def group_size(self) -> int:
+        """Query heads that share a K/V head (GQA)."""
         return self._heads[0] // self._heads[1]
 
     @property
@@ -141,12 +141,12 @@ class LlamaModel(PackedModel):
     ) -> Tensor:
         q_heads, kv_heads = self._heads
         heads = layer.qkv(states).view(states.shape[0], q_heads + 2 * kv_heads, -1)
-        turned = rotate(heads[:, : q_heads + kv_heads], *rotary)
-        cache.write(index, batch.slots, turned[:, q_heads:], heads[:, q_heads + kv_heads :])
+        rotated = rotate(heads[:, : q_heads + kv_heads], *rotary)
+        cache.write(index, batch.slots, rotated[:, q_heads:], heads[:, q_heads + kv_heads :])
         keys, values = cache.layer(index)
         scale = cache.scale(index)
         parts = [
-            group.attend(turned[group.rows, :q_heads], keys, values, scale)
+            group.attend(rotated[group.rows, :q_heads], keys, values, scale)
             for group in batch.groups
         ]
         return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))

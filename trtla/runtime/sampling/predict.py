@@ -1,8 +1,6 @@
-"""What the target says after a step's rows: from logits to plain integers.
+"""What the target predicts after a step's rows: from logits to tokens.
 
 All feeds in few calls, or row by row where single rows are cheap and most are never asked for.
-
-It knows which rows each feed wants and how each request chooses; nothing of drafters or caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled forward as Python sees it: the C structures of `native/step.cpp`, and its calls."""
+"""The compiled forward as Python calls it: compiled once for this processor, then loaded by ctypes."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def _processor() -> tuple[str, ...]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return (platform.machine(), platform.processor())
-    told = ("model name", "flags", "Features", "CPU part")
-    return tuple(sorted({line for line in lines if line.startswith(told)}))
+    names = ("model name", "flags", "Features", "CPU part")
+    return tuple(sorted({line for line in lines if line.startswith(names)}))
 
 
 def _compile(compiler: str, library: Path) -> Path:

@@ -62,7 +62,7 @@ class NativeLlama(Model):
         self.config, self.dtype = config, dtype
         self._library = native.library()
         self._packing = Packing(self._library.lanes, dtype == torch.bfloat16)
-        self._turns = Turns(config)
+        self._rotary = RotaryTable(config)
         self._logits = torch.empty((0, config.vocab_size))
         self._alive: list[Tensor | Packed] = []
         tensors = ModelTensors(weights, self._placed, dtype)
@@ -150,18 +150,18 @@ class NativeLlama(Model):
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab]."""
         positions = [feed.positions() for feed in feeds]
-        cosine, sine, turns = self._turns.of(feeds, positions)
+        cosine, sine, rope_rows = self._rotary.of(feeds, positions)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
-        integers = step_integers(feeds, turns, tables)
+        integers = step_integers(feeds, rope_rows, tables)
         rows = sum(len(feed.rows) for feed in feeds)
         if rows > len(self._logits):  # kept: the system clears the pages of a new one
             self._logits = torch.empty((rows, self.config.vocab_size))
         if self.taps and max(self.taps) >= self.config.num_hidden_layers:
             raise ValueError(f"there is no layer {max(self.taps)} to tap")
-        hidden = torch.empty((len(self.taps), len(turns), self.config.hidden_size))
+        hidden = torch.empty((len(self.taps), len(rope_rows), self.config.hidden_size))
         taps = array("q", self.taps)
         step = native.Step(
-            tokens=len(turns),
+            tokens=len(rope_rows),
             num_rows=rows,
             num_sequences=len(feeds),
             integers=integers.buffer_info()[0],
@@ -199,7 +199,7 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
 
 
 def step_integers(
-    feeds: Sequence[Feed], turns: Sequence[int], tables: Sequence[SlotTable]
+    feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
 ) -> array[int]:
     """The integers of `Step` in their order; they hold addresses of the tables' slots."""
     ids = [token for feed in feeds for token in feed.tokens]
@@ -214,7 +214,7 @@ def step_integers(
         sequences += (first, feed.length, cached, slots, tree)
         parents += feed.tree.parents
         first += feed.length
-    return array("q", [*ids, *turns, *rows, *sequences, *parents])
+    return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
 
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -239,7 +239,7 @@ class Packing:
         return panels.view(weight.dtype)
 
     def interleave(self, first: Tensor, second: Tensor) -> Tensor:
-        """Rows of both in turns, `lanes` at a time: a panel then holds the same ones of each."""
+        """Rows of both alternately, `lanes` at a time: a panel holds the same ones of each."""
         parts = [part.view(-1, self.lanes, *part.shape[1:]) for part in (first, second)]
         return torch.stack(parts, dim=1).flatten(0, 2)
 
@@ -268,7 +268,7 @@ class Packed:
         return Matrix(self.weight.data_ptr(), bias, self.outputs, self.inputs, kind)
 
 
-class Turns:
+class RotaryTable:
     """Where the forward finds each fed token's cosine and sine."""
 
     def __init__(self, config: CheckpointConfig) -> None:
