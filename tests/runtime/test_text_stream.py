@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -80,7 +81,7 @@ def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
     prompt = data.draw(token_ids(kind, 30), "prompt")
     ids = data.draw(token_ids(kind, 60), "ids")
     stop = data.draw(st.lists(st.sampled_from(STOPS), max_size=3), "stop")
-    check = StopStrings(kind.decode, prompt, stop, kind.byte_tokens)
+    check = StopStrings(partial(TextStream, kind.decode, prompt, stop, kind.byte_tokens))
     counts = range(1, len(ids) + 1)
     end = next((n for n in counts if stop and check(ids[:n])), len(ids))
     holding = (n for n in counts if any(s in output_text(kind, prompt, ids[:n]) for s in stop))
@@ -95,7 +96,7 @@ def test_any_steps_give_the_text_of_all_ids_at_once(kind, data):
 
 @given(st.data())
 def test_a_stop_check_may_begin_again_with_other_ids(kind, data):
-    check = StopStrings(kind.decode, [], ["b", "\n"], kind.byte_tokens)
+    check = StopStrings(partial(TextStream, kind.decode, [], ["b", "\n"], kind.byte_tokens))
     for ids in data.draw(st.lists(token_ids(kind, 20), max_size=4)):
         text = output_text(kind, [], ids)
         assert check(ids) == ("b" in text or "\n" in text)
@@ -123,7 +124,9 @@ def test_a_run_of_bytes_that_is_cut_reads_the_same_in_all_steps(tiny_llama, step
 def test_a_stop_in_a_run_of_bytes_is_seen_at_its_token(tiny_llama):
     kind = codec("byte_fallback", tiny_llama)
     ids = kind.encode("🦙🦙\nab end")[1:]
-    check = StopStrings(kind.decode, kind.encode("a"), ["\n"], kind.byte_tokens)
+    check = StopStrings(
+        partial(TextStream, kind.decode, kind.encode("a"), ["\n"], kind.byte_tokens)
+    )
     assert [n for n in range(1, 12) if check(ids[:n])][:1] == [9]
 
 
@@ -163,7 +166,9 @@ def test_the_first_piece_keeps_its_space(tiny_llama):
 def test_the_stop_check_looks_at_the_output_only(tiny_llama):
     """A stop string that began in the prompt does not end the text."""
     kind = codec("byte_fallback", tiny_llama)
-    check = StopStrings(kind.decode, kind.encode("a\n"), ["\n\n"], kind.byte_tokens)
+    check = StopStrings(
+        partial(TextStream, kind.decode, kind.encode("a\n"), ["\n\n"], kind.byte_tokens)
+    )
     newline = kind.encode("\n")[-1]
     assert not check([newline])
     assert check([newline, newline])

@@ -298,8 +298,7 @@ def beam_text(
     shown = beam.tokens[:-1] if beam.finished else beam.tokens
     text = None
     if tokenizer is not None:
-        stream = TextStream(tokenizer.decode, prompt, (), tokenizer.byte_tokens)
-        text = stream.push(shown, last=True)
+        text = tokenizer.stream(prompt).push(shown, last=True)
     return BeamText(
         beam.tokens,
         text,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from trtla.llm.open import (
     open_tokenizer,
 )
 from trtla.llm.shared_executor import Caller, SharedExecutor
-from trtla.llm.text_stream import StopStrings, TextStream
+from trtla.llm.text_stream import StopStrings
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
@@ -86,12 +87,11 @@ class LLM:
             TrtlaError: the engine's backend cannot run here.
         """
         check_opened_with(model, lookahead, drafter)
-        self._adaptive = lookahead == "auto"
+        self._adaptive, self._drafter = lookahead == "auto", drafter or LOOKAHEAD
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
         if self._adaptive and self.engine.backend == "tensorrt-llm":
             raise refuse_auto(self.engine.name)
-        self._drafter = drafter or LOOKAHEAD
         if self._adaptive:
             check_auto(self._drafter, self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
@@ -198,21 +198,22 @@ class LLM:
         watch: DrafterWatch | None,
     ) -> Answer:
         asked = self.request(prompt, sampling, name, lookahead, drafter)
-        start, stop = asked.input_ids, sampling.stop
-        decode = self.tokenizer.decode if self.tokenizer else None
-        if decode is None and stop:
+        if self.tokenizer is None and sampling.stop:
             raise UsageError(
                 f"{name} has a stop string, but the model has no tokenizer",
                 "omit stop, or give --tokenizer-dir",
             )
-        runs = self.tokenizer.byte_tokens if self.tokenizer else None
-        check = StopStrings(decode, start, stop, runs) if decode and stop else None
-        request = replace(asked, stop_check=check, margins=margins, watch=watch)
-        self.limits.check(request)
-        if decode is None:
+        request = replace(asked, margins=margins, watch=watch)
+        if self.tokenizer is None:
+            self.limits.check(request)
             return Answer(index, request, None, None)
-        text = prompt if isinstance(prompt, str) else decode(request.given_ids)
-        return Answer(index, request, text, TextStream(decode, start, stop, runs))
+        new_stream = partial(self.tokenizer.stream, asked.input_ids, sampling.stop)
+        if sampling.stop:
+            request = replace(request, stop_check=StopStrings(new_stream))
+        self.limits.check(request)
+        shown = request.given_ids
+        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(shown)
+        return Answer(index, request, text, new_stream())
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.

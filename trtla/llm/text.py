@@ -10,6 +10,7 @@ from typing import Any
 from trtla.errors import UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.hf import load_tokenizer
+from trtla.llm.text_stream import TextStream
 from trtla.settings.fields import check_text
 
 
@@ -55,6 +56,10 @@ class Tokenizer:
         find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
         found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
         return {token: byte for token, byte in found if token is not None}
+
+    def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
+        """The text of an output that continues a prompt, up to the first stop string."""
+        return TextStream(self.decode, prompt, stop, self.byte_tokens)
 
     @cached_property
     def has_chat_template(self) -> bool:

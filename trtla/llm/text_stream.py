@@ -161,21 +161,23 @@ class StopStrings:
 
     The answer depends on the ids alone. Consecutive calls are cheap when each one's ids continue
     those of the call before.
+
+    Args:
+        new_stream: makes the output's stream, with its stop strings, before any id.
     """
 
-    def __init__(
-        self,
-        decode: Decode,
-        prompt: Sequence[int],
-        stop: Sequence[str],
-        byte_tokens: Mapping[int, int] | None = None,
-    ) -> None:
-        self._given = (decode, prompt, stop, byte_tokens)
-        self._stream, self._ids = TextStream(*self._given), list[int]()
+    def __init__(self, new_stream: Callable[[], TextStream]) -> None:
+        self._new_stream = new_stream
+        self._read: tuple[TextStream, list[int]] | None = None
+        """A stream and what it has read; None while it reads, so that an interrupt begins anew."""
 
     def __call__(self, ids: list[int]) -> bool:
-        if ids[: len(self._ids)] != self._ids:
-            self._stream, self._ids = TextStream(*self._given), []
-        self._stream.push(ids[len(self._ids) :])
-        self._ids = list(ids)
-        return self._stream.stopped
+        read, self._read = self._read, None
+        if read is None or ids[: len(read[1])] != read[1]:
+            read = self._new_stream(), []
+        stream, known = read
+        new = ids[len(known) :]
+        stream.push(new)
+        known += new
+        self._read = read
+        return stream.stopped

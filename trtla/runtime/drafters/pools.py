@@ -1,4 +1,4 @@
-"""Where drafters look up n-grams: lookahead's pool, a pool kept between requests, a text's index."""
+"""Where drafters look up n-grams: lookahead's pool, one kept between requests, a text index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which drafted tokens are accepted: by the target's own draws (Rule A), or by rejection (Rule B)."""
+"""Which drafted tokens are accepted: by the target's own draws (Rule A), or rejection (Rule B)."""
 
 from __future__ import annotations
 

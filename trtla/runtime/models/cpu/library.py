@@ -1,4 +1,4 @@
-"""The compiled forward as Python calls it: compiled once for this processor, then loaded by ctypes."""
+"""The compiled forward as Python calls it: compiled once for this processor, loaded by ctypes."""
 
 from __future__ import annotations
 
