@@ -17,7 +17,7 @@ from trtla.cli.options import options_of
 from trtla.data.prompts import prompt_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.fields import declared, option, with_settings
+from trtla.settings.fields import declared, option, parsed
 from trtla.settings.sampling import SamplingParams
 
 
@@ -44,22 +44,31 @@ ARGS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class DraftFlags:
+    """Those of the command below."""
+
+    loud: bool
+    drafter: More
+
+
 @click.command(cls=Command)
+@click.option("--loud", is_flag=True)
 @options_of(More, "Drafters")
 @click.pass_context
 def draft(ctx: click.Context, /, **flags: Any) -> None:
     """Keep what was made of the flags."""
-    ctx.obj.update(with_settings({**flags, "other": 1}, drafter=More))
+    ctx.obj.append(parsed(DraftFlags, flags))
 
 
 def made(*args: str, **env: str) -> More:
-    kept: dict[str, Any] = {}
+    kept: list[DraftFlags] = []
     ran = CliRunner().invoke(
         draft, args, obj=kept, env=env, auto_envvar_prefix="TRTLA_DRAFT", catch_exceptions=False
     )
     assert ran.exit_code == 0, ran.output
-    assert kept.keys() == {"drafter", "other"}
-    return kept["drafter"]
+    assert not kept[0].loud
+    return kept[0].drafter
 
 
 def test_flags_environment_and_presets_come_from_the_declaration(tmp_path: Path) -> None:

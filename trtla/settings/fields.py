@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -153,15 +153,19 @@ def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     return kind(**{one.name: v.replace("-", "_") if one.choices else v for one, v in given.items()})
 
 
-def with_settings(flags: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
-    """A command's flags, those of each class of settings put into one object.
+def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
+    """A command's flags as a dataclass; a field that is a class of settings takes their flags.
 
-    Args:
-        kinds: the name of the object, and its class.
+    Raises:
+        UsageError: a value is out of its range.
     """
-    taken = {one.flag for kind in kinds.values() for one in declared(kind).values()}
-    rest = {name: value for name, value in flags.items() if name not in taken}
-    return rest | {name: settings_from(kind, flags) for name, kind in kinds.items()}
+    hints: dict[str, Any] = get_type_hints(kind)
+    parts: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if is_dataclass(hint) and declared(hint)
+    }
+    taken = {one.flag for part in parts.values() for one in declared(part).values()}
+    given = {name: value for name, value in flags.items() if name not in taken}
+    return kind(**given, **{name: settings_from(part, flags) for name, part in parts.items()})
 
 
 _SHOWN = 60  # characters of a wrong value that an error repeats
