@@ -26,7 +26,7 @@ class More(DrafterSettings):
     """A drafter with one setting of each kind more."""
 
     width: int = option(2, "Branches side by side.", least=1, most=9, former="branches")
-    weight: float = option(0.5, "Of the past.", most=1.0)
+    weight: float = option(0.5, "Of the past.", most=1)
     eager: bool = option(False, "Draft at once.")
     careful: bool = option(True, "Look twice.")
     order: Literal["first_come", "best"] = option("best", "Which goes first.")
@@ -116,12 +116,12 @@ def test_the_chat_has_a_command_for_each() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("width", 10, "from 1 to 9"),
-        ("width", True, "from 1 to 9"),
-        ("weight", "1", "from 0 to 1"),
+        ("width", 10, "a whole number, from 1 to 9"),
+        ("width", True, "a whole number, from 1 to 9"),
+        ("weight", "1", "a number, from 0 to 1"),
         ("eager", 1, "true or false"),
         ("order", "last", "first_come or best"),
-        ("room", 0, "at least 1"),
+        ("room", 0, "a whole number, at least 1"),
         ("names", ("a", 1), "made of non-empty texts"),
     ],
 )

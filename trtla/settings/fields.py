@@ -6,6 +6,7 @@ of saved chats, and the chat's commands. The checks of single values are here to
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ class Option:
 
     help: str
     rule: str = ""
-    """What a refusal says that it must be; empty: what the range says."""
+    """What a refusal says that it must be; empty: its type and range."""
     least: float = 0
     most: float | None = None
     metavar: str | None = None
@@ -99,7 +100,9 @@ class Declared:
             return " or ".join(self.choices)
         if self.is_texts:
             return "made of non-empty texts"
-        return f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        kind = "a whole number" if self.type is int else "a number"
+        upper = most is None or most == math.inf
+        return f"{kind}, " + (f"at least {least}" if upper else f"from {least} to {most}")
 
 
 _DECLARED: dict[type, Mapping[str, Declared]] = {}
