@@ -152,8 +152,11 @@ def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     Raises:
         UsageError: a value is out of its range.
     """
-    given = {one: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
-    return kind(**{one.name: v.replace("-", "_") if one.choices else v for one, v in given.items()})
+    given = {one.name: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
+    for one in declared(kind).values():
+        if one.choices and isinstance(given.get(one.name), str):  # flags have hyphens
+            given[one.name] = given[one.name].replace("-", "_")
+    return kind(**given)
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
