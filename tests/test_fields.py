@@ -17,7 +17,7 @@ from trtla.cli.options import options_of
 from trtla.data.prompts import prompt_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.fields import declared, option, with_settings
+from trtla.settings.fields import declared, option, parsed
 from trtla.settings.sampling import SamplingParams
 
 
@@ -26,7 +26,7 @@ class More(DrafterSettings):
     """A drafter with one setting of each kind more."""
 
     width: int = option(2, "Branches side by side.", least=1, most=9, former="branches")
-    weight: float = option(0.5, "Of the past.", most=1.0)
+    weight: float = option(0.5, "Of the past.", most=1)
     eager: bool = option(False, "Draft at once.")
     careful: bool = option(True, "Look twice.")
     order: Literal["first_come", "best"] = option("best", "Which goes first.")
@@ -44,22 +44,31 @@ ARGS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class DraftFlags:
+    """Those of the command below."""
+
+    loud: bool
+    drafter: More
+
+
 @click.command(cls=Command)
+@click.option("--loud", is_flag=True)
 @options_of(More, "Drafters")
 @click.pass_context
 def draft(ctx: click.Context, /, **flags: Any) -> None:
     """Keep what was made of the flags."""
-    ctx.obj.update(with_settings({**flags, "other": 1}, drafter=More))
+    ctx.obj.append(parsed(DraftFlags, flags))
 
 
 def made(*args: str, **env: str) -> More:
-    kept: dict[str, Any] = {}
+    kept: list[DraftFlags] = []
     ran = CliRunner().invoke(
         draft, args, obj=kept, env=env, auto_envvar_prefix="TRTLA_DRAFT", catch_exceptions=False
     )
     assert ran.exit_code == 0, ran.output
-    assert kept.keys() == {"drafter", "other"}
-    return kept["drafter"]
+    assert not kept[0].loud
+    return kept[0].drafter
 
 
 def test_flags_environment_and_presets_come_from_the_declaration(tmp_path: Path) -> None:
@@ -107,12 +116,12 @@ def test_the_chat_has_a_command_for_each() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("width", 10, "from 1 to 9"),
-        ("width", True, "from 1 to 9"),
-        ("weight", "1", "from 0 to 1"),
+        ("width", 10, "a whole number, from 1 to 9"),
+        ("width", True, "a whole number, from 1 to 9"),
+        ("weight", "1", "a number, from 0 to 1"),
         ("eager", 1, "true or false"),
         ("order", "last", "first_come or best"),
-        ("room", 0, "at least 1"),
+        ("room", 0, "a whole number, at least 1"),
         ("names", ("a", 1), "made of non-empty texts"),
     ],
 )

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Strict, create_model
 
 from trtla.chat.conversation import Turn
-from trtla.chat.settings import TYPES, ChatSettings, changed, read
+from trtla.chat.settings import PARTS, ChatSettings, changed, read
 from trtla.errors import UsageError
 from trtla.files import read_json, validate, write_whole
 from trtla.runtime.request import FinishReason
-from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -45,20 +44,22 @@ class SavedChat(_Strict):
     turns: list[SavedTurn]
 
 
-_KEYS = {path.rpartition(".")[2]: path for path in TYPES if path != "sampling.allotted_time_ms"}
-"""Key in the file -> path of the setting. Keys are names as in prompt files."""
-_IN_JSON: dict[str, Any] = {
-    "stop": list[str],
-    "drafter": list[str],
-    "lookahead": Literal["auto"] | list[int] | None,
-}
-"""Types, where they are not those of the settings."""
-_NEWER = {f"drafter.{name}" for name in declared(DrafterSettings)}
-"""What a file may lack: it was written before there was the setting."""
-_FIELDS: dict[str, Any] = {
-    key: (_IN_JSON.get(key, TYPES[path]), None if path in _NEWER else ...)
-    for key, path in _KEYS.items()
-}
+def _keys() -> dict[str, tuple[str, Any]]:
+    """Key in the file -> path of the setting, and its field; keys are names as in prompt files."""
+    keys: dict[str, tuple[str, Any]] = {}
+    for part, kind in PARTS.items():
+        # A file may lack settings of drafters: it was written before there were those.
+        default = None if part == "drafter" else ...
+        for one in declared(kind).values():
+            hint = one.json_type | None if one.optional else one.json_type
+            keys[one.name] = (f"{part}.{one.name}", (hint, default))
+    del keys["allotted_time_ms"]
+    own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
+    return keys | {key: (key, (hint, ...)) for key, hint in own.items() if key not in PARTS}
+
+
+_KEYS = _keys()
+_FIELDS: dict[str, Any] = {key: field for key, (_, field) in _KEYS.items()}
 SavedSettings = create_model("SavedSettings", __base__=_Strict, **_FIELDS)
 """`ChatSettings`, flat."""
 
@@ -83,7 +84,7 @@ def save(path: Path, chat: Chat) -> None:
         schema_version=1,
         model=chat.model,
         vocab_size=chat.vocab_size,
-        settings={key: _to_json(read(chat.settings, path)) for key, path in _KEYS.items()},
+        settings={key: _to_json(read(chat.settings, path)) for key, (path, _) in _KEYS.items()},
         turns=[SavedTurn(**asdict(turn)) for turn in chat.turns],
     )
     try:
@@ -101,7 +102,7 @@ def load(path: Path, now: ChatSettings) -> Chat:
         UsageError: the file is not there, no saved chat, or its settings are not possible.
     """
     saved = _read(path)
-    values = {_KEYS[key]: value for key, value in saved.settings.items()}
+    values = {_KEYS[key][0]: value for key, value in saved.settings.items()}
     if isinstance(values["lookahead"], list):
         values["lookahead"] = LookaheadConfig.parse(values["lookahead"])
     turns = tuple(Turn(**dict(turn)) for turn in saved.turns)

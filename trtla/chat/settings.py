@@ -6,8 +6,8 @@ A setting is named by its path, `chat` or `sampling.seed`: commands and saved fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
@@ -51,20 +51,8 @@ class ChatSettings:
         return self if self.speculative else self.plain
 
 
-_PARTS: dict[str, Any] = {"sampling": SamplingParams, "drafter": DrafterSettings}
-
-
-def _types() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for part, kind in (*_PARTS.items(), ("", ChatSettings)):
-        hints = get_type_hints(kind)
-        names = [field.name for field in fields(kind) if part or field.name not in _PARTS]
-        found |= {f"{part}.{name}".lstrip("."): hints[name] for name in names}
-    return found
-
-
-TYPES = _types()
-"""The type of every setting by its path."""
+PARTS: dict[str, Any] = {"sampling": SamplingParams, "drafter": DrafterSettings}
+"""The classes of settings in `ChatSettings`, by their fields."""
 
 
 def read(settings: ChatSettings, path: str) -> Any:
@@ -79,7 +67,7 @@ def changed(settings: ChatSettings, values: Mapping[str, Any]) -> ChatSettings:
     Raises:
         UsageError: a value is out of its range, or values do not go together.
     """
-    by_part: dict[str, dict[str, Any]] = {part: {} for part in ("", *_PARTS)}
+    by_part: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
     for path, value in values.items():
         part, _, name = path.rpartition(".")
         by_part[part][name] = value

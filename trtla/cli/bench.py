@@ -20,7 +20,7 @@ from trtla.cli.bench_flags import (
     shared_setup,
 )
 from trtla.cli.command import Command
-from trtla.cli.drafter_options import MODEL_SETTINGS, check_drafters, drafter_arms
+from trtla.cli.drafter_options import check_drafters, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     PATH,
@@ -37,7 +37,7 @@ from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, 
 from trtla.console import Console, command_line
 from trtla.formats.folder import folder_kind
 from trtla.settings.drafting import parse_drafter
-from trtla.settings.fields import with_settings
+from trtla.settings.fields import parsed
 from trtla.settings.sampling import SamplingParams, filters_text
 
 if TYPE_CHECKING:
@@ -167,8 +167,7 @@ def bench(console: Console, /, **flags: Any) -> None:
     rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
     is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
     """
-    drafters = flags.pop("drafter")
-    given = BenchFlags(drafters=drafters, **with_settings(flags, **MODEL_SETTINGS))
+    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **flags})
     check_read(given.ablation)
     refuse_filters(given.processor)
     if given.ablation:

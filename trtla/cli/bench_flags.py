@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
+from trtla.cli.drafter_options import DraftFlags
 from trtla.cli.engine_check import check_triples
 from trtla.errors import UsageError, did_you_mean
-from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.drafting import DrafterSettings, NgramKind
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import Filters, parse_processor
 
-if TYPE_CHECKING:
-    from trtla.settings.drafting import NgramKind
-
 
 @dataclass(frozen=True)
-class BenchFlags:
+class BenchFlags(DraftFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
@@ -48,12 +46,8 @@ class BenchFlags:
     rounds: int
     output_format: str
     drafters: tuple[str, ...]
-    drafter: DrafterSettings
-    """What --drafter has in common."""
-    draft_options: DraftOptions
+    """Those of --drafter; `drafter` has what they have in common."""
     trtllm: TrtllmSettings
-    draft_device: str | None
-    draft_dtype: str | None
     ablation: bool
     prompt: str | None
     prompts_per_task: int | None

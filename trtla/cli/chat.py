@@ -15,7 +15,6 @@ import click
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
     DRAFTERS,
-    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
@@ -39,7 +38,7 @@ from trtla.cli.settings import source
 from trtla.cli.values import TEXT
 from trtla.console import Console
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
-from trtla.settings.fields import with_settings
+from trtla.settings.fields import parsed
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr.
     """
-    given = ChatFlags(**with_settings(with_processor(flags), **SETTINGS))
+    given = parsed(ChatFlags, with_processor(flags))
     console.color = given.color
     by_default = source(click.get_current_context(), "max_output_len") == "default"
     check_triples(given.engine_dir, given.lookahead)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trtla.cli.engine_check import is_trtllm
 from trtla.cli.options import DTYPES, options_of, setting, several, stack
@@ -36,8 +35,18 @@ DRAFTERS = "Drafters"
 
 
 @dataclass(frozen=True)
-class ModelFlags:
-    """Flags that open one model, and settings: what commands that decode have in common."""
+class DraftFlags:
+    """What drafts, and where draft models run."""
+
+    drafter: DrafterSettings
+    draft_options: DraftOptions
+    draft_device: str | None
+    draft_dtype: str | None
+
+
+@dataclass(frozen=True)
+class ModelFlags(DraftFlags):
+    """What opens one model and decodes with it."""
 
     engine_dir: str
     tokenizer_dir: str | None
@@ -45,21 +54,8 @@ class ModelFlags:
     dtype: str
     threads: int | None
     lookahead: Lookahead | None
-    draft_device: str | None
-    draft_dtype: str | None
-    drafter: DrafterSettings
-    draft_options: DraftOptions
     trtllm: TrtllmSettings
     sampling: SamplingParams
-
-
-MODEL_SETTINGS: dict[str, type] = {
-    "drafter": DrafterSettings,
-    "draft_options": DraftOptions,
-    "trtllm": TrtllmSettings,
-}
-SETTINGS = MODEL_SETTINGS | {"sampling": SamplingParams}
-"""What `with_settings` makes of the flags for a `ModelFlags`."""
 
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
@@ -99,23 +95,11 @@ drafter_arms = stack(
 """Several, to compare."""
 
 
-class PlacedDrafts(Protocol):
-    """Flags that say where draft models run."""
-
-    @property
-    def draft_device(self) -> str | None:
-        """--draft-device."""
-
-    @property
-    def draft_dtype(self) -> str | None:
-        """--draft-dtype."""
-
-
 def check_drafters(
     engine_dir: str,
     settings: Iterable[tuple[str, DrafterSettings]],
     lookahead: Lookahead | None = None,
-    flags: PlacedDrafts | None = None,
+    flags: DraftFlags | None = None,
 ) -> list[str]:
     """Check drafters against the model that they draft for, without loading any.
 

@@ -11,7 +11,6 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
@@ -35,7 +34,7 @@ from trtla.cli.settings import check_new_file
 from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.settings.fields import with_settings
+from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     that it gave to the pool, the candidates that the pool had, the attention mask, what was
     accepted, what the target added and why the step ended there.
     """
-    given = ExplainFlags(**with_settings(with_processor(flags), **SETTINGS))
+    given = parsed(ExplainFlags, with_processor(flags))
     console.color = given.color
     _check(given)
     named = [("--drafter", given.drafter)]

@@ -19,7 +19,6 @@ from trtla.cli.beam_options import (
 )
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
@@ -47,7 +46,7 @@ from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
-from trtla.settings.fields import with_settings
+from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import BeamSettings, SamplingParams
 from trtla.trtllm import library as mpi
@@ -143,7 +142,7 @@ def run(console: Console, /, **flags: Any) -> None:
     steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
     tells that the text loops, which flatters it.
     """
-    given = RunFlags(**with_settings(with_processor(flags), **SETTINGS, beams=BeamSettings))
+    given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.

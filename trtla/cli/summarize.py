@@ -15,7 +15,6 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
@@ -37,7 +36,7 @@ from trtla.cli.values import COUNT, TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import NO_DRAFTER
-from trtla.settings.fields import with_settings
+from trtla.settings.fields import parsed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,7 +141,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
     from trtla.bench import summarize as work
 
     flags["max_output_len"] = flags["output_len"]
-    given = SummarizeFlags(**with_settings(flags, **SETTINGS))
+    given = parsed(SummarizeFlags, flags)
     _check(given)
     check_triples(given.engine_dir, given.lookahead)
     check_drafters(given.engine_dir, [("--drafter", given.drafter)], given.lookahead, given)

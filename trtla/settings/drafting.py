@@ -53,9 +53,7 @@ class DrafterSettings:
         most=_MOST_TOKENS,
     )
     egag: bool = option(False, "Let the draft model's entropy choose how many (EGAG).")
-    gamma_min: int = option(
-        1, "Fewest that EGAG takes.", least=0, most=_MOST_TOKENS, chat="egag_gamma_min"
-    )
+    gamma_min: int = option(1, "Fewest that EGAG takes.", most=_MOST_TOKENS, chat="egag_gamma_min")
     gamma_max: int | None = option(
         None,
         "Most that EGAG takes.",
@@ -68,7 +66,6 @@ class DrafterSettings:
         0.0,
         "Weight of the past in EGAG's choice; 0 looks at the step alone.",
         rule="at least 0 and below 1",
-        least=0.0,
         most=math.nextafter(1.0, 0.0),
         chat="egag_ema",
     )
@@ -277,8 +274,6 @@ class DraftOptions:
     keep_pool: int = option(
         0,
         "N-grams kept from one request for the next, as further candidates.",
-        rule="at least 0 (0 keeps none)",
-        least=0,
         metavar="NGRAMS",
         former="draft_keep_pool",
     )

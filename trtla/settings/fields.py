@@ -6,10 +6,11 @@ of saved chats, and the chat's commands. The checks of single values are here to
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -28,7 +29,7 @@ class Option:
 
     help: str
     rule: str = ""
-    """What a refusal says that it must be; empty: what the range says."""
+    """What a refusal says that it must be; empty: its type and range."""
     least: float = 0
     most: float | None = None
     metavar: str | None = None
@@ -99,7 +100,9 @@ class Declared:
             return " or ".join(self.choices)
         if self.is_texts:
             return "made of non-empty texts"
-        return f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        kind = "a whole number" if self.type is int else "a number"
+        upper = most is None or most == math.inf
+        return f"{kind}, " + (f"at least {least}" if upper else f"from {least} to {most}")
 
 
 _DECLARED: dict[type, Mapping[str, Declared]] = {}
@@ -149,19 +152,26 @@ def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     Raises:
         UsageError: a value is out of its range.
     """
-    given = {one: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
-    return kind(**{one.name: v.replace("-", "_") if one.choices else v for one, v in given.items()})
+    given = {one.name: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
+    for one in declared(kind).values():
+        if one.choices and isinstance(given.get(one.name), str):  # flags have hyphens
+            given[one.name] = given[one.name].replace("-", "_")
+    return kind(**given)
 
 
-def with_settings(flags: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
-    """A command's flags, those of each class of settings put into one object.
+def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
+    """A command's flags as a dataclass; a field that is a class of settings takes their flags.
 
-    Args:
-        kinds: the name of the object, and its class.
+    Raises:
+        UsageError: a value is out of its range.
     """
-    taken = {one.flag for kind in kinds.values() for one in declared(kind).values()}
-    rest = {name: value for name, value in flags.items() if name not in taken}
-    return rest | {name: settings_from(kind, flags) for name, kind in kinds.items()}
+    hints: dict[str, Any] = get_type_hints(kind)
+    parts: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if is_dataclass(hint) and declared(hint)
+    }
+    taken = {one.flag for part in parts.values() for one in declared(part).values()}
+    given = {name: value for name, value in flags.items() if name not in taken}
+    return kind(**given, **{name: settings_from(part, flags) for name, part in parts.items()})
 
 
 _SHOWN = 60  # characters of a wrong value that an error repeats

@@ -109,7 +109,6 @@ _MOST_TOP_K = 2**31 - 1
 _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53
 """Exact as a float, and some 285 000 years."""
-_POSITIVE = "a whole number, at least 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +122,9 @@ class SamplingParams:
         UsageError: a value has another type, or is out of its range.
     """
 
-    max_output_len: int = option(
-        32, "Most tokens to write.", rule=_POSITIVE, least=1, chat="length"
-    )
-    temperature: float = option(
-        0.0, "0 takes the most probable token.", rule="a number, at least 0"
-    )
-    top_k: int = option(
-        0, "0 keeps all tokens.", rule="a whole number, at least 0 (0: all)", most=math.inf
-    )
+    max_output_len: int = option(32, "Most tokens to write.", least=1, chat="length")
+    temperature: float = option(0.0, "0 takes the most probable token.")
+    top_k: int = option(0, "0 keeps all tokens.", most=math.inf)
     top_p: float = option(
         1.0,
         "1 keeps all tokens.",
@@ -149,7 +142,6 @@ class SamplingParams:
     allotted_time_ms: int | None = option(
         None,
         "Milliseconds after which a request ends as it is, waiting included.",
-        rule=_POSITIVE,
         least=1,
         most=_MOST_TIME_MS,
     )
