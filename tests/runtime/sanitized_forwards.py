@@ -40,8 +40,8 @@ def step(model: NativeLlama, prompts: list[tuple[int, ...]], chunks: int) -> tor
 def choose(model: NativeLlama, logits: torch.Tensor) -> None:
     """Every way to choose from every row."""
     for row in range(len(logits)):
-        tokens = [model.most_probable(logits, row)]
-        tokens += [model.draw(logits, row, params, 0.37) for params in SETTINGS]
+        tokens = [model.row_sampler.most_probable(logits, row)]
+        tokens += [model.row_sampler.draw(logits, row, params, 0.37) for params in SETTINGS]
         assert all(NO_TOKEN <= token < logits.shape[1] for token in tokens)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     model = NativeLlama(config_of(), broken, torch.float32)
     logits = step(model, [text(1, 40)], 1)[:2].contiguous()
     choose(model, logits)
-    assert model.most_probable(logits, 1) == NO_TOKEN
+    assert model.row_sampler.most_probable(logits, 1) == NO_TOKEN
     for size in (1, 2, 15, 16, 17, 75, 333):
         choose(model, rows(size))
     print("clean")

@@ -33,10 +33,9 @@ SETTINGS = [
 def chosen(params, row, noise=0.3):
     """The compiled choice and PyTorch's."""
     logits = torch.tensor([row])
-    address, filters = logits.data_ptr(), (params.temperature, params.top_k, params.top_p)
     if params.greedy:
-        return library().most_probable(address, len(row)), argmax(logits).item()
-    return library().draw(address, len(row), *filters, noise), draw_at(logits, params, [noise])[0]
+        return library().most_probable(logits, 0), argmax(logits).item()
+    return library().draw(logits, 0, params, noise), draw_at(logits, params, [noise])[0]
 
 
 @pytest.mark.parametrize("params", SETTINGS)

@@ -13,9 +13,15 @@ import tempfile
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtla.errors import first_line
 from trtla.files import user_cache
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trtla.settings.sampling import SamplingParams
 
 
 class Matrix(Structure):
@@ -82,8 +88,14 @@ class Step(Structure):
     ]
 
 
+class Filters(Structure):
+    """Which tokens of a row may be drawn, and how probable they are."""
+
+    _fields_ = [("temperature", c_double), ("top_k", c_int64), ("top_p", c_double)]
+
+
 class Library:
-    """The calls of the compiled library."""
+    """The calls of the compiled library; a `RowSampler` of contiguous float32 logits."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -92,18 +104,39 @@ class Library:
         self.forward = self._library.trtla_forward
         self.forward.argtypes = [POINTER(Model), POINTER(Step)]
         self.forward.restype = None
-        self.most_probable = self._library.trtla_most_probable
-        self.most_probable.argtypes = [c_void_p, c_int64]
-        self.most_probable.restype = c_int64
-        self.draw = self._library.trtla_draw
-        self.draw.argtypes = [c_void_p, c_int64, c_double, c_int64, c_double, c_double]
-        self.draw.restype = c_int64
+        self._most_probable = self._library.trtla_most_probable
+        self._most_probable.argtypes = [c_void_p, c_int64]
+        self._most_probable.restype = c_int64
+        self._draw = self._library.trtla_draw
+        self._draw.argtypes = [c_void_p, c_int64, POINTER(Filters), c_double]
+        self._draw.restype = c_int64
         self.lanes = int(self._library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_float16 = bool(self._library.trtla_has_float16())
         """Whether weights can stay in float16."""
         self.has_bfloat16_products = bool(self._library.trtla_has_bfloat16_products())
         """Whether the processor multiplies bfloat16."""
+
+    def most_probable(self, logits: Tensor, row: int) -> int:
+        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
+        token: int = self._most_probable(*_row(logits, row))
+        return token
+
+    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
+        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
+
+        NO_TOKEN where its logits are not finite.
+        """
+        top_k = min(params.top_k, logits.shape[1])
+        filters = Filters(params.temperature, top_k, params.top_p)
+        token: int = self._draw(*_row(logits, row), filters, noise)
+        return token
+
+
+def _row(logits: Tensor, row: int) -> tuple[int, int]:
+    """Where a row of contiguous float32 logits begins, and how many there are."""
+    size = logits.shape[1]
+    return logits.data_ptr() + row * size * logits.itemsize, size
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,6 @@ from trtla.runtime.models.layers import Rotary
 from trtla.runtime.models.llama import LayerTensors, ModelTensors
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import SamplingParams
 
 
 def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
@@ -138,8 +137,8 @@ class NativeLlama(Model):
 
     @property
     def row_sampler(self) -> RowSampler:
-        """Itself: a row is drawn in C++, and most rows are never asked for."""
-        return self
+        """In C++, row by row: most rows are never asked for."""
+        return self._library
 
     def new_cache(self, num_blocks: int) -> KVCache:
         """A K/V cache for this model, a layer for every head: its tokens are read in a row."""
@@ -176,26 +175,6 @@ class NativeLlama(Model):
         )
         self._library.forward(self._model, step)
         return Forwarded(self._logits[:rows], hidden if self.taps else None)
-
-    def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
-        token: int = self._library.most_probable(*_row(logits, row))
-        return token
-
-    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
-
-        NO_TOKEN where its logits are not finite.
-        """
-        filters = params.temperature, min(params.top_k, logits.shape[1]), params.top_p
-        token: int = self._library.draw(*_row(logits, row), *filters, noise)
-        return token
-
-
-def _row(logits: Tensor, row: int) -> tuple[int, int]:
-    """Where a row of contiguous float32 logits begins, and how many there are."""
-    size = logits.shape[1]
-    return logits.data_ptr() + row * size * logits.itemsize, size
 
 
 def step_integers(

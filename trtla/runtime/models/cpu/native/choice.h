@@ -111,14 +111,20 @@ struct Race {
     }
 };
 
-inline int64_t draw(const float* logits, int64_t size, double temperature, int64_t top_k,
-                    double top_p, double noise) {
+struct Filters {
+    double temperature;
+    int64_t top_k;
+    double top_p;
+};
+
+inline int64_t draw(const float* logits, int64_t size, const Filters& filters, double noise) {
     const int64_t first = most_probable(logits, size);
     if (first < 0) return -1;
-    Race race(logits, first, temperature, noise * 0x1p53);
-    const float least = least_of_top_k(logits, size, top_k);
-    if (top_p < 1.0)
-        for (int64_t token : nucleus(logits, size, least, race.top, temperature, top_p))
+    Race race(logits, first, filters.temperature, noise * 0x1p53);
+    const float least = least_of_top_k(logits, size, filters.top_k);
+    if (filters.top_p < 1.0)
+        for (int64_t token :
+             nucleus(logits, size, least, race.top, filters.temperature, filters.top_p))
             race.enter(token);
     else
         race.enter_all(0, size, least);

@@ -31,7 +31,6 @@ EXPORTED int64_t trtla_most_probable(const float* logits, int64_t size) {
     return most_probable(logits, size);
 }
 
-EXPORTED int64_t trtla_draw(const float* logits, int64_t size, double temperature, int64_t top_k,
-                            double top_p, double noise) {
-    return draw(logits, size, temperature, top_k, top_p, noise);
+EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* filters, double noise) {
+    return draw(logits, size, *filters, noise);
 }
