@@ -22,10 +22,10 @@ from trtla.formats.folder import folder_kind
 KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
-from trtla.build import atomic
-from trtla.build.checkpoint import Checkpoint
 from trtla.build.convert import convert
-from trtla.build.folder_kind import folder_kind
+from trtla.formats import atomic
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.folder import folder_kind
 hf, target, moments = sys.argv[1], Path(sys.argv[2]), random.Random(0)
 if sys.argv[3] == "without-exchange":
     atomic._exchange = lambda one, other: False

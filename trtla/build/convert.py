@@ -1,7 +1,6 @@
-"""Hugging Face Llama folder -> TensorRT-LLM checkpoint, streamed and atomic.
+"""Converts a Hugging Face Llama folder to a TensorRT-LLM checkpoint, streamed and atomic.
 
-The config keys are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py) and the
-mapping has only the keys that every release from 0.20 to 1.2 accepts.
+The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py).
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from trtla.build.quantize import Calibration, Fp8Source, calibrate
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
-from trtla.formats.checkpoint import TensorSource
 from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.folder import copy_side_files
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json
-from trtla.formats.writer import Progress, RankWriter
+from trtla.formats.tensors import TensorSource
+from trtla.formats.writer import Progress, write_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def convert(
     elif fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     with atomic_directory(target, force=force, sources=(source,)) as folder:
-        written = RankWriter(folder, config, progress).write(weights)
+        written = write_ranks(folder, config, weights, progress)
         side_files = copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return Converted(target, config, written, tuple(side_files))

@@ -87,7 +87,7 @@ def _engine_triple(folder: Path, asked: LookaheadConfig | None) -> LookaheadConf
     engine = read_engine(folder)
     if engine.backend == "tensorrt-llm":
         check_compiled(folder, engine.config)
-    return engine.server_triple(asked)
+    return engine.default_triple(asked)
 
 
 def is_trtllm(folder: Path) -> bool:

@@ -2,25 +2,29 @@
 
 The rules are those of TensorRT-LLM's `build()` (builder.py, _common.py): max_seq_len grows by
 max_draft_len, and max_num_tokens covers one generation step of a full batch, but no more than a
-full batch can hold. Every correction is told in one sentence.
+full batch can hold. Every correction is described in one sentence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtla.errors import UsageError
 from trtla.files import validate
-from trtla.formats.config import LOOKAHEAD_DECODING, NO_SPECULATION, BuildConfig, CheckpointConfig
+from trtla.formats.config import (
+    LOOKAHEAD_DECODING,
+    NO_SPECULATION,
+    TOKENS_PER_BLOCK,
+    BuildConfig,
+    CheckpointConfig,
+)
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 DEFAULT_INPUT_LEN = 1024
 DEFAULT_SEQ_LEN = 2048
 DEFAULT_NUM_TOKENS = 8192
 """TensorRT-LLM's BuildConfig default."""
-TOKENS_PER_BLOCK = 32
-"""TensorRT-LLM's default for the paged K/V cache."""
 RECOMMENDED_NUM_TOKENS = 16384
 """TensorRT-LLM warns of a larger max_num_tokens (check_max_num_tokens)."""
 
@@ -46,19 +50,11 @@ class BuildSettings:
     """Logits of the prompt; TensorRT-LLM has them in plain engines only."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLimits:
+class PlannedLimits(NamedTuple):
     """The limits of an engine, and a sentence for each one that differs from what was asked."""
 
     build_config: BuildConfig
     notes: tuple[str, ...]
-
-
-def plan_build_config(
-    settings: BuildSettings, config: CheckpointConfig, backend: str = "torch"
-) -> BuildConfig:
-    """The limits that an engine of this model stores in its config.json; see `plan_limits`."""
-    return plan_limits(settings, config, backend).build_config
 
 
 def plan_limits(
@@ -99,8 +95,8 @@ def plan_limits(
             "tokens_per_block": TOKENS_PER_BLOCK,
         },
     }
-    notes = [*_seq_len_note(sizes, backend), *notes]
-    return PlannedLimits(validate(BuildConfig, data, "the build settings"), tuple(notes))
+    limits = validate(BuildConfig, data, "the build settings")
+    return PlannedLimits(limits, (*_seq_len_note(sizes, backend), *notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +167,7 @@ def _draft_len(settings: BuildSettings) -> int:
         raise UsageError(
             f"max_draft_len {pasted} disagrees with lookahead {settings.lookahead}, "
             f"which needs {needed}",
-            "leave --max-draft-len away, it is computed, or correct --lookahead",
+            "omit --max-draft-len, it is computed, or correct --lookahead",
         )
     return needed
 
@@ -181,7 +177,7 @@ def _check_context_logits(settings: BuildSettings, draft_len: int) -> None:
         raise UsageError(
             f"gather_context_logits does not go with lookahead {settings.lookahead}: TensorRT-LLM "
             "gathers no context logits in engines with draft tokens",
-            "leave --gather-context-logits away, or build a plain engine without --lookahead",
+            "omit --gather-context-logits, or build a plain engine without --lookahead",
         )
 
 
@@ -192,7 +188,7 @@ def _seq_len(asked: int | None, config: CheckpointConfig) -> int:
         return min(DEFAULT_SEQ_LEN, longest)
     if asked > positions:
         raise UsageError(
-            f"max_seq_len {asked} is above the {positions} positions the model knows",
+            f"max_seq_len {asked} is above the {positions} positions of the model",
             f"use --max-seq-len {longest} or less",
         )
     if asked > longest:

@@ -1,4 +1,4 @@
-"""Tells Hugging Face models, TensorRT-LLM checkpoints and engines apart by their config.json."""
+"""What kind of folder holds a model, and its files beside the weights: tokenizer and end ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder_kind(path: Path) -> FolderKind:
     kind = config_kind(read_json(path / "config.json"))
     if kind is None:
         raise UsageError(
-            f"{path / 'config.json'} belongs to no kind of folder that trtla knows",
+            f"{path / 'config.json'} belongs to no Hugging Face model, checkpoint or engine",
             "give a Hugging Face model, checkpoint or engine folder",
         )
     return kind

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, CheckpointConfig, Count, Size
+from trtla.formats.config import DTYPES, LARGEST, CheckpointConfig, Count, Size
 from trtla.formats.folder import folder_kind
 
 ENCODER_DECODERS = (
@@ -23,7 +23,6 @@ ENCODER_DECODERS = (
 )
 _BY_MODEL_TYPE = dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True))
 _POSITIONS = 1024  # relative positions know no limit: what to plan with where none is named
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class T5Config(BaseModel):
@@ -64,8 +63,8 @@ class T5Config(BaseModel):
         exact, longest = self.relative_attention_num_buckets // 2, "relative_attention_max_distance"
         if self.relative_attention_max_distance <= exact:
             raise ValueError(f"{longest} must be above {exact}, half of the buckets")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype {self.dtype} is not one of {', '.join(_DTYPES)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
         if self.decoder_start_token_id >= self.vocab_size:
             raise ValueError(
                 f"decoder_start_token_id {self.decoder_start_token_id} is outside the vocabulary"

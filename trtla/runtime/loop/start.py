@@ -24,7 +24,7 @@ def open_torch_executor(
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    server = engine.server_triple(options.lookahead)
+    triple = engine.default_triple(options.lookahead)
     batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
     limits = ExecutorLimits(
         batch_size,
@@ -32,7 +32,7 @@ def open_torch_executor(
         build.max_text_len,
         build.max_num_tokens,
         checkpoint.vocab_size,
-        server,
+        triple,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
@@ -41,7 +41,7 @@ def open_torch_executor(
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
     models = open_draft_models(draft_engines, limits, *place)
     model = load_engine(engine, arithmetic, on)
-    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(server))
+    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(triple))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)
     drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
