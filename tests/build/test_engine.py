@@ -274,7 +274,7 @@ def test_auto_takes_torch_where_tensorrt_llm_cannot_build(
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_dry_run_tells_what_a_build_writes(split: bool, hf: Path, tmp_path: Path) -> None:
-    source = convert(hf, tmp_path / "ckpt", tp_size=2).path if split else hf
+    source = convert(hf, tmp_path / "ckpt", tp_size=2) if split else hf
     plan = describe_build(source, BuildSettings(LOOKAHEAD, max_batch_size=3))
     engine = build_engine(source, tmp_path / "engine", BuildSettings(LOOKAHEAD, max_batch_size=3))
     assert plan.build_config == engine.config.build_config

@@ -225,8 +225,9 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
     ranks, batch_size = config.mapping.world_size, build_config.max_batch_size
     step_tokens = batch_size * (build_config.max_draft_len + 1)
     weights = [sum(target.nbytes for target in rank_plan(config, rank)) for rank in range(ranks)]
-    cache = kv_cache_bytes(config, build_config)
-    drafts = batch_size * build_config.max_draft_len * kv_bytes_per_token(config)
+    token_bytes = kv_bytes_per_token(config)
+    cache = batch_size * build_config.max_seq_len * token_bytes
+    drafts = batch_size * build_config.max_draft_len * token_bytes
     return MemoryEstimate(
         ranks=ranks,
         weight_bytes=sum(weights),
@@ -238,12 +239,6 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
         step_tokens=step_tokens,
         logits_bytes=step_tokens * config.vocab_size * DTYPE_BYTES[config.logits_dtype],
     )
-
-
-def kv_cache_bytes(config: CheckpointConfig, build_config: BuildConfig) -> int:
-    """Bytes of one rank's keys and values when a full batch has its full length."""
-    tokens = build_config.max_batch_size * build_config.max_seq_len
-    return tokens * kv_bytes_per_token(config)
 
 
 def kv_bytes_per_token(config: CheckpointConfig) -> int:

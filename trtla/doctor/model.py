@@ -17,6 +17,12 @@ from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
 from trtla.trtllm.rules import Verdict
 
+_DECIDING = (
+    *("dtype", "quant_algo", "kv_cache_quant_algo", "head_size"),
+    *("num_attention_heads", "num_key_value_heads", "world_size"),
+)
+"""What decides whether a model runs, by the names in config.json."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
@@ -57,7 +63,9 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
             problems.append(verdict.reason)
         elif verdict.allowed is None:
             warnings.append(verdict.reason)
-    shown = _shown(contents)
+    data = contents.config.model_dump()
+    sizes = {**data, **data["quantization"], **data["mapping"]}
+    shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(contents)}
     return ModelCheck(str(folder), kind, backend, reason, shown, tuple(problems), tuple(warnings))
 
 
@@ -116,17 +124,3 @@ def _on_gpu(contents: Contents, gpu: Gpu) -> Iterator[Verdict]:
     built = engine.manifest.compute_capability if engine and engine.manifest else None
     if built and here and built != here:
         yield Verdict(False, f"compute capability is {here}, built for {built}")
-
-
-def _shown(contents: Contents) -> dict[str, Any]:
-    config = contents.config
-    return {
-        "dtype": config.dtype,
-        "quant_algo": config.quantization.quant_algo,
-        "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
-        "head_size": config.head_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "world_size": config.mapping.world_size,
-        "lookahead": _has_lookahead(contents),
-    }

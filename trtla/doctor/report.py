@@ -104,20 +104,15 @@ def _library_findings(library: Library) -> Iterator[str]:
 
 def document(report: Report) -> dict[str, Any]:
     """The report with JSON types only; unknown values are null, memory is in bytes."""
-    machine = report.machine
+    machine = asdict(report.machine)
+    usable = machine.pop("usable")
     return {
         "trtla": __version__,
-        "python": machine.python,
-        "platform": machine.platform,
-        "torch": asdict(machine.torch),
-        "transformers": machine.transformers,
-        "cpu": {**asdict(machine.cpu), "instruction_sets": list(machine.cpu.instruction_sets)},
-        "driver": asdict(machine.driver),
-        "gpus": [_gpu_document(gpu) for gpu in machine.gpus],
-        "gpus_usable": machine.usable,
+        **machine,
+        "gpus": [_gpu_document(gpu) for gpu in report.machine.gpus],
+        "gpus_usable": usable,
         "tensorrt_llm": {
             **asdict(report.library),
-            "missing": list(report.library.missing),
             "has_backend": report.library.has_backend,
             "supported": trtllm_library.SUPPORTED,
         },
@@ -125,11 +120,11 @@ def document(report: Report) -> dict[str, Any]:
         "torch_device": report.device,
         "cpu_forward": report.cpu_forward,
         "lookahead_kernels": {
-            "head_sizes": list(kernels.HEAD_SIZES),
+            "head_sizes": kernels.HEAD_SIZES,
             "jit_head_sizes": {"multiple_of": kernels.JIT_MULTIPLE, "largest": kernels.JIT_LARGEST},
             "max_query_group": kernels.MAX_QUERY_GROUP,
         },
-        "warnings": list(report.warnings),
+        "warnings": report.warnings,
     }
 
 

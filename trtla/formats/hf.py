@@ -234,6 +234,6 @@ def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -
                 "give a folder whose model and tokenizer are among those of transformers",
             ) from None
         reason = sentence(error)
-        if "ignore_mismatched_sizes" in reason:  # an argument that nobody can give
+        if "ignore_mismatched_sizes" in reason:  # an argument that users cannot give
             reason = "a tensor has another shape than config.json asks for"
         raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None

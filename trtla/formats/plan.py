@@ -186,18 +186,18 @@ class _RankPlanner:
     def _layer(self, local: int, layer: int) -> Iterator[Target]:
         config = self.config
         to, source = f"transformer.layers.{local}", f"model.layers.{layer}"
-        queries = config.num_attention_heads * config.head_size
-        inner, mlp = config.intermediate_size, config.mlp_bias
+        queries = self._chunk(config.num_attention_heads * config.head_size)
+        inner, mlp = self._chunk(config.intermediate_size), config.mlp_bias
+        hidden = (0, config.hidden_size)
         yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
-        yield from self._row_split(
-            f"{to}.attention.dense", f"{source}.self_attn.o_proj", queries, config.attn_bias
-        )
+        dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
+        yield from self._linear(dense, out, hidden, queries, config.attn_bias)
         yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
-        yield from self._column_split(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, mlp)
-        yield from self._column_split(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, mlp)
-        yield from self._row_split(f"{to}.mlp.proj", f"{source}.mlp.down_proj", inner, mlp)
+        yield from self._linear(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, hidden, mlp)
+        yield from self._linear(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, hidden, mlp)
+        yield from self._linear(f"{to}.mlp.proj", f"{source}.mlp.down_proj", hidden, inner, mlp)
         if config.fp8_kv_cache:
             yield self._scale(f"{to}.attention.kv_cache_scaling_factor", kv_scale(layer))
 
@@ -216,16 +216,8 @@ class _RankPlanner:
             biases = [Block(f"{source}.{name}.bias", span, None) for name, span in rows]
             yield self._target(f"{to}.bias", *biases)
 
-    def _column_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
-        """A linear whose output is split: rows of the weight and of the bias."""
-        rows, cols = self._chunk(size), (0, self.config.hidden_size)
-        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
-        if bias:
-            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
-
-    def _row_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
-        """A linear whose input is split: columns of the weight; the bias is whole on every rank."""
-        rows, cols = (0, self.config.hidden_size), self._chunk(size)
+    def _linear(self, to: str, source: str, rows: Span, cols: Span, bias: bool) -> Iterator[Target]:
+        """A linear that is split by outputs (rows, of the bias too) or by inputs (columns)."""
         yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
         if bias:
             yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))

@@ -1,7 +1,6 @@
 """A Hugging Face config.json of the T5 family (T5, Flan-T5, mT5, UMT5), read without torch.
 
-Keys have Hugging Face's names. Such models are run as they are: they are neither converted nor
-built, and nothing here knows how they compute.
+Keys have Hugging Face's names. Such models are run as they are, neither converted nor built.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ENCODER_DECODERS = (
     "UMT5ForConditionalGeneration",
 )
 _BY_MODEL_TYPE = dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True))
-_POSITIONS = 1024  # relative positions know no limit: what to plan with where none is named
+_POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
 
 
 class T5Config(BaseModel):
@@ -127,7 +126,7 @@ def read_t5_config(folder: Path) -> T5Config:
 
 
 def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:
-    """The decoder in the words that engines are described with."""
+    """The decoder in terms of a checkpoint's config."""
     data = {
         "architecture": architecture(read_json(folder / "config.json")),
         "dtype": config.dtype,

@@ -40,8 +40,8 @@ def write_ranks(
     source: TensorSource,
     progress: Progress | None = None,
     digest: Digest | None = None,
-) -> int:
-    """Write every rank file of a checkpoint into a folder, and return the bytes of the tensors.
+) -> None:
+    """Write every rank file of a checkpoint into a folder.
 
     Args:
         folder: an existing folder.
@@ -73,7 +73,6 @@ def write_ranks(
                     done += len(data)
                     if progress is not None:
                         progress(done, total)
-    return total
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

@@ -192,18 +192,14 @@ def require_backend() -> Library:
     return library
 
 
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-
-
 def rank() -> int:
     """This process's rank; 0 outside of MPI."""
-    return _first(_RANK, 0)
+    return _first(("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"), 0)
 
 
 def world_size() -> int:
     """Processes in the run; 1 outside of MPI, or where the launcher does not say."""
-    return _first(_SIZE, 1)
+    return _first(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1)
 
 
 def _first(names: tuple[str, ...], default: int) -> int:

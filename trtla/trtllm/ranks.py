@@ -29,6 +29,9 @@ from trtla.trtllm.library import deprecations_once, load
 
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
+CONVERT_SCRIPT = "examples/models/core/llama/convert_checkpoint.py"
+"""In TensorRT-LLM's repository."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,6 @@ class RankBuild:
         # of the bindings, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
         return config
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +194,6 @@ def _died(process: BaseProcess, rank: int) -> TrtlaError:
     )
 
 
-CONVERT_SCRIPT = "examples/models/core/llama/convert_checkpoint.py"
-"""In TensorRT-LLM's repository."""
-
-
 def command_lines(
     source: BuildSource, output_dir: Path, limits: BuildConfig, workers: int = 1
 ) -> tuple[str, ...]:
@@ -220,14 +216,13 @@ def command_lines(
         "checkpoint_dir": checkpoint,
         "output_dir": output_dir,
         **_build_limits(limits),
-        "kv_cache_type": "paged",
-        "workers": workers,
     }
     if limits.max_draft_len:
         flags["max_draft_len"] = limits.max_draft_len
         flags["speculative_decoding_mode"] = "lookahead_decoding"
     for name, value in _plugin_settings(source.config.dtype).items():
         flags[name] = "enable" if value is True else value
+    flags |= {"kv_cache_type": "paged", "workers": workers}
     gather = " --gather_context_logits" if limits.gather_context_logits else ""
     return (*commands, _line("trtllm-build", flags) + gather)
 

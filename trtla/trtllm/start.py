@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
@@ -13,6 +11,7 @@ from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm.executor import TrtllmExecutor, lookahead_config
+from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
     from trtla.formats.config import BuildConfig
@@ -130,14 +129,11 @@ def _check_release(engine: Engine, installed: str) -> None:
 
 def _check_gpu(engine: Engine) -> None:
     """Compiled engines run only on the GPU architecture that built them."""
-    built = engine.manifest.compute_capability if engine.manifest else None
-    if built is None or not torch.cuda.is_available():
-        return
-    major, minor = torch.cuda.get_device_capability()
-    if built != f"{major}.{minor}":
+    built, here = engine.manifest and engine.manifest.compute_capability, gpu_capability()
+    if built and here and built != show(here):
         raise TrtlaError(
             f"{engine.name} was built for compute capability {built}, and this GPU has "
-            f"{major}.{minor}",
+            f"{show(here)}",
             "build the engine again on this machine",
         )
 
