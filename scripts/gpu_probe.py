@@ -89,15 +89,15 @@ def stall() -> None:
 
 
 def _attention_ms(cached: int, fed: int) -> float:
-    kv_heads, folds, size, length = 8, 4, 128, cached + fed
-    q = torch.randn(1, kv_heads, folds * fed, size, device=DEVICE, dtype=DTYPE)
+    kv_heads, group_size, size, length = 8, 4, 128, cached + fed
+    q = torch.randn(1, kv_heads, group_size * fed, size, device=DEVICE, dtype=DTYPE)
     k, v = (
         torch.randn(1, length, kv_heads, size, device=DEVICE, dtype=DTYPE).transpose(1, 2)
         for _ in range(2)
     )
     bias = None
     if fed > 1:
-        bias = torch.zeros(1, 1, folds * fed, length, device=DEVICE, dtype=DTYPE)
+        bias = torch.zeros(1, 1, group_size * fed, length, device=DEVICE, dtype=DTYPE)
     if cached == 700:
         names = {0: "math", 1: "flash", 2: "efficient", 3: "cuDNN"}
         print("backend", names.get(torch._fused_sdp_choice(q, k, v, attn_mask=bias)))

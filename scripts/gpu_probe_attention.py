@@ -16,7 +16,7 @@ from torch import Tensor
 from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.attention import AttentionGroup, attend
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import Forwarded, make_batch
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
@@ -34,7 +34,7 @@ class Heads:
     """A head size, query heads of a K/V head, and into how many parts a context is cut."""
 
     size: int
-    folds: int
+    group_size: int
     splits: int | None = None
 
 
@@ -115,7 +115,7 @@ def relative_error(
     """The largest relative error of the kernels' outputs, with and without padding."""
     feeds, num_blocks = _feeds(shape, cached)
     cache, exact = _caches(dtype, heads.size, num_blocks, fp8)
-    packed = make_batch(feeds, exact, heads.folds, torch.float64).groups
+    packed = make_batch(feeds, exact, heads.group_size, torch.float64).groups
     groups = [group for group in packed if isinstance(group, AttentionGroup)]
     used, rooms = sum(feed.length for feed in feeds), [Room.of(feeds)]
     if shape != "prompt":
@@ -123,8 +123,8 @@ def relative_error(
     worst = 0.0
     for room in rooms:
         batch = StepInputs(room, num_blocks, DEVICE).fill(feeds)
-        size = (len(batch.tokens), KV_HEADS * (heads.folds + 2), heads.size)
-        queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.folds]
+        size = (len(batch.tokens), KV_HEADS * (heads.group_size + 2), heads.size)
+        queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.group_size]
         expected = torch.cat([attend(queries[g.rows].double(), *exact.layer(0), g) for g in groups])
         parts = [
             paged_attend(queries[g.rows], *cache.layer(0), g, cache.scale(0), heads.splits)
@@ -184,8 +184,8 @@ def compare_models(dtype: torch.dtype) -> None:
     for shape in ("AR", "7,7,7"):
         outs = {
             "packed": _logits(model, shape, None),
-            "graph": _logits(model, shape, model.forward),
-            "fused": _logits(model, shape, Fused(model).forward),
+            "graph": _logits(model, shape, model.forward_batch),
+            "fused": _logits(model, shape, Fused(model).forward_batch),
         }
         expected = outs["packed"]
         errors = {way: f"{_distance(found, expected):.1e}" for way, found in outs.items()}
@@ -197,20 +197,19 @@ def compare_models(dtype: torch.dtype) -> None:
         print("model", str(dtype)[6:], shape, errors, "argmax equal", equal)
 
 
-def _logits(model: LlamaModel, shape: str, forward: Callable[..., Tensor] | None) -> Tensor:
+def _logits(model: LlamaModel, shape: str, forward: Callable[..., Forwarded] | None) -> Tensor:
     """Of a step after a prompt of 70 tokens: packed without `forward`, else by graphs of it."""
     torch.manual_seed(1)
     cache = model.new_cache(20)
     cache.data.zero_()
     blocks = cache.pool.allocate(400)
     assert blocks is not None
-    prompt = make_batch([prompt_feed(0, 70, blocks)], cache, model.folds, model.dtype)
-    model.forward(prompt, cache)
+    model.forward([prompt_feed(0, 70, blocks)], cache)
     feed = step_feed(SHAPES[shape], 70, blocks)
     if forward is None:
-        return model.forward(make_batch([feed], cache, model.folds, model.dtype), cache)
+        return model.forward([feed], cache).logits
     runner = GraphRunner(forward, cache, 1, 100, 400, new_capture())
-    logits = [runner([feed]) for _ in range(1 if DRY else 3)][-1].clone()
+    logits = [runner([feed]).logits for _ in range(1 if DRY else 3)][-1].clone()
     if runner.problem:
         print("capture failed:", runner.problem)
     return logits

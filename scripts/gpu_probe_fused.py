@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
 
@@ -111,8 +111,8 @@ class Fused:
         self._head = _out_in(model._lm_head)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """As LlamaModel.forward."""
+    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
+        """As LlamaModel.forward_batch."""
         states, delta = F.embedding(batch.tokens, self._model._embedding), None
         for index, (norm, qkv, dense, post_norm, gate_up, down) in enumerate(self._layers):
             normed = self._norm(states, delta, norm)
@@ -122,7 +122,7 @@ class Fused:
         assert delta is not None
         rows = batch.rows
         last = states.index_select(0, rows), delta.index_select(0, rows)
-        return self._logits(self._norm(*last, self._model._norm))
+        return Forwarded(self._logits(self._norm(*last, self._model._norm)))
 
     def _attend(self, qkv: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
         heads, kv_heads = self._model._heads

@@ -12,7 +12,6 @@ from gpu_probe_fused import Fused
 from torch import Tensor
 
 from trtla.runtime.draft import Draft
-from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
@@ -46,9 +45,9 @@ def _size(name: str) -> int:
             _eager(model, cache, draft, shape, cudnn)
         longest = 1 if shape == "AR" else draft.size
         for way, forward, tokens in (
-            ("graph, padded bucket", model.forward, longest + BUCKET_ROOM),
-            ("graph, exact bucket", model.forward, longest),
-            ("graph, [out,in] + fused", fused.forward, longest),
+            ("graph, padded bucket", model.forward_batch, longest + BUCKET_ROOM),
+            ("graph, exact bucket", model.forward_batch, longest),
+            ("graph, [out,in] + fused", fused.forward_batch, longest),
         ):
             try:
                 found = _graph(way, forward, cache, draft, tokens, model.weight_bytes)
@@ -60,7 +59,7 @@ def _size(name: str) -> int:
     _print_ratios(name, taken)
     if not DRY:
         for shape in ("AR", "7,7,7"):
-            for way, forward in (("model", model.forward), ("fused", fused.forward)):
+            for way, forward in (("model", model.forward_batch), ("fused", fused.forward_batch)):
                 _profile(forward, cache, SHAPES[shape], f"{name} {shape} {way}")
     return failed
 
@@ -78,8 +77,7 @@ def _eager(model: LlamaModel, cache: KVCache, draft: Draft, shape: str, cudnn: b
     feed, times = _feed(cache, draft), []
 
     def run() -> None:
-        batch = make_batch([feed], cache, model.folds, model.dtype)
-        model.forward(batch, cache).argmax(-1).tolist()
+        model.forward([feed], cache).logits.argmax(-1).tolist()
 
     for index in range(2 if DRY else 16):
         # A new length in every step, as in decoding.
@@ -104,7 +102,7 @@ def _graph(
         raise RuntimeError(f"capture failed: {runner.problem}")
     gpu = timed_us(graph.replay, rounds=30)
     rounds = 1 if DRY else 40
-    wall = [1e3 * host_ms(lambda: runner([feed]).argmax(-1).tolist()) for _ in range(rounds)]
+    wall = [1e3 * host_ms(lambda: runner([feed]).logits.argmax(-1).tolist()) for _ in range(rounds)]
     fills = [1e3 * host_ms(lambda: graph.inputs.fill([feed]), waits=False) for _ in range(10)]
     cache.pool.release((runner._scratch, *feed.sequence.blocks))
     whole, fill = statistics.median(wall), statistics.median(fills)

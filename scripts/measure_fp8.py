@@ -34,7 +34,6 @@ from trtla.formats.config import Quantization
 from trtla.llm.text import Tokenizer
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NoDrafter
-from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import resolve_device
 from trtla.runtime.request import Request
@@ -85,8 +84,7 @@ def log_probabilities(model: LlamaModel, windows: Sequence[list[int]]) -> Iterat
         request = Request(number, tuple(window))
         sequence = TokenSequence(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
         feed = Feed(sequence, tuple(window), tuple(range(len(window) - 1)))
-        batch = make_batch([feed], cache, model.folds, model.dtype)
-        yield F.log_softmax(model.forward(batch, cache), dim=-1)
+        yield F.log_softmax(model.forward([feed], cache).logits, dim=-1)
 
 
 @dataclass(frozen=True)

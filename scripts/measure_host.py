@@ -23,14 +23,14 @@ from types import SimpleNamespace
 
 import torch
 from measure_acceptance import SHIPPED
-from torch import Tensor
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.probe import measure_costs
+from trtla.runtime.costs import CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop import executor as torch_executor
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
@@ -66,10 +66,11 @@ def record(path: Path, count: int = 96) -> None:
     path.write_text(json.dumps(found))
 
 
-class Replay:
+class Replay(PackedModel):
     """A target that says what was recorded, after cached text and right drafts alike."""
 
-    folds, dtype, arithmetic, weight_bytes = 2, torch.float32, "replayed", None
+    dtype, group_size = torch.float32, 2
+    arithmetic, weight_bytes = "replayed", None
 
     def __init__(self, table: CostTable) -> None:
         self.texts: dict[int, list[int]] = {}
@@ -84,14 +85,18 @@ class Replay:
         """Seconds of the thread outside forwards, and those that the forwards would take."""
         return time.thread_time() - self.outside + self.clock
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def new_cache(self, num_blocks: int) -> KVCache:
+        """A cache of the shipped model's shape."""
+        return KVCache(5, 2, 64, num_blocks, torch.float32, torch.device("cpu"))
+
+    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """One-hot logits of the recorded tokens."""
         started = time.thread_time()
         wanted = [token for feed in self.feeds for token in self._says(feed)]
         logits = self._one_hot[torch.tensor(wanted, dtype=torch.int64)]
         self.clock += self.table.seconds(len(batch.tokens), len(self.feeds))
         self.outside += time.thread_time() - started
-        return logits
+        return Forwarded(logits)
 
     def _says(self, feed: Feed) -> list[int]:
         """The text's next token; something else of the text after a node of the window."""
@@ -164,12 +169,12 @@ class Arm:
 def open_arm(lookahead: LookaheadConfig | None, table: CostTable) -> Arm:
     """An arm with its own executor, whose policy learns over all rounds."""
     model = Replay(table)
-    cache = KVCache(5, 2, 64, MOST * LENGTH // 32, torch.float32, torch.device("cpu"))
+    cache = model.new_cache(MOST * LENGTH // 32)
     limits = ExecutorLimits(MOST, LENGTH - 96, LENGTH - 96, 8192, VOCAB, SEVEN)
     executor = torch_executor.TorchExecutor(model, cache, limits, costs=lambda *_: table)
     inner = executor._forward
 
-    def forward(feeds: Sequence[Feed]) -> Tensor:
+    def forward(feeds: Sequence[Feed]) -> Forwarded:
         model.feeds = feeds
         return inner(feeds)
 

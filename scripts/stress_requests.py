@@ -98,11 +98,9 @@ def fed(triple: tuple[int, int, int]) -> int:
 
 def _options(dice: Random) -> dict[str, Any]:
     choices = {
-        "context": dice.choice((1, 2, 5)),
-        "merge": dice.random() < 0.5,
-        "accept_window": dice.random() < 0.5,
         "keep_pool": dice.choice((0, 0, 50)),
         "cells": dice.choice(("greedy", "drawn")),
+        "reference": dice.random() < 0.5,
     }
     return {name: value for name, value in choices.items() if dice.random() < 0.4}
 

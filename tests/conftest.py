@@ -19,6 +19,8 @@ from trtla.runtime.models.cpu.library import NotCompiled, compiled_library
 from trtla.trtllm.library import installed
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 settings.register_profile("trtla", deadline=None, print_blob=True)
 settings.load_profile("trtla")
 

@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top. A file imports from layers below its own, and from its own package.
 LAYERS = (
     "errors version",
-    "arguments files console machine",
+    "files console machine",
     "settings",
     "formats charts",
     "runtime",
@@ -36,7 +36,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks",
+    "stats draft blocks costs",
     "request",
     "limits sequence",
     "executor sampling",

@@ -12,28 +12,30 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.draft import NoDrafter
+from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.executor import DrafterFactory, TorchExecutor
+from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.attention import AttentionGroup
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import Output, Request
-from trtla.settings.drafting import DrafterSettings
+from trtla.runtime.request import DrafterFactory, Output, Request
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 Rule = Callable[[list[int]], int]
+MakeDrafter = Callable[[LookaheadConfig, Request], Drafter]
 Scores = Callable[[list[int]], list[float]]
 
 
-class ToyModel:
+class ToyModel(PackedModel):
     """A target whose logits are `scores(visible text)`; it checks that the text is contiguous."""
 
-    folds = 1
+    group_size = 1
     dtype = torch.float64
     arithmetic = "exact"
     weight_bytes = None
@@ -45,7 +47,10 @@ class ToyModel:
         self.visible: list[list[list[int]]] = []
         """Per forward, the text each fed row saw (kept for the mask tests)."""
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def new_cache(self, num_blocks: int) -> KVCache:
+        return KVCache(1, 1, 2, num_blocks, torch.float64, torch.device("cpu"))
+
+    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         pairs = torch.stack((batch.tokens, batch.positions), dim=-1).double()
         cache.write(0, batch.slots, pairs[:, None], pairs[:, None])
         stored = cache.layer(0)[0][:, 0].tolist()
@@ -53,7 +58,7 @@ class ToyModel:
         self.fed.append(len(batch.tokens))
         self.visible.append(texts)
         logits = [self._scores(texts[row]) for row in batch.rows.tolist()]
-        return torch.tensor(logits, dtype=torch.float64)
+        return Forwarded(torch.tensor(logits, dtype=torch.float64))
 
 
 def _text(stored: list[list[float]], slots: list[int]) -> list[int]:
@@ -122,10 +127,26 @@ def cyclic_window(prompt: Sequence[int], count: int) -> list[int]:
 def traced_drafter(
     config: LookaheadConfig, request: Request, pool_from_text: bool = True
 ) -> LookaheadDrafter | NoDrafter:
-    """Lookahead with the traces' window seed."""
+    """Lookahead as the exact traces have it: its reference, with their window seed."""
     if config.is_autoregressive:
         return NoDrafter()
-    return LookaheadDrafter(config, request.input_ids, cyclic_window, pool_from_text=pool_from_text)
+    return LookaheadDrafter(
+        config,
+        request.input_ids,
+        cyclic_window,
+        pool_from_text=pool_from_text,
+        options=DraftOptions(reference=True),
+    )
+
+
+class Made(DrafterFactory):
+    """Drafters that a function makes."""
+
+    def __init__(self, make: MakeDrafter) -> None:
+        self._make = make
+
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
+        return self._make(lookahead, request)
 
 
 def toy_executor(
@@ -133,7 +154,7 @@ def toy_executor(
     vocab: int,
     server: LookaheadConfig,
     *,
-    drafter: DrafterFactory = traced_drafter,
+    drafter: MakeDrafter = traced_drafter,
     max_batch_size: int = 8,
     max_text_len: int = 160,
     max_num_tokens: int | None = None,
@@ -145,13 +166,14 @@ def toy_executor(
     """A `TorchExecutor` over a toy."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
     blocks = num_blocks or per_sequence * max_batch_size
-    cache = KVCache(1, 1, 2, blocks, torch.float64, torch.device("cpu"))
     model = ToyModel(scores)
+    cache = model.new_cache(blocks)
     budget = max_num_tokens or max(4096, max_batch_size * server.max_decoding_tokens)
     lengths = (max_text_len, max_text_len, budget)
     limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, draft_models=draft_models)
+    drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
     table = costs or CostTable.of([(1, 1.0)])
-    return TorchExecutor(model, cache, limits, drafter, lambda *_: table, max_reused_len), model
+    return TorchExecutor(model, cache, limits, drafters, lambda *_: table, max_reused_len), model
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig, max_draft_len
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.llm.answer import BeamText
     from trtla.llm.llm import LLM, Chunk, Completion
-    from trtla.runtime.loop.beams import BeamSettings
 
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
 
 _LAZY = {
     "LLM": "trtla.llm.llm",
-    "BeamSettings": "trtla.runtime.loop.beams",
     "BeamText": "trtla.llm.answer",
     "Chunk": "trtla.llm.llm",
     "Completion": "trtla.llm.llm",

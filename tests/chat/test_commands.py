@@ -20,7 +20,10 @@ REFERENCE = [
     *("length", "gamma", "egag", "egag_gamma_min", "egag_gamma_max", "egag_ema", "processor"),
     *("cache", "top_k_filler", "set_ngramstorage", "reset_in_between"),
 ]
-OURS = ["lookahead", "seed", "stats", "save", "load", "reset", "compare"]
+OURS = [
+    *("lookahead", "seed", "stats", "save", "load", "reset", "compare"),
+    *("stop_if_unknown", "rejection"),
+]
 NAMES = [command.name for command in TABLE]
 OTHER = ChatSettings(
     SamplingParams(64, 0.7, 40, 0.9, 5),

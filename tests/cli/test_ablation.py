@@ -310,7 +310,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--processor", "greedy", "--top-p", "0.9"), ("--ablation does not read --top-p",)),
         (("--batch-size", "4"), ("--ablation does not read --batch-size",)),
         (("--compare", "hf"), ("--ablation does not read --compare",)),
-        (("--draft-context", "3"), ("--ablation does not read --draft-context",)),
+        (("--lookahead-keep-pool", "3"), ("--ablation does not read --lookahead-keep-pool",)),
         (("--threads", "1,2"), ("--threads has 2 numbers",)),
         (("--prompt", ""), ("empty",)),
         (("--prompt", "x", "--categories", "code"), ("exclude",)),

@@ -175,10 +175,10 @@ def test_presets_have_the_names_with_underscores(engine: Path, tmp_path: Path) -
         (("--request-lookahead", "2,2,2"), "--request-lookahead does not go", "without drafts"),
         (("--lookahead", "auto"), "--lookahead auto does not go", "without drafts"),
         (("--drafter", "ngram"), "--drafter does not go", "without drafts"),
-        (("--num-beams", "0"), "num_beams is 0", "1 or more"),
-        (("--expansions", "0"), "expansions is 0", "1 or more"),
+        (("--num-beams", "0"), "num_beams is 0", "at least 1"),
+        (("--expansions", "0"), "expansions is 0", "at least 1"),
         (("--length-penalty", "-1"), "length_penalty is -1.0", "0 to 20"),
-        (("--length-penalty-offset", "nan"), "length_penalty_offset is nan", "0 or more"),
+        (("--length-penalty-offset", "nan"), "length_penalty_offset is nan", "at least 0"),
         (("--num-return-sequences", "3"), "num_return_sequences 3 is above num_beams 2", "at most"),
     ],
 )

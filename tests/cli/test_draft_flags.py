@@ -1,4 +1,4 @@
-"""--draft-...: the same flags on run, bench and summarize, from flag and preset; same texts."""
+"""--lookahead-...: the same flags on all commands that decode, their former names, same texts."""
 
 from __future__ import annotations
 
@@ -10,44 +10,64 @@ import pytest
 from tests.cli.conftest import refused, trtla
 from trtla.cli.app import cli
 
-ALL = (
-    "--draft-context", "3", "--draft-merge", "--draft-accept-window", "--draft-keep-pool", "100",
-    "--draft-cells", "drawn",
-)  # fmt: skip
+NEW = ("--lookahead-keep-pool", "100", "--lookahead-cells", "drawn")
+FORMER = ("--draft-keep-pool", "100", "--draft-cells", "drawn")
+SAMPLED = ("--input-text", "abcabcabc", "abcabcabc", "--temperature", "0.8", "--json")
+"""Texts that the options draft otherwise for."""
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_texts_are_those_without_the_flags(engine: Path, temperature: str) -> None:
-    texts = ("--input-text", "abcabcabc", "aaaa", "--temperature", temperature, "--json")
-    plain = trtla("run", "--engine-dir", engine, *texts).json
-    drafted = trtla("run", "--engine-dir", engine, *ALL, *texts)
-    assert drafted.code == 0, drafted.err
-    ids = [result["output_ids"] for result in drafted.json["results"]]
-    assert ids == [result["output_ids"] for result in plain["results"]]
-    assert drafted.json["stats"]["drafted"] > plain["stats"]["drafted"]  # the window counts now
+def decode(engine: Path, *flags: object, **more: object) -> dict:
+    ran = trtla("run", "--engine-dir", engine, "--max-batch-size", "1", *flags, *SAMPLED, **more)
+    assert ran.code == 0, ran.err
+    return ran.json
 
 
-def test_a_preset_has_the_names_with_underscores(engine: Path, tmp_path: Path) -> None:
-    preset = tmp_path / "drafts.yaml"
-    preset.write_text("draft_context: 2\ndraft_accept_window: true\ndraft_cells: drawn\n")
-    given = ("--engine-dir", engine, "--input-text", "abab", "--json")
-    by_preset = trtla("run", "--config", preset, *given)
-    by_flags = trtla(
-        "run", "--draft-context", "2", "--draft-accept-window", "--draft-cells", "drawn", *given
-    )
-    assert by_preset.code == 0, by_preset.err
-    assert by_preset.json["results"] == by_flags.json["results"]
+def told(document: dict) -> tuple[list, dict]:
+    """Texts, and the counters that say how they were drafted."""
+    stats = {name: document["stats"][name] for name in ("drafted", "accepted", "steps")}
+    return [result["output_ids"] for result in document["results"]], stats
+
+
+def test_texts_are_those_without_the_flags(engine: Path) -> None:
+    plain, drafted = told(decode(engine)), told(decode(engine, *NEW))
+    assert drafted[0] == plain[0]
+    assert drafted[1] != plain[1]
+
+
+def test_former_names_are_taken_from_flags_environment_and_presets(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = told(decode(engine, *NEW))
+    assert told(decode(engine, *FORMER)) == expected
+    former, new = tmp_path / "former.yaml", tmp_path / "new.yaml"
+    former.write_text("draft_keep_pool: 100\ndraft_cells: drawn\ndraft_merge: true\n")
+    new.write_text("lookahead_keep_pool: 100\nlookahead_cells: drawn\n")
+    for preset in (former, new):
+        assert told(decode(engine, "--config", preset)) == expected
+    monkeypatch.setenv("TRTLA_RUN_DRAFT_KEEP_POOL", "100")
+    monkeypatch.setenv("TRTLA_RUN_DRAFT_CELLS", "greedy")
+    assert told(decode(engine, "--lookahead-cells", "drawn")) == expected  # a flag wins
+
+
+def test_what_is_the_default_now_changes_nothing(engine: Path) -> None:
+    expected = told(decode(engine))
+    assert told(decode(engine, "--draft-merge", "--draft-accept-window")) == expected
+
+
+def test_prompt_lookup_is_a_drafter_of_its_own(engine: Path) -> None:
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--draft-context", "3")
+    refused(ran, 2, "--draft-context", "--drafter lookahead,prompt-lookup")
 
 
 def test_values_out_of_range_are_refused(engine: Path) -> None:
-    for flag, value in (("context", "0"), ("keep-pool", "-1"), ("cells", "both")):
-        ran = trtla("run", "--engine-dir", engine, "--input-text", "a", f"--draft-{flag}", value)
-        refused(ran, 2, f"--draft-{flag}")
+    for flag, value in (("lookahead-keep-pool", "-1"), ("lookahead-cells", "both")):
+        ran = trtla("run", "--engine-dir", engine, "--input-text", "a", f"--{flag}", value)
+        refused(ran, 2, f"--{flag}")
 
 
 def test_commands_that_decode_share_the_flags() -> None:
-    for name in ("run", "bench", "summarize"):
+    for name in ("run", "chat", "explain", "bench", "summarize"):
         command = cli.commands[name]
-        found = [p for p in command.params if getattr(p, "section", "").startswith("Drafts of")]
-        assert [p.opts[0] for p in found] == [flag for flag in ALL if flag.startswith("--")]
+        found = [p for p in command.params if getattr(p, "section", "") == "Lookahead drafting"]
+        assert [p.opts[0] for p in found] == [flag for flag in NEW if flag.startswith("--")]
         assert all(isinstance(p, click.Option) and p.help for p in found)

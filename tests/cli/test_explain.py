@@ -97,7 +97,7 @@ def test_pictures_are_written_whole(engine: Path, tmp_path: Path) -> None:
         (("--drafter", "prompt-lookup"), "prompt-lookup"),
         (("--drafter", "prompt-lookup,lookahead"), "prompt-lookup,lookahead"),
         (("--drafter", "none"), "none"),
-        (("--draft-merge", "--draft-accept-window", "--draft-context", "3"), "lookahead"),
+        (("--lookahead-keep-pool", "9", "--lookahead-cells", "drawn"), "lookahead"),
         (("--lookahead", "4,3,4"), "lookahead"),
     ],
 )

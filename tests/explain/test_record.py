@@ -90,10 +90,8 @@ def test_position_and_text_of_the_input_token():
 
 options = st.builds(
     DraftOptions,
-    context=st.sampled_from([1, 3]),
-    merge=st.booleans(),
-    accept_window=st.booleans(),
     cells=st.sampled_from(["greedy", "drawn"]),
+    reference=st.booleans(),
 )
 
 

@@ -92,10 +92,10 @@ def paged_reference(queries, keys, values, group, scale=None):
     """What paged attention computes, a row at a time; rows of no sequence become NaN."""
     assert scale is None
     out = queries.new_full((len(queries), queries[0].numel()), float("nan"))
-    folds = queries.shape[1] // keys.shape[1]
+    group_size = queries.shape[1] // keys.shape[1]
     for row, sequence in owners(group):
         slots = visible(group, row, sequence)
-        k, v = (part[slots].repeat_interleave(folds, 1) for part in (keys, values))
+        k, v = (part[slots].repeat_interleave(group_size, 1) for part in (keys, values))
         scores = torch.einsum("hd,nhd->hn", queries[row], k) / queries.shape[-1] ** 0.5
         out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).flatten()
     return out

@@ -34,7 +34,7 @@ def step(model: NativeLlama, prompts: list[tuple[int, ...]], chunks: int) -> tor
     tree = draft_of([(token % vocab, 7 * token + 1) for token in text(9, 29)])
     drafts = [tree, Draft.chain(text(4, 5, vocab)), NO_DRAFT]
     feeds = [Feed.step(s, draft) for s, draft in zip(running, drafts, strict=False)]
-    return model.forward_feeds(feeds, cache)
+    return model.forward(feeds, cache).logits
 
 
 def choose(model: NativeLlama, logits: torch.Tensor) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from trtla.runtime.models.batch import Forwarded
+
 AWAY, HOME = torch.device("cuda:7"), torch.device("cpu")
 
 
@@ -50,4 +52,4 @@ class SecondDevice(TorchFunctionMode):
 
 def elsewhere(forward):
     """A step's forward whose logits come out on the second device."""
-    return lambda feeds: forward(feeds).as_subclass(Elsewhere)
+    return lambda feeds: Forwarded(forward(feeds).logits.as_subclass(Elsewhere))

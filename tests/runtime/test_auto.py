@@ -13,11 +13,11 @@ from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.auto.chances import Acceptance
-from trtla.runtime.auto.costs import CostTable
-from trtla.runtime.auto.pilot import NOTHING
+from trtla.runtime.auto.acceptance import Acceptance
+from trtla.runtime.auto.controller import NOTHING
 from trtla.runtime.auto.policy import AutoPolicy, WindowBudget
-from trtla.runtime.draft import NO_DRAFT, Guess, StepLimit
+from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import NO_DRAFT, Guess, NoDrafter, StepLimit
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
 
 SEVEN = LookaheadConfig(7, 7, 7)
@@ -103,10 +103,10 @@ def test_executors_of_fixed_triples_refuse_it():
         executor.submit(request([0], 3, adaptive=True))
 
 
-class Guesses:
+class Guesses(NoDrafter):
     """A drafter whose guesses are set by hand."""
 
-    patient = False
+    lazy_pooling = False
 
     def __init__(self, guesses=()):
         self.found = list(guesses)
@@ -123,16 +123,16 @@ def long_known(number=7, context=3):
 
 
 def taught(table, accepted, guesses, steps=60):
-    """A policy and its pilot after steps whose best guess matched `accepted` tokens."""
+    """A policy and its controller after steps whose best guess matched `accepted` tokens."""
     policy = AutoPolicy(table, clock=lambda: 0.0)
     text = []
-    pilot = policy.join(SEVEN, Guesses(guesses), text)
+    controller = policy.join(SEVEN, Guesses(guesses), text)
     for _ in range(steps):
-        policy.plan([pilot])
+        policy.plan([controller])
         best = guesses[0].tokens[:accepted]
         text += [*best, 99, 99, 99, 99, 99, 99]
-    policy.plan([pilot])
-    return pilot
+    policy.plan([controller])
+    return controller
 
 
 def test_a_costly_table_gives_plain_steps():
@@ -144,9 +144,9 @@ def test_a_flat_table_gives_whole_guesses():
     limit = taught(FLAT, 6, long_known(1)).limit
     assert limit.guess_lengths == (6,)
     untaught = AutoPolicy(FLAT)
-    pilot = untaught.join(SEVEN, Guesses(long_known()), [])
-    untaught.plan([pilot])
-    assert pilot.limit.guess_lengths == (6,) * 7
+    controller = untaught.join(SEVEN, Guesses(long_known()), [])
+    untaught.plan([controller])
+    assert controller.limit.guess_lengths == (6,) * 7
 
 
 def test_high_acceptance_keeps_feeding_and_low_stops():
@@ -172,10 +172,10 @@ def drive(text, prompt, table=CPU):
     policy = AutoPolicy(table, clock=lambda: 0.0)
     drafter = LookaheadDrafter(SEVEN, prompt, random_from_prompt(0))
     output = text[:1]
-    pilot, place, steps = policy.join(SEVEN, drafter, output), 1, []
+    controller, place, steps = policy.join(SEVEN, drafter, output), 1, []
     while place < len(text):
-        fed = policy.plan([pilot])
-        draft = drafter.propose(pilot.limit) if fed else NO_DRAFT
+        fed = policy.plan([controller])
+        draft = drafter.propose(controller.limit) if fed else NO_DRAFT
         node, accepted = 0, 0
         while place + accepted < len(text):
             token = text[place + accepted]
@@ -189,7 +189,7 @@ def drive(text, prompt, table=CPU):
         new = text[place : place + accepted + 1]
         output += new
         if draft.read:
-            pilot.learn([0] * len(draft.read))
+            controller.learn([0] * len(draft.read))
         policy.record(draft.size, 1, 1, len(new), table.seconds(draft.size))
         steps.append((draft.size - 1, len(new)))
         place += len(new)
@@ -256,14 +256,14 @@ def test_seeds_and_steps_are_deterministic_for_the_same_costs():
 
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
     free = AutoPolicy(FLAT)
-    pilot = free.join(SEVEN, Guesses(), [])
-    free.plan([pilot])
-    assert pilot.limit == StepLimit((), with_window=True)
+    controller = free.join(SEVEN, Guesses(), [])
+    free.plan([controller])
+    assert controller.limit == StepLimit((), with_window=True)
     dear = AutoPolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0)
     text, fed = [], []
-    pilot = dear.join(SEVEN, Guesses(), text)
+    controller = dear.join(SEVEN, Guesses(), text)
     for _ in range(10_000):
-        fed.append(dear.plan([pilot]) and pilot.limit.with_window)
+        fed.append(dear.plan([controller]) and controller.limit.with_window)
         text.append(1)
     assert sum(fed) == 24 * 2  # half a percent of the time
     assert not any(fed[:4000])
@@ -283,7 +283,7 @@ def test_a_window_is_judged_by_what_only_it_brings():
 def test_guesses_of_the_window_are_told_apart():
     rule = hash_rule(5, 2, 1)
     drafter = LookaheadDrafter(LookaheadConfig(4, 3, 40), [1, 2, 3], lambda p, n: [0] * n)
-    drafter.patient = True
+    drafter.lazy_pooling = True
     text = [1, 2, 3, 4]
     drafter.observe((), [4])
     seen = set()
@@ -312,14 +312,14 @@ class Listener(Guesses):
 def test_sequences_sleep_together_and_their_drafters_are_told_later():
     policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
     drafters = [Listener(long_known()) for _ in range(4)]
-    pilots = [policy.join(SEVEN, drafter, text) for drafter in drafters]
+    controllers = [policy.join(SEVEN, drafter, text) for drafter in drafters]
     slept = 0
     for step in range(400):
-        if policy.sleeps_on:
+        if policy.idle:
             policy.skip()
             slept += 1
         else:
-            policy.plan(pilots)
+            policy.plan(controllers)
         text.append(100 + step)
     assert slept > 300
     assert len({len(drafter.told) for drafter in drafters}) == 1
@@ -331,9 +331,9 @@ def test_sequences_sleep_together_and_their_drafters_are_told_later():
 
 def test_a_sequence_that_begins_wakes_the_others():
     policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
-    pilot = policy.join(SEVEN, Guesses(long_known()), text)
-    while not policy.sleeps_on:
-        policy.plan([pilot])
+    controller = policy.join(SEVEN, Guesses(long_known()), text)
+    while not policy.idle:
+        policy.plan([controller])
         text.append(99)
-    policy.wake()
-    assert not policy.sleeps_on
+    policy.reset_backoff()
+    assert not policy.idle

@@ -24,13 +24,13 @@ def ancestors(node, parents):
     return {node} if node == 0 else {node} | ancestors(parents[node - 1], parents)
 
 
-@pytest.mark.parametrize("folds", [1, 3])
-def test_every_fold_sees_the_cache_and_its_own_ancestors(folds):
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_every_fold_sees_the_cache_and_its_own_ancestors(group_size):
     parents = (0, 1, 0, 3, 3)
     cache = KVCache(1, 1, 2, 2, torch.float32, torch.device("cpu"))
-    batch = make_batch([step(4, parents)], cache, folds, torch.float32)
+    batch = make_batch([step(4, parents)], cache, group_size, torch.float32)
     bias = batch.groups[0].bias
-    assert bias.shape == (1, 1, folds * 6, 10)
+    assert bias.shape == (1, 1, group_size * 6, 10)
     for row, hidden in enumerate(bias[0, 0].tolist()):
         seen = {slot for slot, value in enumerate(hidden) if value == 0.0}
         assert seen == {0, 1, 2, 3} | {4 + node for node in ancestors(row % 6, parents)}

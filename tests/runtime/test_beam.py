@@ -16,9 +16,9 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.models.llama import LlamaModel
+from trtla.settings.sampling import BeamSettings
 
 NO_ENDS: frozenset[int] = frozenset()
 
@@ -164,7 +164,7 @@ def test_a_cached_model_gives_the_beams_of_one_without_cache(beams, chunk):
     cache = model.new_cache(16)
 
     def forward(feeds):
-        return model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+        return model.forward(feeds, cache)
 
     chosen = BeamSettings(beams, 4)
     with CachedBeams(forward, cache, prompt, beams, 12, chunk) as target:

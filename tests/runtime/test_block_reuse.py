@@ -32,6 +32,7 @@ from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -51,14 +52,14 @@ def reusing(num_blocks=24, **options):
         max_reused_len=options.pop("max_reused_len", LONGEST),
         **options,
     )
-    cache, forward, move = executor._cache, model.forward, executor._cache.move
+    cache, forward, move = executor._cache, model.forward_batch, executor._cache.move
 
     def writable(slots):
         assert cache.pool._kept._by_block.keys().isdisjoint(
             slot // TOKENS_PER_BLOCK for slot in slots.tolist()
         )
 
-    model.forward = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
+    model.forward_batch = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
     cache.move = lambda source, target: (writable(target), move(source, target))[1]
     return executor, model
 
@@ -190,7 +191,7 @@ def test_what_takes_blocks_beside_requests_takes_kept_ones_too():
     ask(executor, prompt_of(130))
     pool = executor._cache.pool
     assert len(pool.find(prompt_of(130))) == 4
-    measure_costs(lambda feeds: torch.zeros(1, 5), executor._cache, executor.limits)
+    measure_costs(lambda feeds: Forwarded(torch.zeros(1, 5)), executor._cache, executor.limits)
     check_cache(executor)
     assert pool.num_free == 7
     assert len(pool.find(prompt_of(130))) < 4

@@ -18,6 +18,7 @@ from tests.runtime import encoder_decoders, test_fp8, test_hf_equality
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu.library import library
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ExecutorOptions
@@ -119,7 +120,8 @@ def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(dtype):
         with LLM(SHIPPED, dtype=dtype, block_reuse=reuse) as llm:
             logits, forward = [], llm._executor._forward
             llm._executor._forward = lambda feeds, f=forward, kept=logits: (
-                kept.append((sum(feed.length for feed in feeds), f(feeds).clone())) or kept[-1][1]
+                kept.append((sum(feed.length for feed in feeds), f(feeds).logits.clone()))
+                or Forwarded(kept[-1][1])
             )
             texts, _ = conversation(llm, SamplingParams(40), [p[:1] for p in pieces_of(llm)])
             found.append((texts, logits))

@@ -174,7 +174,7 @@ def test_a_draft_model_makes_no_forward_where_its_tokens_could_not_be_fed(first,
 
 def note_rooms(executor, told: list[int], gamma: int) -> None:
     """Note in every step how much of the budget the first of a chain leaves."""
-    make = executor._make_drafter
+    make = executor._drafters
 
     def watched(triple, request):
         chain = make(triple, request)
@@ -188,7 +188,7 @@ def note_rooms(executor, told: list[int], gamma: int) -> None:
         chain.drafters[0].propose = noted
         return chain
 
-    executor._make_drafter = watched
+    executor._drafters = watched
 
 
 @examples(40)

@@ -22,7 +22,6 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
-from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cpu.library import NotCompiled, compiled_library, library
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
@@ -79,9 +78,7 @@ def sequences(cache, prompts, room=64):
 
 
 def forward(model, cache, feeds):
-    if isinstance(model, NativeLlama):
-        return model.forward_feeds(feeds, cache)
-    return model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+    return model.forward(feeds, cache).logits
 
 
 def filled(model, prompts, chunks=1):

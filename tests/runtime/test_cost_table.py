@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trtla import LLM, SamplingParams
-from trtla.runtime.auto.costs import CostPlan, CostTable, get, load, save
 from trtla.runtime.auto.probe import measure_costs
+from trtla.runtime.costs import CostPlan, CostTable, get, load, save
 from trtla.settings.lookahead import LookaheadConfig
 
 PLAN = CostPlan(batches=(1, 4), needed=2)

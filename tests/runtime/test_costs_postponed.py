@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
-from trtla.runtime.auto.costs import CostPlan
+from trtla.runtime.costs import CostPlan
 
 PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
 PLAIN = LookaheadConfig(1, 1, 0)

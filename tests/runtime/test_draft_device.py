@@ -104,7 +104,7 @@ def test_the_draft_model_has_a_type_of_its_own(tiny_llama):
     ):
         with LLM(tiny_llama, dtype="float32", device="cpu", drafter=drafter, **given) as llm:
             assert llm.description.startswith("torch on cpu, float32")
-            [group] = llm._executor._make_drafter._models.values()
+            [group] = llm._executor._drafters._models.values()
             assert group.cache.data.dtype == expected
 
 

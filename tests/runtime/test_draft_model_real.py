@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import trtla
-from tests.toys import request, run, tokens_of
+from tests.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
 from trtla.formats.engine import engine_from_hugging_face
 from trtla.runtime.drafters.draft_model import open_draft_model
-from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.load import load_model
@@ -82,16 +82,14 @@ def limits_of(folder, triple):
 
 def decode(folder, requests, chosen=None, draft=None, compiled=True):
     """Outputs, and the drafters' totals; plain decoding without settings."""
-    triple, group, factory = (1, 1, 0), None, lookahead_drafter
+    triple, group, factory = (1, 1, 0), None, LookaheadDrafters()
     if chosen:
         triple = (1, 2, chosen.gamma)
         limits = limits_of(folder, triple)
         group = open_draft_model(
             engine(draft or noisy()), chosen, limits, device="cpu", dtype="float32"
         )
-
-        def factory(_, one):
-            return group.drafter(one)
+        factory = Made(lambda _, one: group.drafter(one))
 
     model = loaded(folder, compiled)
     executor = TorchExecutor(model, model.new_cache(48), limits_of(folder, triple), factory)
@@ -186,7 +184,7 @@ def group_logits(group, drafter):
     if not drafter.sequence.blocks:
         drafter.sequence.blocks = group.cache.pool.allocate(drafter.sequence.max_cached)
         group._catch_up([drafter])
-    return group._forward([drafter.feed()]).clone()
+    return group._forward([drafter.feed()]).logits.clone()
 
 
 def test_another_vocabulary_is_refused_before_weights_are_read():

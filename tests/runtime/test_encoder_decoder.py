@@ -10,8 +10,8 @@ import pytest
 from tests.runtime.encoder_decoders import KINDS, PROMPTS, folder, greedy_texts
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.llm.answer import Completion
-from trtla.runtime.loop.beams import BeamSettings
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.sampling import BeamSettings
 
 COUNT = 24
 CHAIN = ("prompt-lookup", "ngram", "lookahead")

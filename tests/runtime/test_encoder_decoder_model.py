@@ -72,7 +72,8 @@ def test_logits_are_those_of_transformers_however_the_text_is_cut(kind: str) -> 
     for cuts in ((len(TEXT),), (1, 1, 5, len(TEXT) - 7), (1,) * len(TEXT)):
         own, found = sequence(prompt, TEXT, 0), []
         for length in cuts:
-            found.append(model.forward_feeds([all_rows(Feed.prompt(own, length, True))], cache))
+            feed = all_rows(Feed.prompt(own, length, True))
+            found.append(model.forward([feed], cache).logits)
             own.num_cached += length
         # transformers' norms are float32 even here
         torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5)
@@ -85,11 +86,11 @@ def test_every_branch_of_a_tree_sees_what_a_text_of_its_own_would(kind: str) -> 
     tokens, parents = (4, 5, 6, 9, 9), (0, 1, 2, 0, 4)
     owners = [sequence(prompt, TEXT, block) for block, prompt in enumerate(PROMPTS[:3])]
     for own in owners:
-        model.forward_feeds([Feed.prompt(own, base, False)], cache)
+        model.forward([Feed.prompt(own, base, False)], cache)
         own.num_cached, own.output_ids = base, [17]
     drafts = [Draft(tokens, parents), Draft(), Draft((4,), (0,))]
     feeds = [Feed.step(own, draft) for own, draft in zip(owners, drafts, strict=True)]
-    found = model.forward_feeds(feeds, cache)
+    found = model.forward(feeds, cache).logits
     paths = [(17,), (17, 4), (17, 4, 5), (17, 4, 5, 6), (17, 9), (17, 9, 9)]
     for row, path in enumerate(paths):
         wanted = expected(kind, PROMPTS[0], (*TEXT, *path))[-1]
@@ -212,7 +213,7 @@ def test_drafts_are_copied_from_what_the_encoder_reads(name: str) -> None:
     prompt, triple = (5, 6, 7, 8, 9, 20, 21, 22), LookaheadConfig(1, 5, 2)
     settings = DrafterSettings((name,), gamma=4)
     target = executor(load(folder("T5")), VOCAB, settings, lookahead=triple)
-    drafter = target._make_drafter(triple, asked(0, prompt, max_output_len=30))
+    drafter = target._drafters(triple, asked(0, prompt, max_output_len=30))
     drafter.observe((), prompt[1:3])
     draft = drafter.propose()
     assert tuple(draft.tokens[node - 1] for node in draft.candidates)[:4] == prompt[3:7]

@@ -27,7 +27,6 @@ from trtla.formats.config import Quantization
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.models.llama import LlamaModel
@@ -147,7 +146,7 @@ def logits_of(model, prompt):
     sequence = Sequence(Request(0, prompt), LookaheadConfig(1, 1, 0), SimpleNamespace())
     sequence.blocks = tuple(range(cache.pool.num_blocks))
     feed = Feed(sequence, prompt, tuple(range(len(prompt))))
-    return model.forward(make_batch([feed], cache, model.folds, model.dtype), cache)
+    return model.forward([feed], cache).logits
 
 
 def load_model(products, kv_cache=False, dtype=torch.float32):

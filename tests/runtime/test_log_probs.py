@@ -12,7 +12,6 @@ from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.loop.scores import perplexity, text_log_probs
-from trtla.runtime.models.batch import make_batch
 
 PLAIN = LookaheadConfig(1, 1, 0)
 
@@ -46,10 +45,10 @@ def test_small_forwards_give_the_same(chunk):
 
     def forward(feeds):
         assert sum(feed.length for feed in feeds) <= chunk
-        return model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+        return model.forward(feeds, cache)
 
     def whole(feeds):
-        return model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
+        return model.forward(feeds, cache)
 
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     found = text_log_probs(forward, cache, text[:5], text[5:], chunk)

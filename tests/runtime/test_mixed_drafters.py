@@ -117,8 +117,8 @@ def plain_texts(asked):
 
 @given(batches, st.integers(0, 2), st.integers(1, 4), st.booleans())
 @examples(40)
-def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, accepts_window) -> None:
-    options = DraftOptions(accept_window=accepts_window, merge=accepts_window)
+def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, reference) -> None:
+    options = DraftOptions(reference=reference)
     executor, _, group = mixed_executor(
         LookaheadConfig(4, 4, 3), draft_salt=salt, batch=batch, options=options
     )

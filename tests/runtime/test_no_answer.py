@@ -13,14 +13,15 @@ from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, beam_search
+from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scores import text_log_probs
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.request import NO_TOKEN
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import BeamSettings
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS = [
@@ -73,7 +74,7 @@ def broken_after(rule, count, bad=NAN):
 def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temperature):
     rule = hash_rule(6, 2)
     executor, _ = toy_executor(broken_after(rule, 30), 6, LookaheadConfig(4, 4, 4))
-    executor._make_drafter = Drafters(executor.limits, LookaheadDrafters(DraftOptions()), {})
+    executor._drafters = Drafters(executor.limits, LookaheadDrafters(DraftOptions()), {})
     settings = {"drafter": DrafterSettings((names,)), "temperature": temperature}
     asked = [
         request(prompt, 60, None, index, **settings)
@@ -179,8 +180,8 @@ def no_answer_at(forward_number, row):
     def forward(feeds):
         nonlocal count
         count += 1
-        logits = model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
-        return torch.full_like(logits, row) if count >= forward_number else logits
+        logits = model.forward(feeds, cache).logits
+        return Forwarded(torch.full_like(logits, row) if count >= forward_number else logits)
 
     return forward, cache
 
@@ -221,8 +222,8 @@ def test_a_hidden_token_has_no_probability_and_is_no_error():
     cache = model.new_cache(16)
 
     def forward(feeds):
-        logits = model.forward(make_batch(feeds, cache, model.folds, model.dtype), cache)
-        return logits.index_fill(-1, torch.tensor([5]), -INF)
+        logits = model.forward(feeds, cache).logits
+        return Forwarded(logits.index_fill(-1, torch.tensor([5]), -INF))
 
     found = text_log_probs(forward, cache, (3, 1, 4), [1, 5, 1], 64)
     assert found[1] == -INF

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 pytest.importorskip("triton")
 
 from tests.runtime.paged import (
@@ -49,17 +47,17 @@ interpreted = pytest.mark.skipif(
     reason="Triton was imported to compile, not to interpret",
 )
 sizes = st.sampled_from((16, 32, 64, 128))
-folds = st.integers(1, 4)
+group_size = st.integers(1, 4)
 small_steps = steps(prompts=1, generating=2)
 split_counts = st.sampled_from((1, 2, 4))
 
 
-def check(feeds, cache, folds, dtype, splits, room=None):
+def check(feeds, cache, group_size, dtype, splits, room=None):
     """Paged attention of all of a step's groups equals the packed one."""
     device, (kv_heads, size) = cache.device, cache.data.shape[-2:]
-    expected_batch = make_batch(feeds, cache, folds, dtype)
+    expected_batch = make_batch(feeds, cache, group_size, dtype)
     batch = StepInputs(room or Room.of(feeds), NUM_BLOCKS, device).fill(feeds)
-    shape = (len(batch.tokens), folds * kv_heads + 2, size)  # rows with keys and values behind
+    shape = (len(batch.tokens), group_size * kv_heads + 2, size)  # rows with keys and values behind
     heads = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     queries, (keys, values), scale = heads[:, :-2], cache.layer(0), cache.scale(0)
     used = len(expected_batch.tokens)
@@ -74,18 +72,20 @@ def check(feeds, cache, folds, dtype, splits, room=None):
 
 @interpreted
 @examples(12)
-@given(small_steps, st.integers(1, 2), folds, sizes, split_counts, st.booleans())
-def test_trees_and_prompts_equal_packed_attention(feeds, kv_heads, folds, size, splits, padded):
+@given(small_steps, st.integers(1, 2), group_size, sizes, split_counts, st.booleans())
+def test_trees_and_prompts_equal_packed_attention(
+    feeds, kv_heads, group_size, size, splits, padded
+):
     cache = empty_cache(kv_heads, size)
     room = wide_room(feeds) if padded else None
-    check(feeds, cache, folds, torch.float32, splits, room)
+    check(feeds, cache, group_size, torch.float32, splits, room)
 
 
 @interpreted
 @examples(4)
-@given(small_steps, folds, sizes, split_counts)
-def test_half_precision_stays_within_its_rounding(feeds, folds, size, splits):
-    check(feeds, empty_cache(2, size, torch.float16), folds, torch.float16, splits)
+@given(small_steps, group_size, sizes, split_counts)
+def test_half_precision_stays_within_its_rounding(feeds, group_size, size, splits):
+    check(feeds, empty_cache(2, size, torch.float16), group_size, torch.float16, splits)
 
 
 def fp8_cache(size, device=CPU):
@@ -98,9 +98,9 @@ def fp8_cache(size, device=CPU):
 
 @interpreted
 @examples(4)
-@given(small_steps, folds, sizes, split_counts)
-def test_fp8_caches_are_scaled(feeds, folds, size, splits):
-    check(feeds, fp8_cache(size), folds, torch.float32, splits)
+@given(small_steps, group_size, sizes, split_counts)
+def test_fp8_caches_are_scaled(feeds, group_size, size, splits):
+    check(feeds, fp8_cache(size), group_size, torch.float32, splits)
 
 
 @interpreted
@@ -124,12 +124,12 @@ def test_every_bit_of_a_word_is_seen():
 def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.forward(make_batch(feeds, other, model.folds, model.dtype), other)
-    runner = GraphRunner(model.forward, cache, 4, 90, 400, fake_capture)
+    expected = model.forward(feeds, other).logits
+    runner = GraphRunner(model.forward_batch, cache, 4, 90, 400, fake_capture)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "attend", either, raising=False)
         for _ in range(2):
-            torch.testing.assert_close(runner(feeds), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def either(queries, keys, values, group, scale=None):
@@ -142,9 +142,9 @@ def either(queries, keys, values, group, scale=None):
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from trtla.runtime.cuda import kernels
+from trtla.runtime.models.cuda import kernels
 
-sizes = dict(KV_HEADS=8, FOLDS=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
+sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
 modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})
 pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
 pointers |= dict(masks="*i64", scale="*fp32", out="*fp32", logs="*fp32", factor="fp32")
@@ -191,10 +191,10 @@ def on_cuda(cache):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @examples(20)
 @given(steps(), st.sampled_from((1, 3, 4)), st.sampled_from((64, 128)), st.booleans())
-def test_compiled_kernels_equal_packed_attention(dtype, feeds, folds, size, padded):
+def test_compiled_kernels_equal_packed_attention(dtype, feeds, group_size, size, padded):
     cache = on_cuda(empty_cache(2, size, dtype))
     for splits in (1, 4, None):
-        check(feeds, cache, folds, dtype, splits, wide_room(feeds) if padded else None)
+        check(feeds, cache, group_size, dtype, splits, wide_room(feeds) if padded else None)
 
 
 @pytest.mark.gpu

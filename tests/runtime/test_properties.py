@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.toys import (
-    ToyModel,
     greedy_scores,
     hash_rule,
     plain,
@@ -26,6 +25,7 @@ from tests.toys import (
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 triples = st.tuples(st.integers(1, 8), st.integers(2, 7), st.integers(0, 8))
@@ -80,8 +80,9 @@ def test_02_25_counters_add_up(case):
 
 
 def walk(config, prompt, steps, rule):
-    """Drafts of a drafter fed with the rule's own predictions: (draft, text before) per step."""
-    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0))
+    """The reference fed with the rule's own predictions: (draft, text before, drafter) per step."""
+    reference = DraftOptions(reference=True)
+    drafter = LookaheadDrafter(config, prompt, random_from_prompt(0), options=reference)
     text = [*prompt, rule(prompt)]
     drafter.observe((), text[-1:])
     for _ in range(steps):
@@ -402,7 +403,3 @@ def test_toy_notices_an_unmoved_cache(monkeypatch):
     rule = hash_rule(3, 2, 1)
     outputs, _, _ = decode(rule, 3, (4, 4, 4), [request([1, 2, 0], 60)])
     assert tokens_of(outputs[0]) != plain(rule, [1, 2, 0], 60)
-
-
-def test_toy_is_a_target_model():
-    assert {"forward", "folds", "dtype"} <= set(dir(ToyModel))

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from trtla import LookaheadConfig
-from trtla.runtime.auto.costs import CostTable
 from trtla.runtime.auto.policy import AutoPolicy
 from trtla.runtime.auto.step_costs import StepCosts
-from trtla.runtime.draft import Guess
+from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import Guess, NoDrafter
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])
 FLAT = CostTable.of([(1, 0.0175), (2, 0.0178)])  # the start of it, which says 0.023 for 20
@@ -70,10 +70,10 @@ def test_no_step_leads_to_impossible_costs():
         assert 0.0 < costs.seconds(tokens, count) < 400.0
 
 
-class Foresight:
+class Foresight(NoDrafter):
     """A drafter whose guess comes true for so many tokens: the text counts up."""
 
-    patient = False
+    lazy_pooling = False
 
     def __init__(self, text, right):
         self._text, self._right = text, right
@@ -90,15 +90,15 @@ class Foresight:
 def decode(believed, true, right, steps):
     """(seconds, tokens) of each step, under a policy that begins with the believed table."""
     policy, text = AutoPolicy(believed, clock=lambda: 0.0), []
-    pilot = policy.join(SEVEN, Foresight(text, right), text)
+    controller = policy.join(SEVEN, Foresight(text, right), text)
     found = []
     for _ in range(steps):
         fed, count = 1, 1
-        if policy.sleeps_on:
+        if policy.idle:
             policy.skip()
-        elif policy.plan([pilot]):
-            limit = pilot.limit
-            fed += sum(limit.guess_lengths) + limit.with_window * pilot.window_tokens
+        elif policy.plan([controller]):
+            limit = controller.limit
+            fed += sum(limit.guess_lengths) + limit.with_window * controller.window_tokens
             count += min(right, *(limit.guess_lengths[:1] or (0,)))
         text += range(len(text), len(text) + count)
         policy.record(fed, 1, 1, count, true.seconds(fed))

@@ -35,12 +35,11 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.attention import attend
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import Forwarded, make_batch
 from trtla.runtime.models.cuda import paged_attention
 from trtla.runtime.models.cuda.graphs import GraphRunner, batch_buckets, bucket_of, token_buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, choose_splits, triton_attends
-from trtla.runtime.models.forward import step_forward
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import LookaheadConfig
@@ -182,11 +181,11 @@ def filled_cache(model):
 def test_graphs_and_padding_never_change_logits(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
-    expected = model.forward(make_batch(feeds, other, model.folds, model.dtype), other)
-    runner = GraphRunner(model.forward, cache, 4, 90, 400, fake_capture)
+    expected = model.forward(feeds, other).logits
+    runner = GraphRunner(model.forward_batch, cache, 4, 90, 400, fake_capture)
     with reference_attention():
         for _ in range(2):
-            torch.testing.assert_close(runner(feeds), expected)
+            torch.testing.assert_close(runner(feeds).logits, expected)
     used = make_batch(feeds, cache, 1, torch.float32).slots
     torch.testing.assert_close(cache.data[:, :, used], other.data[:, :, used])
     untouched = torch.ones(NUM_BLOCKS * TOKENS_PER_BLOCK, dtype=torch.bool)
@@ -201,7 +200,7 @@ def counting_runner(capture, batch=4):
 
     def forward(batch, cache):
         calls.append(len(batch.tokens))
-        return batch.rows[:, None].float()
+        return Forwarded(batch.rows[:, None].float())
 
     cache = empty_cache()
     return GraphRunner(forward, cache, batch, 8, 100, capture), calls
@@ -222,8 +221,8 @@ def test_one_graph_is_captured_for_each_bucket():
 
 def test_steps_beyond_every_bucket_run_without_a_graph():
     runner, calls = counting_runner(fake_capture, batch=2)
-    assert len(runner(feeds_of(9))) == 9
-    assert len(runner(feeds_of(1, 1, 1))) == 3
+    assert len(runner(feeds_of(9)).logits) == 9
+    assert len(runner(feeds_of(1, 1, 1)).logits) == 3
     assert runner.captured == []
     assert calls == [9, 3]
 
@@ -231,7 +230,7 @@ def test_steps_beyond_every_bucket_run_without_a_graph():
 def test_prompts_run_without_a_graph():
     runner, calls = counting_runner(fake_capture)
     prompt = sequence_of(0, 30, [1, 2], range(30), ())
-    assert len(runner([Feed.prompt(prompt, 30, True), *feeds_of(2)])) == 3
+    assert len(runner([Feed.prompt(prompt, 30, True), *feeds_of(2)]).logits) == 3
     assert runner.captured == []
     assert calls == [32]
 
@@ -245,7 +244,7 @@ def test_what_cannot_be_captured_runs_plainly_and_is_not_tried_again():
 
     runner, calls = counting_runner(failing)
     for _ in range(3):
-        assert runner(feeds_of(3)).flatten().tolist() == [0, 1, 2]
+        assert runner(feeds_of(3)).logits.flatten().tolist() == [0, 1, 2]
     assert len(tries) == 1
     assert calls == [3, 3, 3]
     assert "capturing" in runner.problem
@@ -255,7 +254,7 @@ def test_no_kernel_is_chosen_on_a_cpu():
     assert not triton_attends(64, torch.float32, CPU, fp8=False)
     cache, limits = empty_cache(), ExecutorLimits(2, 64, 64, 256, 101, TRIPLE)
     model, free = llama(), cache.pool.num_free
-    assert not isinstance(step_forward(model, cache, limits), GraphRunner)
+    assert not isinstance(model.step_forward(cache, limits), GraphRunner)
     assert cache.pool.num_free == free
 
 
@@ -282,7 +281,7 @@ def test_texts_through_graphs_are_the_same():
 
     def runner_of(model, cache):
         step, most = TRIPLE.max_decoding_tokens, 96 + TRIPLE.max_draft_len
-        runners.append(GraphRunner(model.forward, cache, 3, step, most, fake_capture))
+        runners.append(GraphRunner(model.forward_batch, cache, 3, step, most, fake_capture))
         return runners[0]
 
     expected, plain = texts()

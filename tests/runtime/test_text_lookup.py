@@ -1,62 +1,56 @@
-"""What is looked up beyond the pool: the text's own end, and n-grams of earlier requests."""
+"""What is looked up beside the pool: the text's own end, and n-grams of earlier requests."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.pools import KeptPool, TextIndex
+from trtla.runtime.drafters.pools import KeptPool
+from trtla.runtime.drafters.prompt_lookup import TextIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 
 
-def found(text, length=3, most=4, longest=4):
-    return TextIndex(list(text), longest).continuations(length, most)
+def found(text, length=3):
+    return TextIndex(list(text)).continuation(length)
 
 
-def test_the_longest_context_comes_first_then_the_youngest():
-    text = [1, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3, 6, 7, 1, 2, 3]
-    assert found(text) == [(3, (4, 9, 2)), (2, (6, 7, 1)), (2, (5, 8, 2))]
-    assert found(text, most=1) == [(3, (4, 9, 2))]
-    assert found(text, longest=2)[0] == (2, (6, 7, 1))
-    assert found(text, most=0) == []
+def test_the_longest_match_comes_first_then_the_youngest():
+    text = [1, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3, 6, 7]
+    assert found([*text, 1, 2, 3]) == (4, 9, 2)
+    assert found([*text, 2, 3]) == (6, 7, 2)
 
 
 def test_a_text_that_ends_too_early_repeats():
-    assert found([5, 1, 2, 1, 2])[0] == (2, (1, 2, 1))
-    assert found([7, 7, 7])[0] == (2, (7, 7, 7))
+    assert found([5, 1, 2, 1, 2]) == (1, 2, 1)
+    assert found([7, 7, 7]) == (7, 7, 7)
 
 
-@given(texts, st.integers(1, 5), st.integers(0, 6), st.integers(2, 5))
-def test_every_continuation_stood_behind_its_context(text, length, most, longest):
-    places = found(text, length, most, longest)
-    assert len(places) <= most
-    assert len({tokens for _, tokens in places}) == len(places)
-    assert [context for context, _ in places] == sorted((c for c, _ in places), reverse=True)
-    for context, tokens in places:
-        end, known = text[-context:], [*text, *tokens]
-        assert 2 <= context <= longest
-        assert len(tokens) == length
-        assert any(
-            known[i : i + context + length] == [*end, *tokens] for i in range(len(text) - context)
-        )
+@given(texts, st.integers(1, 5))
+def test_a_continuation_stood_behind_the_longest_match_and_behind_no_younger_one(text, length):
+    pairs, tokens = list(pairwise(text)), found(text, length)
+    assert bool(tokens) == (bool(pairs) and pairs[-1] in pairs[:-1])
+    if tokens:
+        matches = [(match(text, end), end) for end in range(2, len(text))]
+        end = max(matches)[1]
+        assert tokens == tuple([*text, *tokens][end : end + length])
 
 
-@given(texts)
-def test_a_context_that_stood_before_is_found(text):
-    pairs = list(pairwise(text))
-    assert bool(found(text)) == (bool(pairs) and pairs[-1] in pairs[:-1])
+def match(text, end):
+    """How many tokens before `end` are those at the text's end, 16 at most."""
+    pairs = zip(reversed(text[:end]), reversed(text), strict=False)
+    return min(16, len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
 
 
 @given(texts, st.lists(st.integers(1, 6), max_size=12))
 def test_an_index_that_grows_finds_what_a_new_one_finds(text, lengths):
     grown: list[int] = []
-    index = TextIndex(grown, 4)
+    index = TextIndex(grown)
     for length in lengths:
         grown += text[len(grown) : len(grown) + length]
-        assert index.continuations(3, 4) == found(grown)
+        assert index.continuation(3) == found(grown)
 
 
 def test_kept_ngrams_are_found_by_two_tokens_and_by_one():

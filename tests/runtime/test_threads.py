@@ -35,7 +35,7 @@ __all__ = ["expected"]
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wake-up that is lost stays lost."""
+    """A reset_backoff-up that is lost stays lost."""
     monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 3600.0)
 
 

@@ -102,13 +102,13 @@ def test_a_request_ends_in_time_between_the_chunks_of_a_prompt() -> None:
     executor, model = toy_executor(
         greedy_scores(RULE, 5), 5, AUTOREGRESSIVE, max_num_tokens=5, max_batch_size=1
     )
-    forward = model.forward
+    forward = model.forward_batch
 
     def slow(batch, cache):
         time.sleep(0.06)
         return forward(batch, cache)
 
-    model.forward = slow
+    model.forward_batch = slow
     executor.submit(request([1] * 150, 4, allotted_time_ms=100))
     (output,) = executor.poll()
     assert (output.finish_reason, output.new_tokens) == ("timed_out", ())

@@ -20,6 +20,7 @@ from tests.toys import (
     toy_executor,
     traced_drafter,
 )
+from trtla.runtime.draft import Drafter
 from trtla.settings.lookahead import LookaheadConfig
 
 M17: Rule = lambda s: (3 * s[-1] + 1) % 17  # noqa: E731
@@ -182,7 +183,7 @@ def test_deep_trace_of_window_pool_and_guesses():
     guesses: dict[int, list[tuple[int, ...]]] = {}
     forward = 1
 
-    class Recording:
+    class Recording(Drafter):
         def __init__(self, inner):
             self.inner = inner
 

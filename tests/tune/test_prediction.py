@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.results.documents import Verified
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.plan import FREE, coarse

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tune.conftest import FOREVER, LIMIT, make_groups
 from trtla import LLM, LookaheadConfig
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.tune.measurements import Measurements
 from trtla.tune.plan import FREE, coarse, near

@@ -7,7 +7,7 @@ the session implements.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,20 @@ from click.shell_completion import CompletionItem
 from trtla.chat.setting_types import (
     DRAFTER,
     FILE,
-    GAMMA_MAX,
     PAIR,
     PROCESSOR,
-    REAL,
     STORAGE,
     TOGGLE,
     TRIPLE,
-    WHOLE,
     Known,
     SettingType,
+    type_of,
 )
 from trtla.chat.settings import ChatSettings, changed, read
 from trtla.errors import TrtlaError, UsageError, did_you_mean
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import declared
+from trtla.settings.sampling import SamplingParams
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 _VALUE = click.Argument(["value"])  # what click calls the thing that it completes
@@ -81,7 +82,16 @@ class Command:
         return changed(settings, dict(zip(self.paths, values, strict=True)))
 
 
-_FILTERS = ("sampling.temperature", "sampling.top_k", "sampling.top_p")
+def commands_of(kind: type, part: str, *others: str) -> Iterator[Command]:
+    """A command for every setting of a class, but for `others`."""
+    for one in declared(kind).values():
+        if one.name not in others:
+            name, paths = one.option.chat or one.name, (f"{part}.{one.name}",)
+            yield Command(name, one.option.help, type_of(one), paths)
+
+
+_FILTERS = ("temperature", "top_k", "top_p")
+_FILTER_PATHS = tuple(f"sampling.{name}" for name in _FILTERS)
 _STORAGE = ("drafter.ngram_kind", "drafter.ngram_order")
 
 TABLE = (
@@ -90,32 +100,15 @@ TABLE = (
     Command("clear", "Clear the screen; the conversation stays."),
     Command("reset", "Forget the conversation; the settings stay."),
     Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
-    Command("length", "Most tokens of an answer.", WHOLE, ("sampling.max_output_len",)),
+    *commands_of(SamplingParams, "sampling", *_FILTERS, "stop", "allotted_time_ms"),
     Command(
-        "processor", "How tokens are chosen: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTERS
+        "processor", "How tokens are chosen: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTER_PATHS
     ),
-    Command("seed", "Fixes the sampled text.", WHOLE, ("sampling.seed",)),
     Command("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
     Command("lookahead", "Window, ngram, verification; auto: what pays.", TRIPLE, ("lookahead",)),
     Command("drafter", "What drafts, one or several.", DRAFTER, ("drafter.drafter",)),
-    Command("gamma", "Most tokens that other drafters propose.", WHOLE, ("drafter.gamma",)),
-    Command("egag", "The draft model's entropy chooses how many.", TOGGLE, ("drafter.egag",)),
-    Command("egag_gamma_min", "Fewest that EGAG takes.", WHOLE, ("drafter.gamma_min",)),
-    Command("egag_gamma_max", "Most that EGAG takes.", GAMMA_MAX, ("drafter.gamma_max",)),
-    Command("egag_ema", "Weight of the past in EGAG's choice.", REAL, ("drafter.ema",)),
-    Command(
-        "top_k_filler",
-        "Likeliest tokens that n-grams are counted with.",
-        WHOLE,
-        ("drafter.top_k_filler",),
-    ),
+    *commands_of(DrafterSettings, "drafter", "drafter", "ngram_kind", "ngram_order"),
     Command("set_ngramstorage", "basic or onelevel n-grams, and their order.", STORAGE, _STORAGE),
-    Command(
-        "reset_in_between",
-        "Forget n-grams of earlier answers.",
-        TOGGLE,
-        ("drafter.reset_in_between",),
-    ),
     Command("cache", "The K/V cache, which is always on here.", TOGGLE),
     Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),

@@ -16,6 +16,8 @@ from trtla.chat.settings import TYPES, ChatSettings, changed, read
 from trtla.errors import UsageError
 from trtla.files import read_json, validate, write_whole
 from trtla.runtime.request import FinishReason
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import declared
 from trtla.settings.lookahead import LookaheadConfig
 
 
@@ -51,8 +53,11 @@ _IN_JSON: dict[str, Any] = {
     "lookahead": Literal["auto"] | list[int] | None,
 }
 """Types, where they are not those of the settings."""
+_NEWER = {f"drafter.{name}" for name in declared(DrafterSettings)}
+"""What a file may lack: it was written before there was the setting."""
 _FIELDS: dict[str, Any] = {
-    key: (_IN_JSON.get(key, TYPES[path]), ...) for key, path in _KEYS.items()
+    key: (_IN_JSON.get(key, TYPES[path]), None if path in _NEWER else ...)
+    for key, path in _KEYS.items()
 }
 SavedSettings = create_model("SavedSettings", __base__=_Strict, **_FIELDS)
 """`ChatSettings`, flat."""

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from trtla.errors import UsageError
 from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
+from trtla.settings.fields import Declared
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import EXAMPLES, VALUES, Filters, parse_processor
 from trtla.settings.value_types import LookaheadType, ValueType, starting
@@ -77,17 +78,29 @@ class Number(SettingType):
     """
 
     def __init__(self, inner: Any, name: str, word: str | None = None) -> None:
-        self._inner, self.name, self._word = inner, name, word
+        self.inner, self.name, self._word = inner, name, word
 
     def convert(self, value: str, param: Param, ctx: Context) -> Any:
         """The number."""
-        return None if value.lower() == self._word else self._inner.convert(value, param, ctx)
+        return None if value.lower() == self._word else self.inner.convert(value, param, ctx)
 
     def show(self, value: Any) -> str:
         """Without zeros at the end."""
         if value is None:
             return str(self._word)
         return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Choice(SettingType):
+    """One of some words."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.examples = tuple(words)
+        self.name = "|".join(self.examples)
+
+    def convert(self, value: str, param: Param, ctx: Context) -> str:
+        """The word, which the settings check."""
+        return value.lower()
 
 
 class Triple(LookaheadType, SettingType):
@@ -222,10 +235,20 @@ class Pair(SettingType):
 TOGGLE = Toggle()
 WHOLE = Number(click.INT, "N")
 REAL = Number(click.FLOAT, "X")
-GAMMA_MAX = Number(click.INT, "N|gamma", word="gamma")
 TRIPLE = Triple()
 DRAFTER = Drafter()
 PROCESSOR = Processor()
 STORAGE = Storage()
 FILE = File()
 PAIR = Pair()
+
+
+def type_of(one: Declared) -> SettingType:
+    """The type of a setting: what the chat takes for it."""
+    if one.choices:
+        return Choice(one.choices)
+    if one.type is bool:
+        return TOGGLE
+    plain = REAL if one.type is float else WHOLE
+    word = (one.option.shown or "none").lstrip("-")
+    return Number(plain.inner, f"{plain.name}|{word}", word) if one.optional else plain

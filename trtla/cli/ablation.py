@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,10 +111,15 @@ def check_read(ablation: bool) -> None:
     Raises:
         UsageError: one is given.
     """
-    context, names = click.get_current_context(), {one.name for one in fields(BenchFlags)}
+    context = click.get_current_context()
     for param in context.command.params:
         name, own = str(param.name), getattr(param, "section", None) == _SECTION
-        if name not in names or name in _READ or own == ablation or source(context, name) != "flag":
+        if (
+            not param.expose_value
+            or name in _READ
+            or own == ablation
+            or source(context, name) != "flag"
+        ):
             continue
         if ablation:
             raise UsageError(f"--ablation does not read {_flag(name)}", "omit it")

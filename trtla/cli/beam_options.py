@@ -6,70 +6,30 @@ The search is in trtla.results.run; what is refused here is refused before a mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from trtla.cli.options import setting, stack
+from trtla.cli.options import options_of, setting, stack
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.settings.fields import declared
+from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.answer import BeamText
     from trtla.llm.llm import LLM
     from trtla.results.run import PromptBeams, Searched
-    from trtla.runtime.loop.beams import BeamSettings
 
 _SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
 
 
-@dataclass(frozen=True, slots=True)
-class BeamFlags:
-    """The group's values as click parsed them."""
-
-    num_beams: int
-    expansions: int
-    length_penalty: float
-    length_penalty_offset: float
-    num_return_sequences: int | None
-
-
 beam_flags = stack(
-    setting(
-        "--num-beams",
-        section=_SECTION,
-        type=int,
-        default=1,
-        help="Texts that are kept at a time. Prompts are searched one after another, each step "
-        "feeding one token a beam: lookahead and other drafters do not apply. 1 is ordinary "
-        "decoding, unless expansions or a penalty are given beside it.",
-    ),
-    setting(
-        "--expansions",
-        section=_SECTION,
-        type=int,
-        default=3,
-        help="Most probable tokens that every beam is continued with.",
-    ),
-    setting(
-        "--length-penalty",
-        section=_SECTION,
-        type=float,
-        default=1.2,
-        help="Exponent of Wu et al.'s length penalty; 0 compares plain log probabilities.",
-    ),
-    setting(
-        "--length-penalty-offset",
-        section=_SECTION,
-        type=float,
-        default=5.0,
-        help="The constant in that penalty; no minimum length.",
-    ),
+    options_of(BeamSettings, _SECTION, num_beams={"default": 1}),
     setting(
         "--num-return-sequences",
         section=_SECTION,
@@ -80,36 +40,29 @@ beam_flags = stack(
 )
 """How beams are searched; names as in TensorRT-LLM and transformers where those have them."""
 
-_HOW = ("expansions", "length_penalty", "length_penalty_offset")
 
+def beams_wanted(settings: BeamSettings, most: int | None) -> bool:
+    """Whether beams are asked for.
 
-def take_beam_flags(flags: dict[str, Any]) -> BeamFlags:
-    """Take the group's values out of the running command's flags."""
-    return BeamFlags(**{field.name: flags.pop(field.name) for field in fields(BeamFlags)})
-
-
-def beam_settings(own: BeamFlags) -> BeamSettings | None:
-    """What to search with; None: beams are not asked for.
+    Args:
+        settings: what the flags say.
+        most: what --num-return-sequences says.
 
     Raises:
-        UsageError: a value is out of its range, or needs beams.
+        UsageError: a flag needs beams.
     """
-    from trtla.runtime.loop.beams import BeamSettings
-
     context = click.get_current_context()
-    how = [name for name in _HOW if source(context, name) != "default"]
+    others = (name for name in declared(BeamSettings) if name != "num_beams")
+    how = [name for name in others if source(context, name) != "default"]
     if how and source(context, "num_beams") == "default":
         flag = _flag(how[0])
         raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or leave {flag} away")
-    settings = BeamSettings(
-        own.num_beams, own.expansions, own.length_penalty, own.length_penalty_offset
-    )
-    if (own.num_return_sequences or 1) > own.num_beams:
+    if (most or 1) > settings.num_beams:
         raise UsageError(
-            f"num_return_sequences {own.num_return_sequences} is above num_beams {own.num_beams}",
+            f"num_return_sequences {most} is above num_beams {settings.num_beams}",
             "use --num-return-sequences at most --num-beams",
         )
-    return settings if how or own.num_beams > 1 else None
+    return bool(how) or settings.num_beams > 1
 
 
 def search_and_report(

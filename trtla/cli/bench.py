@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,11 @@ from trtla.cli.bench_flags import (
     shared_setup,
 )
 from trtla.cli.command import Command
-from trtla.cli.drafter_options import check_drafters, drafter_arms, drafter_settings
+from trtla.cli.drafter_options import MODEL_SETTINGS, check_drafters, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     PATH,
     draft_flags,
-    draft_options,
     engine_flags,
     filter_flags,
     processors_flag,
@@ -32,11 +32,12 @@ from trtla.cli.options import (
     setting,
     several,
     trtllm_flags,
-    trtllm_settings,
 )
 from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, TOKEN_COUNTS, TOKENS
 from trtla.console import Console, command_line
 from trtla.formats.folder import folder_kind
+from trtla.settings.drafting import parse_drafter
+from trtla.settings.fields import with_settings
 from trtla.settings.sampling import SamplingParams, filters_text
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def bench(console: Console, /, **flags: Any) -> None:
     rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
     is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
     """
-    given = BenchFlags(**flags)
+    drafters = flags.pop("drafter")
+    given = BenchFlags(drafters=drafters, **with_settings(flags, **MODEL_SETTINGS))
     check_read(given.ablation)
     refuse_filters(given.processor)
     if given.ablation:
@@ -190,7 +192,8 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
     server = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
-    drafters = [drafter_settings(name, given) for name in dict.fromkeys(given.drafter)]
+    names = map(parse_drafter, dict.fromkeys(given.drafters))
+    drafters = [replace(given.drafter, drafter=name) for name in names]
     named = [("--drafter", one) for one in drafters]
     models = check_drafters(given.engine_dir, named, flags=given)
     sets = load_sets(given.prompts, given.categories, given.num_prompts)
@@ -200,8 +203,8 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
         **shared_setup(given, server, drafters, models),
         sampling=sampling[0],
         batch_sizes=given.batch_size,
-        trtllm=trtllm_settings(given),
-        draft_options=draft_options(given),
+        trtllm=given.trtllm,
+        draft_options=given.draft_options,
         triples=given.lookahead,
         peers=tuple(dict.fromkeys(given.compare)),
         hf_model_dir=given.hf_model_dir,

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
-from trtla.cli.drafter_options import DrafterFlags
 from trtla.cli.engine_check import check_triples
-from trtla.cli.options import TrtllmFlags
 from trtla.errors import UsageError, did_you_mean
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import Filters, parse_processor
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BenchFlags(DrafterFlags, TrtllmFlags):
+class BenchFlags:
     """The command's flags, each under its own name."""
 
     engine_dir: str
@@ -48,7 +47,13 @@ class BenchFlags(DrafterFlags, TrtllmFlags):
     ignore_eos: bool
     rounds: int
     output_format: str
-    drafter: tuple[str, ...]
+    drafters: tuple[str, ...]
+    drafter: DrafterSettings
+    """What --drafter has in common."""
+    draft_options: DraftOptions
+    trtllm: TrtllmSettings
+    draft_device: str | None
+    draft_dtype: str | None
     ablation: bool
     prompt: str | None
     prompts_per_task: int | None

@@ -14,51 +14,52 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
+    DRAFTERS,
+    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
-    drafter_settings,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import loading, open_llm
 from trtla.cli.options import (
-    TrtllmFlags,
     color_flag,
     draft_flags,
     model_flags,
+    options_of,
     processor_flag,
     sampling_flags,
     setting,
     several,
+    stop_flag,
     trtllm_flags,
-    trtllm_settings,
     with_processor,
 )
+from trtla.cli.settings import source
 from trtla.cli.values import TEXT
 from trtla.console import Console
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.settings.fields import with_settings
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.chat.settings import ChatSettings
     from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
 
 _USUAL_LEN = 128
+_LENGTH = {
+    "default": _USUAL_LEN,
+    "show_default": f"{_USUAL_LEN}, half the context where that is less",
+    "help": "Most tokens of an answer.",
+}
 
 
 @dataclass(frozen=True)
-class ChatFlags(ModelFlags, TrtllmFlags):
+class ChatFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
-    max_output_len: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: tuple[str, ...]
     chat: bool
     color: str
-    drafter: str
     draft_model: tuple[str, ...]
 
 
@@ -74,20 +75,14 @@ class ChatFlags(ModelFlags, TrtllmFlags):
     ],
 )
 @model_flags
-@setting(
-    "--max-output-len",
-    section="Sampling",
-    type=int,
-    show_default="128, half the context where that is less",
-    help="Most tokens of an answer.",
-)
+@options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
 @sampling_flags
 @processor_flag
-@several("--stop", section="Sampling", type=TEXT, help="Texts that end an answer.")
+@stop_flag
 @drafter_flags
 @several(
     "--draft-model",
-    section="Drafters of torch engines: they change the speed, not the text",
+    section=DRAFTERS,
     type=TEXT,
     metavar="PATH",
     help="Draft models to load, so that /drafter draft:PATH can choose them.",
@@ -110,59 +105,44 @@ def chat(console: Console, /, **flags: Any) -> None:
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr.
     """
-    given = ChatFlags(**with_processor(flags))
+    given = ChatFlags(**with_settings(with_processor(flags), **SETTINGS))
     console.color = given.color
-    drafter = drafter_settings(given.drafter, given)
-    settings = _settings(given, drafter)
+    by_default = source(click.get_current_context(), "max_output_len") == "default"
     check_triples(given.engine_dir, given.lookahead)
-    named = [("--drafter", drafter)]
+    named = [("--drafter", given.drafter)]
     named += [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in given.draft_model
     ]
     models = check_drafters(given.engine_dir, named, given.lookahead, given)
-    with _open(given, drafter, models) as llm:
+    with _open(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        sized = settings if given.max_output_len else _sized(settings, llm.limits)
-        _converse(llm, sized, console)
+        sampling = _sized(given.sampling, llm.limits) if by_default else given.sampling
+        _converse(llm, sampling, given, console)
 
 
-def _settings(given: ChatFlags, drafter: DrafterSettings) -> ChatSettings:
-    """What the chat begins with, checked before torch is imported."""
-    from trtla.chat.settings import ChatSettings
-    from trtla.settings.sampling import SamplingParams
-
-    sampling = SamplingParams(
-        max_output_len=_USUAL_LEN if given.max_output_len is None else given.max_output_len,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        seed=given.seed,
-        stop=given.stop,
-    )
-    return ChatSettings(sampling, drafter, given.lookahead, chat=given.chat)
-
-
-def _open(given: ChatFlags, drafter: DrafterSettings, draft_models: list[str]) -> LLM:
+def _open(given: ChatFlags, draft_models: list[str]) -> LLM:
     """The model, its cache kept between turns."""
     if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
-        trtllm = replace(trtllm_settings(given), kv_cache_enable_block_reuse=True)
-        return open_llm(given, drafter, draft_models, max_batch_size=1, trtllm=trtllm)
-    return open_llm(given, drafter, draft_models, max_batch_size=1, block_reuse=True)
+        trtllm = replace(given.trtllm, kv_cache_enable_block_reuse=True)
+        return open_llm(given, draft_models, max_batch_size=1, trtllm=trtllm)
+    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True)
 
 
-def _sized(settings: ChatSettings, limits: ExecutorLimits) -> ChatSettings:
+def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
     """Answers that leave half of a small context to the conversation."""
-    length = min(_USUAL_LEN, max(limits.max_text_len // 2, 1))
-    return replace(settings, sampling=replace(settings.sampling, max_output_len=length))
+    length = min(sampling.max_output_len, max(limits.max_text_len // 2, 1))
+    return replace(sampling, max_output_len=length)
 
 
-def _converse(llm: LLM, settings: ChatSettings, console: Console) -> None:
+def _converse(llm: LLM, sampling: SamplingParams, given: ChatFlags, console: Console) -> None:
     """At the terminal where both ends are one, else line by line."""
     from trtla.chat.session import Session
+    from trtla.chat.settings import ChatSettings
 
     with loading():
+        settings = ChatSettings(sampling, given.drafter, given.lookahead, chat=given.chat)
         session = Session(llm, settings)
     console.note(f"note: runs on {llm.description}")
     if sys.stdin.isatty() and sys.stdout.isatty():

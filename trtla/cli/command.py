@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trtla.cli.settings import load_config
 from trtla.console import Console
@@ -50,6 +51,33 @@ class Setting(click.Option):
             raise
 
 
+class Former(Setting):
+    """A name that a setting had before: hidden, and still taken from flag, environment and preset.
+
+    Args:
+        now: the setting that it sets where that is not given itself; None: it sets nothing.
+    """
+
+    def __init__(self, *args: Any, now: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, hidden=True, **kwargs)
+        self.now = now
+
+    def hand_over(self, ctx: click.Context) -> None:
+        """Give the value that was parsed to the setting."""
+        name = str(self.name)
+        value, given = ctx.params.pop(name), ctx.get_parameter_source(name)
+        if self.now and _precedence(given) < _precedence(ctx.get_parameter_source(self.now)):
+            ctx.params[self.now] = value
+            ctx.set_parameter_source(self.now, given or ParameterSource.DEFAULT)
+
+
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
+def _precedence(source: ParameterSource | None) -> int:
+    return _SOURCES.index(source) if source in _SOURCES else len(_SOURCES)
+
+
 class Several(Setting):
     """An option that takes several values after one flag, and may be repeated too."""
 
@@ -77,7 +105,11 @@ class Command(click.Command):
         }
         if ctx.resilient_parsing:  # a shell asks what may come next
             ctx.meta[_AWAITED] = self._awaited(ctx, args, several)
-        return super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+        rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+        for param in self.params:
+            if isinstance(param, Former):
+                param.hand_over(ctx)
+        return rest
 
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]

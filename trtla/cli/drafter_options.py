@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import click
+from typing import Protocol
 
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import DTYPES, DraftFlags, setting, several, stack, switch
+from trtla.cli.options import DTYPES, options_of, setting, several, stack
 from trtla.cli.values import DEVICE, TEXT
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
@@ -22,41 +21,23 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.formats.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
 from trtla.settings.drafting import (
     DrafterSettings,
-    NgramKind,
+    DraftOptions,
     check_auto,
     check_draft_place,
     check_drafts_itself,
     check_used,
-    parse_drafter,
 )
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.fields import declared
 from trtla.settings.lookahead import Lookahead
+from trtla.settings.sampling import SamplingParams
 
-_SECTION = "Drafters of torch engines: they change the speed, not the text"
-_NAMES = "none|lookahead|ngram|prompt-lookup|draft:PATH"
-
-
-@dataclass(frozen=True)
-class DrafterFlags(DraftFlags):
-    """Those of `drafter_choices` as well."""
-
-    gamma: int
-    egag: bool
-    gamma_min: int
-    gamma_max: int | None
-    ema: float
-    ngram_kind: NgramKind
-    ngram_order: int
-    top_k_filler: int
-    stop_if_unknown: bool
-    reset_in_between: bool
-    rejection: bool
-    draft_device: str | None
-    draft_dtype: str | None
+DRAFTERS = "Drafters"
 
 
 @dataclass(frozen=True)
-class ModelFlags(DrafterFlags):
-    """Those of `model_flags` as well: with them a command opens one model."""
+class ModelFlags:
+    """Flags that open one model, and settings: what commands that decode have in common."""
 
     engine_dir: str
     tokenizer_dir: str | None
@@ -64,75 +45,29 @@ class ModelFlags(DrafterFlags):
     dtype: str
     threads: int | None
     lookahead: Lookahead | None
+    draft_device: str | None
+    draft_dtype: str | None
+    drafter: DrafterSettings
+    draft_options: DraftOptions
+    trtllm: TrtllmSettings
+    sampling: SamplingParams
 
 
-drafter_choices = stack(
-    setting(
-        "--gamma",
-        section=_SECTION,
-        type=int,
-        default=4,
-        help="Most tokens that ngram, prompt-lookup and draft propose in a step.",
-    ),
-    switch("--egag", section=_SECTION, help="Let the draft model's entropy choose how many."),
-    setting("--gamma-min", section=_SECTION, type=int, default=1, help="Fewest that --egag takes."),
-    setting(
-        "--gamma-max",
-        section=_SECTION,
-        type=int,
-        show_default="--gamma",
-        help="Most that --egag takes.",
-    ),
-    setting(
-        "--ema",
-        section=_SECTION,
-        type=float,
-        default=0.0,
-        help="Weight of the past in --egag's choice; 0 looks at the step alone.",
-    ),
-    setting(
-        "--ngram-kind",
-        section=_SECTION,
-        type=click.Choice(["basic", "onelevel"]),
-        default="basic",
-        help="Contexts that n-grams are looked up by: all lengths, the longest first, or the "
-        "longest alone.",
-    ),
-    setting(
-        "--ngram-order",
-        section=_SECTION,
-        type=int,
-        default=3,
-        help="Tokens of the longest n-gram, the predicted one included.",
-    ),
-    setting(
-        "--top-k-filler",
-        section=_SECTION,
-        type=int,
-        default=3,
-        help="How many of the model's most probable tokens n-grams are counted with; 1: its text "
-        "alone.",
-    ),
-    setting(
-        "--stop-if-unknown/--no-stop-if-unknown",
-        section=_SECTION,
-        default=True,
-        help="Whether an unknown context ends an n-gram draft; else a random token stands in.",
-    ),
-    setting(
-        "--reset-in-between/--no-reset-in-between",
-        section=_SECTION,
-        default=True,
-        help="Whether n-grams of earlier requests are forgotten.",
-    ),
-    switch(
-        "--rejection",
-        section=_SECTION,
-        help="Verify a draft model's tokens by rejection sampling: another text of the same law.",
-    ),
+MODEL_SETTINGS: dict[str, type] = {
+    "drafter": DrafterSettings,
+    "draft_options": DraftOptions,
+    "trtllm": TrtllmSettings,
+}
+SETTINGS = MODEL_SETTINGS | {"sampling": SamplingParams}
+"""What `with_settings` makes of the flags for a `ModelFlags`."""
+
+
+_DRAFTER = declared(DrafterSettings)["drafter"].option
+
+_place_flags = stack(
     setting(
         "--draft-device",
-        section=_SECTION,
+        section=DRAFTERS,
         type=DEVICE,
         metavar="auto|cpu|cuda",
         show_default="--device",
@@ -140,66 +75,47 @@ drafter_choices = stack(
     ),
     setting(
         "--draft-dtype",
-        section=_SECTION,
+        section=DRAFTERS,
         type=DTYPES,
         show_default="--dtype",
         help="Type that draft models compute in; auto is their own.",
     ),
 )
-"""How drafters other than lookahead draft."""
 
-drafter_flags = stack(
-    setting(
-        "--drafter",
-        section=_SECTION,
-        metavar=_NAMES,
-        default="lookahead",
-        help="What drafts. Of several with commas between, the first that has something to say "
-        "does, and the next ones fill the rest of the draft. PATH is a small model with the same "
-        "tokenizer.",
-    ),
-    drafter_choices,
-)
+drafter_flags = stack(options_of(DrafterSettings, DRAFTERS), _place_flags)
 """One drafter or chain."""
 
 drafter_arms = stack(
     several(
         "--drafter",
-        section=_SECTION,
+        section=DRAFTERS,
         type=TEXT,
-        metavar=_NAMES,
-        help="What drafts, several after one flag, each an arm of its own; of several with commas "
-        "between, the first that has something to say does, and the next ones fill the rest of the "
-        "draft. PATH is a small model with the same tokenizer.",
+        metavar=_DRAFTER.metavar,
+        help=f"{_DRAFTER.help} Several after one flag are an arm each.",
     ),
-    drafter_choices,
+    options_of(DrafterSettings, DRAFTERS, but=("drafter",)),
+    _place_flags,
 )
 """Several, to compare."""
 
 
-def drafter_settings(drafter: str, flags: DrafterFlags) -> DrafterSettings:
-    """The settings of a drafter or chain; raises UsageError for values out of their range."""
-    return DrafterSettings(
-        parse_drafter(drafter),
-        flags.gamma,
-        flags.egag,
-        flags.gamma_min,
-        flags.gamma_max,
-        flags.ema,
-        flags.ngram_kind,
-        flags.ngram_order,
-        flags.top_k_filler,
-        flags.stop_if_unknown,
-        flags.reset_in_between,
-        flags.rejection,
-    )
+class PlacedDrafts(Protocol):
+    """Flags that say where draft models run."""
+
+    @property
+    def draft_device(self) -> str | None:
+        """--draft-device."""
+
+    @property
+    def draft_dtype(self) -> str | None:
+        """--draft-dtype."""
 
 
 def check_drafters(
     engine_dir: str,
     settings: Iterable[tuple[str, DrafterSettings]],
     lookahead: Lookahead | None = None,
-    flags: DrafterFlags | None = None,
+    flags: PlacedDrafts | None = None,
 ) -> list[str]:
     """Check drafters against the model that they draft for, without loading any.
 

@@ -11,10 +11,10 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
+    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
-    drafter_settings,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
@@ -22,11 +22,12 @@ from trtla.cli.options import (
     color_flag,
     draft_flags,
     json_flag,
+    length_flag,
     model_flags,
     processor_flag,
     sampling_flags,
     setting,
-    several,
+    stop_flag,
     switch,
     with_processor,
 )
@@ -34,6 +35,7 @@ from trtla.cli.settings import check_new_file
 from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
+from trtla.settings.fields import with_settings
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from trtla.explain.record import RecordedRun, RecordedStep
     from trtla.explain.words import Style, Words
     from trtla.llm.llm import LLM
-    from trtla.settings.drafting import DrafterSettings
 
 _STYLES: dict[Style, dict[str, Any]] = {
     "plain": {},
@@ -63,13 +64,6 @@ class ExplainFlags(ModelFlags):
 
     request_lookahead: LookaheadConfig | None
     input_text: str
-    max_output_len: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: tuple[str, ...]
-    drafter: str
     step: int | None
     output: str | None
     strip: str | None
@@ -102,10 +96,10 @@ class ExplainFlags(ModelFlags):
     show_default="the server's",
     help="The request's own triple, at most the server's.",
 )
-@setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
+@length_flag
 @sampling_flags
 @processor_flag
-@several("--stop", section="Sampling", type=TEXT, help="Texts that end the output.")
+@stop_flag
 @drafter_flags
 @draft_flags
 @setting(
@@ -142,13 +136,13 @@ def explain(console: Console, /, **flags: Any) -> None:
     that it gave to the pool, the candidates that the pool had, the attention mask, what was
     accepted, what the target added and why the step ended there.
     """
-    given = ExplainFlags(**with_processor(flags))
+    given = ExplainFlags(**with_settings(with_processor(flags), **SETTINGS))
     console.color = given.color
-    drafter = drafter_settings(given.drafter, given)
     _check(given)
-    models = check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead, given)
-    request = _request(given, drafter)
-    with open_llm(given, drafter, models, max_batch_size=1) as llm:
+    named = [("--drafter", given.drafter)]
+    models = check_drafters(given.engine_dir, named, given.lookahead, given)
+    request = _request(given)
+    with open_llm(given, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 
@@ -184,19 +178,10 @@ def _check_picture(path: Path, flag: str, *, force: bool) -> None:
     theme()  # a missing matplotlib is reported before the run, not after it
 
 
-def _request(given: ExplainFlags, drafter: DrafterSettings) -> PromptRequest:
+def _request(given: ExplainFlags) -> PromptRequest:
     from trtla.data.prompts import gather
-    from trtla.settings.sampling import SamplingParams
 
-    sampling = SamplingParams(
-        max_output_len=given.max_output_len,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        seed=given.seed,
-        stop=given.stop,
-    )
-    return gather([given.input_text], None, sampling, drafter=drafter)[0]
+    return gather([given.input_text], None, given.sampling, drafter=given.drafter)[0]
 
 
 def _record_and_report(

@@ -7,12 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trtla.cli.options import TrtllmFlags, draft_options, trtllm_settings
-
 if TYPE_CHECKING:
     from trtla.cli.drafter_options import ModelFlags
     from trtla.llm.llm import LLM
-    from trtla.settings.drafting import DrafterSettings
 
 
 @contextmanager
@@ -30,13 +27,10 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def open_llm(
-    given: ModelFlags, drafter: DrafterSettings, draft_models: Sequence[str] = (), **more: Any
-) -> LLM:
+def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -> LLM:
     """The model that the flags name.
 
     Args:
-        drafter: what `given` says of drafters.
         draft_models: those that single requests name.
         more: arguments of `LLM` beside or instead of what the flags say.
     """
@@ -50,12 +44,11 @@ def open_llm(
             "tokenizer_dir": given.tokenizer_dir,
             "device": given.device,
             "dtype": given.dtype,
-            "draft_options": draft_options(given),
-            "drafter": drafter,
+            "draft_options": given.draft_options,
+            "drafter": given.drafter,
             "draft_models": draft_models,
             "draft_device": given.draft_device,
             "draft_dtype": given.draft_dtype,
-        }
-        if isinstance(given, TrtllmFlags):
-            settings["trtllm"] = trtllm_settings(given)
-        return LLM(given.engine_dir, **{**settings, **more})
+            "trtllm": given.trtllm,
+        } | more
+        return LLM(given.engine_dir, **settings)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
-from trtla.cli.command import Setting, Several
+from trtla.cli.command import Former, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.settings.sampling import parse_processor
-
-if TYPE_CHECKING:
-    from trtla.settings.drafting import Cells, DraftOptions
-    from trtla.settings.executor import TrtllmSettings
-
+from trtla.settings.drafting import DraftOptions
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.fields import Declared, declared
+from trtla.settings.sampling import SamplingParams, parse_processor
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -150,140 +147,94 @@ def color_flag(help_text: str, section: str = "Output") -> Decorator:
     )
 
 
-trtllm_flags = stack(
-    setting(
-        "--kv-cache-free-gpu-memory-fraction",
-        section="TensorRT-LLM engines",
-        type=float,
-        default=0.9,
-        help="Share of the free GPU memory that the K/V cache takes.",
-    ),
-    switch(
-        "--kv-cache-enable-block-reuse",
-        section="TensorRT-LLM engines",
-        help="Share K/V blocks between prompts with the same beginning.",
-    ),
-    switch(
-        "--enable-chunked-context",
-        section="TensorRT-LLM engines",
-        help="Let prompts be longer than max_num_tokens; plain engines only.",
-    ),
-    setting(
-        "--scheduler-policy",
-        section="TensorRT-LLM engines",
-        type=click.Choice(["guaranteed-no-evict", "max-utilization"]),
-        default="guaranteed-no-evict",
-        help="Whether a running request may be evicted to fill the batch.",
-    ),
-)
+def options_of(
+    kind: type, section: str, *, only: Sequence[str] = (), but: Sequence[str] = (), **other: Any
+) -> Decorator:
+    """The flags of a class of settings, in its order.
+
+    Args:
+        only: these settings; empty: all.
+        but: not these.
+        other: by setting, arguments of `click.option` in place of what its declaration says.
+    """
+    chosen = [
+        one
+        for one in declared(kind).values()
+        if one.name not in but and (not only or one.name in only)
+    ]
+    flags = (_flag(one, section, other.get(one.name, {})) for one in chosen)
+    return stack(*flags, *map(_former, chosen))
+
+
+def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
+    """The flag of one setting."""
+    flag, about = _spelled(one.flag), one.option
+    given = {"section": section, "help": about.help, **_type(one), **other}
+    if one.type is bool:
+        return setting(f"{flag}/--no-{flag[2:]}" if one.default else flag, is_flag=True, **given)
+    if one.is_texts and not about.commas:
+        return several(flag, **given)
+    if one.default is None:
+        given = {"show_default": about.shown or False, **given}
+    if about.metavar is not None:
+        given = {"metavar": about.metavar, **given}
+    return setting(flag, **given)
+
+
+def _type(one: Declared) -> dict[str, Any]:
+    """What a flag takes, and its default."""
+    if one.option.commas:
+        return {"default": ",".join(one.default)}
+    if one.is_texts:
+        return {"type": TEXT}
+    if one.choices:
+        names = [name.replace("_", "-") for name in one.choices]
+        return {"type": click.Choice(names), "default": one.default.replace("_", "-")}
+    return {"type": None if one.type is bool else one.type, "default": one.default}
+
+
+def _former(one: Declared) -> Decorator:
+    """The former name of a setting's flag, if it has one."""
+    name = one.option.former
+    return _hidden(name, now=one.flag, **_type(one)) if name else stack()
+
+
+def _hidden(name: str, **kwargs: Any) -> Decorator:
+    return click.option(_spelled(name), cls=Former, **kwargs)
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+trtllm_flags = options_of(TrtllmSettings, "TensorRT-LLM engines")
 """How TensorRT-LLM's executor runs; names and defaults of its run.py."""
 
 
-@dataclass(frozen=True)
-class DraftFlags:
-    """The values of `draft_flags`."""
+def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise UsageError(
+            "--draft-context is no option any more: prompt lookup is a drafter of its own",
+            "use --drafter lookahead,prompt-lookup",
+        )
 
-    draft_context: int
-    draft_merge: bool
-    draft_accept_window: bool
-    draft_keep_pool: int
-    draft_cells: Cells
-
-
-@dataclass(frozen=True)
-class TrtllmFlags:
-    """The values of `trtllm_flags`."""
-
-    kv_cache_free_gpu_memory_fraction: float
-    kv_cache_enable_block_reuse: bool
-    enable_chunked_context: bool
-    scheduler_policy: str
-
-
-def trtllm_settings(flags: TrtllmFlags) -> TrtllmSettings:
-    """The values of `trtllm_flags`."""
-    from trtla.settings.executor import TrtllmSettings
-
-    policy: Any = flags.scheduler_policy.replace("-", "_")  # one of click's choices
-    return TrtllmSettings(
-        flags.kv_cache_free_gpu_memory_fraction,
-        flags.kv_cache_enable_block_reuse,
-        flags.enable_chunked_context,
-        policy,
-    )
-
-
-_DRAFTS = "Drafts of torch engines: they change the speed, never the text"
 
 draft_flags = stack(
-    setting(
-        "--draft-context",
-        section=_DRAFTS,
-        type=click.IntRange(1, 16),
-        metavar="TOKENS",
-        default=1,
-        help="Most tokens that candidates are looked up by: 1 is the pool alone, from 2 on prompt "
-        "and output are searched for the longest match.",
-    ),
-    switch("--draft-merge", section=_DRAFTS, help="Feed what candidates begin with alike once."),
-    switch("--draft-accept-window", section=_DRAFTS, help="Accept tokens of the window too."),
-    setting(
-        "--draft-keep-pool",
-        section=_DRAFTS,
-        type=click.IntRange(0),
-        metavar="NGRAMS",
-        default=0,
-        help="N-grams kept from one request for the next, as further candidates.",
-    ),
-    setting(
-        "--draft-cells",
-        section=_DRAFTS,
-        type=click.Choice(["greedy", "drawn"]),
-        default="greedy",
-        help="What the window of a sampled request is made of: the most probable tokens, or drawn "
-        "ones.",
-    ),
+    options_of(DraftOptions, "Lookahead drafting"),
+    _hidden("draft_merge", is_flag=True),
+    _hidden("draft_accept_window", is_flag=True),
+    _hidden("draft_context", callback=_refuse_context),
 )
-"""How lookahead drafts; the defaults are what TensorRT-LLM does."""
+"""How lookahead drafts, and flags that there were: what the first two ask for is the default."""
 
-
-def draft_options(flags: DraftFlags) -> DraftOptions:
-    """The values of `draft_flags`."""
-    from trtla.settings.drafting import DraftOptions
-
-    return DraftOptions(
-        flags.draft_context,
-        flags.draft_merge,
-        flags.draft_accept_window,
-        flags.draft_keep_pool,
-        flags.draft_cells,
-    )
-
-
-filter_flags = stack(
-    setting("--top-k", section="Sampling", type=int, default=0, help="0 keeps all tokens."),
-    setting("--top-p", section="Sampling", type=float, default=1.0, help="1 keeps all tokens."),
-)
-"""Which tokens may be drawn."""
-
-sampling_flags = stack(
-    setting(
-        "--temperature",
-        section="Sampling",
-        type=float,
-        default=0.0,
-        help="0 takes the most probable token.",
-    ),
-    filter_flags,
-    setting(
-        "--seed",
-        section="Sampling",
-        type=int,
-        default=0,
-        help="Fixes the sampled text; lookahead never changes it.",
-    ),
+length_flag = options_of(SamplingParams, "Sampling", only=("max_output_len",))
+sampling_flags = options_of(
+    SamplingParams, "Sampling", but=("max_output_len", "stop", "allotted_time_ms")
 )
 """How tokens are chosen."""
+filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
+"""Which tokens may be drawn."""
+stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
 
 _FILTERS = ("temperature", "top_k", "top_p")

@@ -14,29 +14,30 @@ import click
 
 from trtla.cli.beam_options import (
     beam_flags,
-    beam_settings,
+    beams_wanted,
     search_and_report,
-    take_beam_flags,
 )
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
+    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
-    drafter_settings,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
-    TrtllmFlags,
     color_flag,
     draft_flags,
     json_flag,
+    length_flag,
     model_flags,
+    options_of,
     processor_flag,
     sampling_flags,
     setting,
     several,
+    stop_flag,
     switch,
     trtllm_flags,
     with_processor,
@@ -44,9 +45,11 @@ from trtla.cli.options import (
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
-from trtla.errors import CheckFailed, UsageError
+from trtla.errors import CheckFailed, UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
+from trtla.settings.fields import with_settings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.sampling import BeamSettings, SamplingParams
 from trtla.trtllm import library as mpi
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunFlags(ModelFlags, TrtllmFlags):
+class RunFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
     request_lookahead: tuple[Lookahead, ...]
@@ -64,17 +67,11 @@ class RunFlags(ModelFlags, TrtllmFlags):
     max_batch_size: int | None
     input_text: tuple[str, ...]
     input_file: str | None
-    max_output_len: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop: tuple[str, ...]
-    allotted_time_ms: int | None
     stream: bool
     check_lossless: bool
     color: str
-    drafter: str
+    beams: BeamSettings
+    num_return_sequences: int | None
 
 
 @click.command(
@@ -119,15 +116,12 @@ class RunFlags(ModelFlags, TrtllmFlags):
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
+@length_flag
 @sampling_flags
 @processor_flag
-@several("--stop", section="Sampling", type=TEXT, help="Texts that end an output.")
-@setting(
-    "--allotted-time-ms",
-    section="Sampling",
-    type=COUNT,
-    help="Milliseconds after which a request ends as it is.",
+@stop_flag
+@options_of(
+    SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
 )
 @beam_flags
 @drafter_flags
@@ -149,14 +143,12 @@ def run(console: Console, /, **flags: Any) -> None:
     steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
     tells that the text loops, which flatters it.
     """
-    beam_choice = take_beam_flags(flags)
-    beams = beam_settings(beam_choice)
-    given = RunFlags(**with_processor(flags))
-    console.color = given.color
+    given = RunFlags(**with_settings(with_processor(flags), **SETTINGS, beams=BeamSettings))
+    console.color, drafter = given.color, given.drafter
+    by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    drafter = drafter_settings(given.drafter, given)
-    requests = _requests(given, drafter) if mpi.rank() == 0 else []
-    if beams is not None:
+    requests = _requests(given) if mpi.rank() == 0 else []
+    if by_beams:
         check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
     drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
@@ -166,13 +158,13 @@ def run(console: Console, /, **flags: Any) -> None:
     for request in requests:
         if request.lookahead == "auto":
             check_auto(request.drafter or drafter, request.name)
-    with open_llm(given, drafter, models, max_batch_size=given.max_batch_size) as llm:
+    with open_llm(given, models, max_batch_size=given.max_batch_size) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        if beams is None:
-            _decode_and_report(console, llm, requests, given)
+        if by_beams:
+            search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
-            search_and_report(console, llm, requests, beams, beam_choice.num_return_sequences)
+            _decode_and_report(console, llm, requests, given)
 
 
 def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
@@ -185,26 +177,16 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
             )
 
 
-def _requests(given: RunFlags, drafter: DrafterSettings) -> list[PromptRequest]:
+def _requests(given: RunFlags) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
-    from trtla.settings.sampling import SamplingParams
 
     if given.no_lookahead and given.request_lookahead:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "leave one of them away"
         )
-    sampling = SamplingParams(
-        max_output_len=given.max_output_len,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        seed=given.seed,
-        stop=given.stop,
-        allotted_time_ms=given.allotted_time_ms,
-    )
-    triples = given.request_lookahead
-    requests = gather(given.input_text, given.input_file, sampling, triples, drafter)
+    texts, file, triples = given.input_text, given.input_file, given.request_lookahead
+    requests = gather(texts, file, given.sampling, triples, given.drafter)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
@@ -263,8 +245,9 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
             beams.
     """
     if is_trtllm(Path(given.engine_dir)):
-        raise UsageError(
-            f"{given.engine_dir} is a TensorRT-LLM engine, and trtla builds none with beams",
+        raise trtllm_cannot(
+            given.engine_dir,
+            "and trtla builds none with beams",
             "leave --num-beams away, or build with --backend torch",
         )
     for what, reason in (*_excluded(given), *_excluded_in(requests)):
@@ -283,13 +266,14 @@ _UNDRAFTED = "beams are searched without drafts"
 def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
     """(flag, why it is refused) of the command line."""
     context = click.get_current_context()
-    if given.temperature > 0 and given.top_k != 1:
+    sampling = given.sampling
+    if not sampling.greedy:
         by_name = source(context, "processor") != "default"
         flag = "--processor" if by_name else "--temperature"
-        yield f"{flag} (temperature {given.temperature:g})", _DRAWN
-    if given.stop:
+        yield f"{flag} (temperature {sampling.temperature:g})", _DRAWN
+    if sampling.stop:
         yield "--stop", _ENDS
-    if given.allotted_time_ms is not None:
+    if sampling.allotted_time_ms is not None:
         yield "--allotted-time-ms", _UNTIMED
     if given.stream:
         yield "--stream", "beams are known when all have ended"
@@ -300,7 +284,7 @@ def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
     if given.lookahead == "auto":
         yield "--lookahead auto", _UNDRAFTED
     # Presets and the environment name a drafter for whatever can be drafted for.
-    if source(context, "drafter") == "flag" and given.drafter != NO_DRAFTER.name:
+    if source(context, "drafter") == "flag" and given.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
 
 

@@ -28,13 +28,14 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     if value is None:
         return
     params = {p.name: p for p in ctx.command.params if p.name and p.name not in _NOT_IN_PRESETS}
+    shown = [name for name, param in params.items() if not getattr(param, "hidden", False)]
     settings = _read(Path(value))
     for key in settings:
         if key not in params:
             raise UsageError(
                 f'{value} has the unknown key "{key}"',
-                f"{did_you_mean(key, params)}the keys of {ctx.command_path} are "
-                f"{', '.join(sorted(params))}",
+                f"{did_you_mean(key, shown)}the keys of {ctx.command_path} are "
+                f"{', '.join(sorted(shown))}",
             )
     given = {key: item for key, item in settings.items() if item is not None}
     ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in given.items()}

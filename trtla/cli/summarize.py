@@ -15,16 +15,15 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
+    SETTINGS,
     ModelFlags,
     check_drafters,
     drafter_flags,
-    drafter_settings,
 )
 from trtla.cli.engine_check import check_triples
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     PATH,
-    TrtllmFlags,
     draft_flags,
     json_flag,
     model_flags,
@@ -37,7 +36,8 @@ from trtla.cli.settings import check_folder
 from trtla.cli.values import COUNT, TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
-from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.drafting import NO_DRAFTER
+from trtla.settings.fields import with_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from trtla.bench.summarize import Article, Side
     from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
-    from trtla.settings.sampling import SamplingParams
 
 COLUMNS = {
     "name": "side",
@@ -63,7 +62,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class SummarizeFlags(ModelFlags, TrtllmFlags):
+class SummarizeFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
     hf_model_dir: str | None
@@ -74,13 +73,8 @@ class SummarizeFlags(ModelFlags, TrtllmFlags):
     batch_size: int
     max_input_length: int
     output_len: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
     rouge1_threshold: float | None
     output: str | None
-    drafter: str
 
     @property
     def run_engine(self) -> bool:
@@ -147,14 +141,15 @@ def summarize(console: Console, /, **flags: Any) -> None:
     """
     from trtla.bench import summarize as work
 
-    given = SummarizeFlags(**flags)
-    sampling = _check(given)
+    flags["max_output_len"] = flags["output_len"]
+    given = SummarizeFlags(**with_settings(flags, **SETTINGS))
+    _check(given)
     check_triples(given.engine_dir, given.lookahead)
-    drafter = drafter_settings(given.drafter, given)
-    check_drafters(given.engine_dir, [("--drafter", drafter)], given.lookahead, given)
+    check_drafters(given.engine_dir, [("--drafter", given.drafter)], given.lookahead, given)
     work.require_extras(given.dataset)
-    articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
-    sides, prompts = _measure(console, given, sampling, drafter, articles)
+    seed = given.sampling.seed
+    articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
+    sides, prompts = _measure(console, given, articles)
     if not sides:  # a serving rank of mpirun has nothing to tell
         return
     _print(console, sides, _settings(given, prompts))
@@ -164,46 +159,33 @@ def summarize(console: Console, /, **flags: Any) -> None:
         work.check_rouge1(sides[0], given.rouge1_threshold)
 
 
-def _check(given: SummarizeFlags) -> SamplingParams:
-    """What can be refused before torch is imported."""
-    from trtla.settings.sampling import SamplingParams
-
+def _check(given: SummarizeFlags) -> None:
+    """Refuse what can be refused before torch is imported."""
     if given.test_hf and not given.hf_model_dir:
         raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
-    if given.test_hf and given.temperature > 0:
+    if given.test_hf and given.sampling.temperature > 0:
         raise UsageError(
-            f"--test-hf is greedy, and temperature is {given.temperature}",
+            f"--test-hf is greedy, and temperature is {given.sampling.temperature}",
             "leave --temperature or --test-hf away",
         )
     if given.output:
         check_folder(Path(given.output), "--output")
-    return SamplingParams(
-        max_output_len=given.output_len,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        seed=given.seed,
-    )
 
 
 def _measure(
-    console: Console,
-    given: SummarizeFlags,
-    sampling: SamplingParams,
-    drafter: DrafterSettings,
-    articles: list[Article],
+    console: Console, given: SummarizeFlags, articles: list[Article]
 ) -> tuple[list[Side], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
     from trtla.bench.summarize import encode, hf_side, measure, score
 
     folder = given.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
-    with open_llm(given, drafter, tokenizer_dir=folder, max_batch_size=size) as llm:
+    with open_llm(given, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
         prompts = encode(tokenizer, articles, longest)
-        sides = list(_engine_sides(llm, sampling, prompts, given)) if given.run_engine else []
+        sides = list(_engine_sides(llm, prompts, given)) if given.run_engine else []
         engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
         arithmetic = (given.device, given.dtype, engine_dtype)
@@ -214,14 +196,12 @@ def _measure(
     return sides, prompts
 
 
-def _engine_sides(
-    llm: LLM, sampling: SamplingParams, prompts: list[list[int]], given: SummarizeFlags
-) -> Iterator[Side]:
+def _engine_sides(llm: LLM, prompts: list[list[int]], given: SummarizeFlags) -> Iterator[Side]:
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
 
-    yield measure(ENGINE, engine_side(llm, sampling), prompts, given.batch_size)
+    yield measure(ENGINE, engine_side(llm, given.sampling), prompts, given.batch_size)
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
-        plain = engine_side(llm, sampling, NO_DRAFTER)
+        plain = engine_side(llm, given.sampling, NO_DRAFTER)
         yield measure(PLAIN, plain, prompts, given.batch_size)
 
 
@@ -257,8 +237,8 @@ def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]
         "batch_size": given.batch_size,
         "max_input_length": given.max_input_length,
         "output_len": given.output_len,
-        "temperature": given.temperature,
-        "seed": given.seed,
+        "temperature": given.sampling.temperature,
+        "seed": given.sampling.seed,
     }
 
 

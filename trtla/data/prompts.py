@@ -7,49 +7,42 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
-from trtla.arguments import check_text
 from trtla.errors import UsageError
 from trtla.files import parse_jsonl, read_text
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind, parse_drafter
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.fields import Kind, check_text, declared
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
 
 
-class PromptLine(BaseModel):
-    """One line of a .jsonl prompt file: `text` or `input_ids`, and what differs from the flags."""
-
+class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: str | None = None
     input_ids: list[int] | None = None
     lookahead: str | list[int] | None = None
-    max_output_len: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    allotted_time_ms: int | None = None
-    drafter: str | list[str] | None = None
-    gamma: int | None = None
-    egag: bool | None = None
-    gamma_min: int | None = None
-    gamma_max: int | None = None
-    ema: float | None = None
-    ngram_kind: NgramKind | None = None
-    ngram_order: int | None = None
-    top_k_filler: int | None = None
-    stop_if_unknown: bool | None = None
-    reset_in_between: bool | None = None
-    rejection: bool | None = None
+
+
+def prompt_line(*kinds: type) -> type[_Line]:
+    """The model of a line, which may have a key for each setting of these classes."""
+    keys: dict[str, Any] = {
+        one.name: (one.json_type | str | None if one.is_texts else one.json_type | None, None)
+        for kind in kinds
+        for one in declared(kind).values()
+    }
+    return create_model("PromptLine", __base__=_Line, **keys)
+
+
+PromptLine = prompt_line(SamplingParams, DrafterSettings)
+"""One line of a .jsonl prompt file: `text` or `input_ids`, and what differs from the flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +143,20 @@ def _from_file(
 
 
 def _from_line(
-    where: str, line: PromptLine, flags: SamplingParams, drafter: DrafterSettings
+    where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings
 ) -> PromptRequest:
     if (line.text is None) == (line.input_ids is None):
         raise UsageError(f'{where} needs either "text" or "input_ids"', "give exactly one of them")
     try:
-        sampling = _sampling(line, flags)
-        lookahead, own = _lookahead(line), _drafter(line, drafter)
+        sampling, own = _replaced(flags, line), _replaced(drafter, line)
+        lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
     prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-    return PromptRequest(where, prompt, sampling, lookahead, own)
+    return PromptRequest(where, prompt, sampling, lookahead, None if own is drafter else own)
 
 
-def _lookahead(line: PromptLine) -> Lookahead | None:
+def _lookahead(line: _Line) -> Lookahead | None:
     if line.lookahead is None:
         return None
     if line.lookahead == "auto":
@@ -171,18 +164,8 @@ def _lookahead(line: PromptLine) -> Lookahead | None:
     return LookaheadConfig.parse(line.lookahead)
 
 
-def _own(line: PromptLine, model: type[Any]) -> dict[str, Any]:
-    """The line's values of a dataclass's fields."""
-    own = {f.name: getattr(line, f.name, None) for f in fields(model)}
-    return {key: value for key, value in own.items() if value is not None}
-
-
-def _drafter(line: PromptLine, flags: DrafterSettings) -> DrafterSettings | None:
-    own = _own(line, DrafterSettings)
-    if line.drafter is not None:
-        own["drafter"] = parse_drafter(line.drafter)
-    return replace(flags, **own) if own else None
-
-
-def _sampling(line: PromptLine, flags: SamplingParams) -> SamplingParams:
-    return replace(flags, **_own(line, SamplingParams))
+def _replaced(settings: Kind, line: _Line) -> Kind:
+    """The settings with the line's own values; the same object where it has none."""
+    given = {name: getattr(line, name) for name in declared(type(settings))}
+    own = {name: value for name, value in given.items() if value is not None}
+    return replace(settings, **own) if own else settings  # type: ignore[type-var]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trtla.arguments import whole
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
 from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
@@ -19,6 +18,7 @@ from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
 from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
+from trtla.settings.fields import whole
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__
 

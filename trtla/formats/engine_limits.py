@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trtla.arguments import wrong
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.config import (
@@ -20,6 +19,7 @@ from trtla.formats.config import (
     BuildConfig,
     CheckpointConfig,
 )
+from trtla.settings.fields import wrong
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 DEFAULT_INPUT_LEN = 1024

@@ -1,4 +1,4 @@
-"""One prompt's answer while it grows: chunks on the way, a completion at the end."""
+"""One prompt's answer: settings per prompt, chunks while it grows, a completion at the end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from trtla.arguments import is_whole, shown
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
-from trtla.runtime.loop.beams import BeamSettings, Hypothesis
-from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""
@@ -296,9 +295,15 @@ def beam_text(
     beam: Hypothesis, settings: BeamSettings, prompt: Sequence[int], tokenizer: Tokenizer | None
 ) -> BeamText:
     """A hypothesis that continues a prompt, as text where there is a tokenizer."""
-    told = beam.tokens[:-1] if beam.finished else beam.tokens
+    shown = beam.tokens[:-1] if beam.finished else beam.tokens
     text = None
     if tokenizer is not None:
         stream = TextStream(tokenizer.decode, prompt, (), tokenizer.byte_tokens)
-        text = stream.push(told, last=True)
-    return BeamText(beam.tokens, text, beam.log_prob, settings.score(beam), beam.finished)
+        text = stream.push(shown, last=True)
+    return BeamText(
+        beam.tokens,
+        text,
+        beam.log_prob,
+        settings.score(beam.log_prob, len(beam.tokens)),
+        beam.finished,
+    )

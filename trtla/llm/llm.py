@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from trtla.arguments import check_text, texts
 from trtla.errors import UsageError
 from trtla.llm.answer import (
     Answer,
@@ -30,16 +29,15 @@ from trtla.llm.open import (
 )
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.llm.text_stream import StopStrings, TextStream
-from trtla.runtime.auto.costs import CostPlan, CostTable, cost_measurer
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beams import BeamSearcher, BeamSettings
-from trtla.runtime.loop.scores import scorer
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.fields import check_text, texts
 from trtla.settings.lookahead import Lookahead, refuse_auto
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
@@ -76,7 +74,7 @@ class LLM:
         Args:
             model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
                 is converted in memory, one of the T5 family runs as it is.
-            lookahead: the server's triple; None takes the engine's own, or (7,7,7) for a Hugging
+            lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
@@ -89,8 +87,8 @@ class LLM:
         """
         check_opened_with(model, lookahead, drafter)
         self._adaptive = lookahead == "auto"
-        server = None if lookahead == "auto" else lookahead
-        self.engine = open_model(Path(model), server)
+        default = None if lookahead == "auto" else lookahead
+        self.engine = open_model(Path(model), default)
         if self._adaptive and self.engine.backend == "tensorrt-llm":
             raise refuse_auto(self.engine.name)
         self._drafter = drafter or LOOKAHEAD
@@ -98,7 +96,7 @@ class LLM:
             check_auto(self._drafter, self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         options = ExecutorOptions(
-            lookahead=server,
+            lookahead=default,
             device=device,
             dtype=dtype,
             max_batch_size=max_batch_size,
@@ -150,9 +148,9 @@ class LLM:
         Args:
             prompts: one prompt or several; a text, or token ids.
             sampling: one for all prompts, or one each.
-            lookahead: per-request triples, at most the server's, each step feeding all of them; or
-                `auto`: each step feeds what pays of the server's. None is what the LLM was opened
-                with. The text is the same in all cases.
+            lookahead: per-request triples, at most the default one, each step feeding all of
+                them; or `auto`: each step feeds what pays of the default one. None is what the LLM
+                was opened with. The text is the same in all cases.
             drafter: what drafts for them; None is what the LLM was opened with.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
@@ -205,7 +203,7 @@ class LLM:
         if decode is None and stop:
             raise UsageError(
                 f"{name} has a stop string, but the model has no tokenizer",
-                "leave stop away, or give --tokenizer-dir",
+                "omit stop, or give --tokenizer-dir",
             )
         runs = self.tokenizer.byte_tokens if self.tokenizer else None
         check = StopStrings(decode, start, stop, runs) if decode and stop else None
@@ -222,8 +220,7 @@ class LLM:
         Raises:
             UsageError: the engine is TensorRT-LLM's.
         """
-        measurer = cost_measurer(self._executor, self.engine.name)
-        return self._shared.call(lambda _: measurer.measure_costs(plan))
+        return self._shared.call(lambda executor: executor.measure_costs(plan))
 
     def beam_search(
         self,
@@ -239,15 +236,9 @@ class LLM:
             UsageError: the prompt does not fit, or the engine is TensorRT-LLM's.
             TrtlaError: the K/V cache has no room for the beams, or the logits are not finite.
         """
-        searcher = self._executor
-        if not isinstance(searcher, BeamSearcher):
-            raise UsageError(
-                f"{self.engine.name} is a TensorRT-LLM engine, and trtla builds none with beams",
-                "search with a torch engine",
-            )
         sampling = SamplingParams(max_output_len=max_output_len)
         request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
-        found = self._shared.call(lambda _: searcher.beam_search(request, chosen))
+        found = self._shared.call(lambda executor: executor.beam_search(request, chosen))
         return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
@@ -259,12 +250,11 @@ class LLM:
             UsageError: prompt and output do not fit, or the engine is TensorRT-LLM's.
             TrtlaError: the K/V cache has no room for them, or the logits are not finite.
         """
-        executor = scorer(self._executor, self.engine.name)
         if not output_ids:
             return []
         sampling = SamplingParams(max_output_len=len(output_ids))
         request = self.request(prompt, sampling, "the prompt")
-        return self._shared.call(lambda _: executor.log_probs(request, output_ids))
+        return self._shared.call(lambda executor: executor.log_probs(request, output_ids))
 
     def request(
         self,

@@ -1,7 +1,4 @@
-"""From paths to what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models.
-
-Nothing is loaded here: engines hold where their weights are.
-"""
+"""Opens what `LLM` runs: engines, Hugging Face folders, tokenizers, draft models, executors."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.trtllm import library as mpi
 
 DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
-"""The server's triple for a Hugging Face folder when none is given."""
+"""The default triple for a Hugging Face folder when none is given."""
 
 
 def draft_engines(

@@ -52,7 +52,7 @@ class SharedExecutor:
         """A call has been inside since the last step: streams that wait come first."""
         self._receivers: dict[int, Caller] = {}
         self._abandoned: deque[int] = deque()
-        self._torn = False
+        self._unfinished = False
         """Outputs have left the executor, and may not have reached their receivers."""
 
     @property
@@ -198,7 +198,7 @@ class SharedExecutor:
 
     def _settle(self) -> None:
         """Before anything else inside: what interrupts and finalisers have left to be done."""
-        if self._torn:
+        if self._unfinished:
             self._executor.resend()
         while self._abandoned:
             self._executor.cancel(self._abandoned[0])
@@ -208,13 +208,13 @@ class SharedExecutor:
         """Step, and put the outputs into their receivers' inboxes."""
         self._step_due = False
         self._settle()
-        self._torn = True
+        self._unfinished = True
         outputs = self._executor.poll()
         for output in outputs:
             receiver = self._receivers.get(output.request_id)
             if receiver is not None:
                 receiver.inbox.put(output)
-        self._torn = False
+        self._unfinished = False
         if not outputs and caller.inbox.empty():
             raise TrtlaError(
                 "the executor has nothing in flight, and a request has not ended",

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtla.arguments import check_text
 from trtla.errors import UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.hf import load_tokenizer
+from trtla.settings.fields import check_text
 
 
 class Tokenizer:
@@ -21,7 +21,7 @@ class Tokenizer:
         self._folder = folder
         self._plain = open_tokenizer_json(folder)
         if self._plain is None:
-            _ = self.inner  # a folder that cannot be used is told now
+            _ = self.inner  # a folder that cannot be used is reported now
 
     @cached_property
     def inner(self) -> Any:

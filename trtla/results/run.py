@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.data.prompts import PromptRequest
-from trtla.runtime.loop.beams import BeamSettings
 from trtla.runtime.stats import accepted_per_pos, tokens_per_step
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.llm.answer import BeamText

@@ -1,8 +1,7 @@
-"""Blocks of ended texts, kept until their room is needed, and found again by the tokens they hold.
+"""The K/V cache's blocks as integers: free, owned by sequences, or kept for texts that begin alike.
 
-Integers only: a tree in which a block's place is all tokens up to its last one, so two texts meet
-in a block only if both begin with these. What may be shared and what lies in the cache is known
-elsewhere.
+A kept block is found by all tokens up to its last one, so two texts share a block only if both
+begin with these.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _Kept:
     parent: _Kept | None
     children: dict[Tokens, _Kept] = field(default_factory=dict)
     users: int = 0
-    """Running sequences that read it; whoever reads a block reads its parent too."""
+    """Running sequences that read it; who reads a block reads its parent too."""
 
 
 class KeptBlocks:
@@ -124,7 +123,7 @@ class BlockPool:
         self.reset()
 
     def reset(self) -> None:
-        """Take all blocks back from whoever had them, and keep none."""
+        """Take all blocks back from all sequences, and keep none."""
         self._free = set(range(self.num_blocks))
         self._kept = KeptBlocks(TOKENS_PER_BLOCK)
 

@@ -1,4 +1,4 @@
-"""Drafts, trees of tokens below the input token, and the protocol of what makes them.
+"""Drafts, trees of tokens below the input token, and the base of what makes them.
 
 Every draft, the lookahead window included, is a tree: a node sees the cached tokens and its own
 ancestors, and stands at the input's position plus its depth. Mask and positions follow from the
@@ -7,9 +7,10 @@ parents, so nothing else has to be said about them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +35,8 @@ class Draft:
     """What of the nodes to read is observed: the target's own draw; its argmax if False."""
     top: int = 0
     """How many of the most probable tokens the drafter wants to see, after the input and after each
-    accepted node; it is a `RankingDrafter` then."""
-    laws: Tensor | None = field(default=None, compare=False)
+    accepted node: they go to `Drafter.ranked`."""
+    draft_probs: Tensor | None = field(default=None, compare=False)
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
 
@@ -104,7 +105,7 @@ class Draft:
             window_candidates=tuple(
                 places[node] for node in self.window_candidates if node in places
             ),
-            laws=None if self.laws is None else self.laws[: len(nodes)],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[: len(nodes)],
         )
 
 
@@ -133,13 +134,19 @@ class StepLimit:
     """Feed the window. A window that is left out waits: its cells stand relative to the input."""
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Guesses what the target will say: it changes the speed of decoding, never the text.
 
     One object serves one request. `propose` is called once per generation step and `observe` once
-    per forward that committed tokens, the prompt pass first.
+    per forward that committed tokens, the prefill first.
     """
 
+    adaptive = False
+    """Whether it has `guesses`, of which `auto` may choose what is fed."""
+    lazy_pooling = False
+    """Put off work on committed text until `guesses` are asked for; set by `auto`."""
+
+    @abstractmethod
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """The tree for the next step, at most the request's max_draft_len tokens.
 
@@ -148,49 +155,37 @@ class Drafter(Protocol):
                 token, costly guesses need not be made.
         """
 
-    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:  # noqa: B027
         """Learn from a forward.
 
         Args:
             greedy: the target's argmax after each node of the draft's `read`, in that order, or
-                its draws where the draft asks for them; empty for the prompt pass.
+                its draws where the draft asks for them; empty for the prefill.
             committed: the tokens that became output, in order.
         """
 
-
-@runtime_checkable
-class RankingDrafter(Protocol):
-    """A drafter that learns from more than what became output."""
-
-    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """What the target held for most probable; called before `observe`.
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:  # noqa: B027
+        """Learn what the target held for most probable; called before `observe`.
 
         Args:
             tops: for each committed token, in order, at least as many tokens as `Draft.top` asked
                 for where the request's top-k and top-p leave that many; the most probable first.
         """
 
+    def guesses(self) -> list[Guess]:
+        """Continuations of the input token that it could propose, the best first."""
+        return []
 
-@runtime_checkable
-class ClosingDrafter(Protocol):
-    """A drafter that holds what others wait for, such as blocks of a cache."""
-
-    def close(self) -> None:
-        """Let go of it: the request has ended, however it did."""
-
-
-@runtime_checkable
-class SharingDrafters(Protocol):
-    """What makes drafters that share something, such as a cache or n-grams."""
-
-    def reset(self) -> None:
-        """Begin anew with what is shared; the drafters that were made are not used again."""
+    def close(self) -> None:  # noqa: B027
+        """Release what others wait for, such as blocks of a cache: the request has ended."""
 
 
-def close_drafter(drafter: object) -> None:
-    """Tell a drafter that its request has ended, if it wants to know."""
-    if isinstance(drafter, ClosingDrafter):
-        drafter.close()
+class NoDrafter(Drafter):
+    """Plain autoregressive decoding: nothing is proposed."""
+
+    def propose(self, limit: StepLimit | None = None) -> Draft:
+        """The input token alone."""
+        return NO_DRAFT
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -212,14 +207,3 @@ def fit(drafts: list[Draft], room: int) -> list[Draft]:
         fitting[index] = drafts[index].cut(left // (len(order) - place))
         left -= len(fitting[index].tokens)
     return fitting
-
-
-class NoDrafter:
-    """Plain autoregressive decoding: nothing is proposed."""
-
-    def propose(self, limit: StepLimit | None = None) -> Draft:
-        """The input token alone."""
-        return NO_DRAFT
-
-    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Nothing to learn."""

@@ -1,77 +1,22 @@
-"""What every executor takes and gives: requests, outputs, limits, statistics and the protocol.
-
-Plain integers and strings; nothing here knows tensors, tokenizers or which executor is behind.
-"""
+"""The base of both executors: their methods, and the record from which they recover."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from trtla.errors import TrtlaError, UsageError
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import Output, Request
+from trtla.runtime.request import Hypothesis, Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
+from trtla.settings.sampling import BeamSettings
 
-
-class Executor(Protocol):
-    """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
-
-    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
-    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
-    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
-    everything. One thread at a time may be inside.
-    """
-
-    @property
-    def limits(self) -> ExecutorLimits:
-        """What requests must fit into."""
-
-    @property
-    def description(self) -> str:
-        """What runs the model, in a few words: library, device, arithmetic."""
-
-    @property
-    def is_leader(self) -> bool:
-        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
-
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
-
-    def poll(self, timeout: float | None = None) -> list[Output]:
-        """Advance, and return the new outputs."""
-
-    def resend(self) -> None:
-        """Say that outputs of the last `poll` may be lost.
-
-        The next `poll` reports all outputs of what was in flight then once more, from each
-        request's first token, as it does by itself after a `poll` that raised.
-        """
-
-    def cancel(self, request_id: int) -> None:
-        """End a request; unknown ids are ignored."""
-
-    def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened."""
-
-    def close(self) -> None:
-        """Release memory and devices; further calls raise."""
-
-    def __enter__(self) -> Executor: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-OpenedT = TypeVar("OpenedT", bound="OpenExecutor")
+ExecutorT = TypeVar("ExecutorT", bound="Executor")
 
 
 def check_process(opened_in: int) -> None:
@@ -87,8 +32,17 @@ def check_process(opened_in: int) -> None:
         )
 
 
-class OpenExecutor(ABC):
-    """An executor that is open until it is closed, once; a context manager."""
+class Executor(ABC):
+    """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
+
+    `submit` checks the request and raises `UsageError` without changing anything. `poll` works
+    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
+    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
+    everything. One thread at a time may be inside. It is a context manager.
+
+    An executor belongs to the process that opened it: a fork has its memory, but neither the
+    threads that compute nor the device.
+    """
 
     def __init__(self, limits: ExecutorLimits) -> None:
         self._limits = limits
@@ -99,6 +53,67 @@ class OpenExecutor(ABC):
     def limits(self) -> ExecutorLimits:
         """What requests must fit into."""
         return self._limits
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What runs the model, in a few words: library, device, arithmetic."""
+
+    @property
+    def is_leader(self) -> bool:
+        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
+        return True
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+
+    @abstractmethod
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Advance, and return the new outputs."""
+
+    @abstractmethod
+    def resend(self) -> None:
+        """Outputs of the last `poll` may be lost.
+
+        The next `poll` reports all outputs of what was in flight then once more, from each
+        request's first token, as it does by itself after a `poll` that raised.
+        """
+
+    @abstractmethod
+    def cancel(self, request_id: int) -> None:
+        """End a request; unknown ids are ignored."""
+
+    @abstractmethod
+    def stats(self) -> ExecutorStats:
+        """Counters since the executor was opened."""
+
+    def log_probs(self, request: Request, output_ids: Sequence[int]) -> list[float]:
+        """Natural logarithms of the target's probabilities, one for each of `output_ids`.
+
+        Raises:
+            UsageError: the executor gives none, or prompt and output do not fit.
+        """
+        raise self._unable("gives no logits", "score")
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        """The best hypotheses, the best first.
+
+        Raises:
+            UsageError: the executor searches none, or the request does not fit.
+        """
+        raise self._unable("has no beams", "search")
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        """Time forwards now.
+
+        Raises:
+            UsageError: the executor's forwards cannot be timed.
+        """
+        raise self._unable("cannot time single forwards", "measure")
+
+    def _unable(self, what: str, verb: str) -> UsageError:
+        return UsageError(f"{self.description} {what}", f"{verb} with a torch engine")
 
     @abstractmethod
     def _release(self) -> None:
@@ -129,7 +144,7 @@ class OpenExecutor(ABC):
                 "give each request its own id",
             )
 
-    def __enter__(self: OpenedT) -> OpenedT:
+    def __enter__(self: ExecutorT) -> ExecutorT:
         return self
 
     def __exit__(
@@ -199,7 +214,7 @@ class InFlight(Generic[DecodedT]):
         return InFlight(left, counts)
 
 
-class RecoveringExecutor(OpenExecutor, Generic[DecodedT]):
+class RecoveringExecutor(Executor, Generic[DecodedT]):
     """An executor whose requests survive an exception anywhere in `poll`.
 
     Args:
@@ -211,7 +226,7 @@ class RecoveringExecutor(OpenExecutor, Generic[DecodedT]):
         super().__init__(limits)
         self._stats = stats
         self._in_flight: InFlight[DecodedT] = InFlight()
-        self._torn = False
+        self._unfinished = False
         """A change has begun and not ended: nothing but the record is certain."""
         self._new: list[Output] = []
         """Outputs that the next `poll` reports."""
@@ -228,21 +243,21 @@ class RecoveringExecutor(OpenExecutor, Generic[DecodedT]):
 
     def resend(self) -> None:
         """Outputs of the last `poll` may be lost: the next one reports all of them again."""
-        self._torn = True
+        self._unfinished = True
 
     def _check_submitted(self, request: Request) -> None:
         """Refuse a request that does not fit or whose id is in use; ended ones free theirs."""
-        if request.request_id in self._taken and not self._torn:
+        if request.request_id in self._taken and not self._unfinished:
             self._forget_taken()
         self._check_new(request, self._in_flight.sequences)
 
     def _begin(self) -> None:
-        """Begin a change: `_torn` is False again when it has ended as it should."""
-        if self._torn:
+        """Begin a change: `_unfinished` is False again when it has ended as it should."""
+        if self._unfinished:
             self._recover()
         else:
             self._forget_taken()
-            self._torn = True
+            self._unfinished = True
 
     def _forget_taken(self) -> None:
         """The last outputs have arrived: who came back for more had no exception in between."""
@@ -254,7 +269,7 @@ class RecoveringExecutor(OpenExecutor, Generic[DecodedT]):
         """The end of a `poll`: its outputs."""
         outputs, self._new = self._new, []
         self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
-        self._torn = False
+        self._unfinished = False
         return outputs
 
     def _release(self) -> None:

@@ -1,6 +1,6 @@
 """What requests must fit into: lengths, vocabulary, triple, drafts; checked before they are queued.
 
-Plain integers; which executor is behind it does not know.
+Plain integers, the same for both executors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was 
 def refuse_watch(name: str) -> UsageError:
     """The refusal where the executor does not say what it feeds."""
     return UsageError(
-        f"{name}: TensorRT-LLM's executor does not tell what it drafts in a step",
+        f"{name}: TensorRT-LLM's executor does not report what it drafts in a step",
         "use an engine built with --backend torch, or the Hugging Face folder",
     )
 
@@ -36,7 +36,7 @@ class ExecutorLimits:
     max_num_tokens: int
     vocab_size: int
     lookahead: LookaheadConfig
-    """The server's triple; (1,1,0) on a plain engine."""
+    """The default triple, and the largest one; (1,1,0) on a plain engine."""
     greedy_only: bool = False
     """True where sampling settings would be ignored in silence."""
     fixed_triples: bool = False
@@ -77,7 +77,7 @@ class ExecutorLimits:
 
         Raises:
             UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, the lookahead triple exceeds the server's, or sampling,
+                outside the vocabulary, the lookahead triple exceeds the default one, or sampling,
                 adaptive steps or drafters are asked of an executor that has none.
         """
         length, name = len(request.input_ids), request.label

@@ -1,10 +1,12 @@
-"""Where an output ends: the one place that decides how many of a step's tokens count.
+"""What travels through an executor: requests, outputs, and where an output ends.
 
-It runs before K/V commit, pool, streaming and counters, so that none sees a token past the end.
+`committed_prefix` decides how many of a step's tokens count. It runs before K/V commit, pool,
+streaming and counters, so that none sees a token past the end.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -75,7 +77,7 @@ class Request:
     """What the output goes on from: the prompt, or the start token of an encoder-decoder."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     lookahead: LookaheadConfig | None = None
-    """None: the server's triple."""
+    """None: the default triple."""
     end_ids: frozenset[int] = frozenset()
     stop_check: StopCheck | None = None
     margins: bool = False
@@ -124,3 +126,26 @@ class Output:
     `Executor.resend`."""
     accepted: int = 0
     """How many of `new_tokens`, counted from the first, were accepted drafts."""
+
+
+class DrafterFactory(ABC):
+    """Makes the drafters of an executor's requests, and holds what they share."""
+
+    @abstractmethod
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
+        """The drafter of a request that is decoded with this triple."""
+
+    def reset(self) -> None:  # noqa: B027
+        """Begin anew with what is shared; the drafters that were made are not used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """New tokens, and the sum of their log probabilities."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    finished: bool
+    """It ends with an end token."""
+    parent: int = 0
+    """The unfinished hypothesis of the step before that it continues, counted among those."""

@@ -1,4 +1,4 @@
-"""One request on its way through the executor: what is certain of it, tokens, blocks, drafter."""
+"""A request on its way through the executor, and what of it a forward is fed."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Sequence:
 
     def end(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
         """Commit that it ends after what it has."""
-        told = (self.request.request_id, (), reason, self.stats, (), error)
-        self.outputs.append(Output(*told, start=len(self.output_ids)))
+        output = (self.request.request_id, (), reason, self.stats, (), error)
+        self.outputs.append(Output(*output, start=len(self.output_ids)))
         return self.outputs[-1]
 
     def rewind(self) -> None:

@@ -1,7 +1,4 @@
-"""How deep drafts hold: the share of steps whose first, second, ... drafted position was accepted.
-
-Plain integers, read from what steps committed; nothing is counted while they run.
-"""
+"""Counters of requests and executors, and acceptance by position in the draft."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ def tokens_per_step(steps: int, accepted: int) -> float:
 def accepted_lengths(
     step_lengths: Sequence[int], steps: int, accepted: int
 ) -> tuple[int, ...] | None:
-    """Accepted drafts of each step after the prompt pass; None where they cannot be told apart.
+    """Accepted drafts of each step after the prefill; None where they cannot be distinguished.
 
     A step commits one token of the target's own beside what it accepts. The last one may end
     within its draft, without that token: it has what the others leave of `accepted`.
 
     Args:
-        step_lengths: committed tokens of each output, the prompt pass first.
+        step_lengths: committed tokens of each output, the prefill first.
         steps: how many steps these are; an executor may report several as one.
         accepted: their sum.
     """
@@ -123,9 +120,9 @@ class DraftTotals:
 class RequestStats:
     """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
 
-    The token of the prompt pass counts in no step. `drafted` are candidate tokens that were fed for
-    verification (the window is not), `accepted` those of them that became output. TensorRT-LLM does
-    not tell what it feeds: `fed` and `drafted` are None there.
+    The token of the prefill counts in no step. `drafted` are tokens that were fed for
+    verification, the window's as far as they may be accepted; `accepted` are those of them that
+    became output. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
     """
 
     lookahead: LookaheadConfig = AUTOREGRESSIVE
@@ -139,7 +136,7 @@ class RequestStats:
     reused_tokens: int = 0
     """Prompt tokens that were not fed, since an earlier text's blocks held them (block reuse)."""
     step_lengths: list[int] = field(default_factory=list)
-    """Committed tokens per forward, the prompt pass first; they add up to the output."""
+    """Committed tokens per forward, the prefill first; they add up to the output."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -167,13 +164,13 @@ class ExecutorStats:
     """Of all prompts that were answered; those that block reuse spared count too."""
     new_tokens: int = 0
     fed: int | None = 0
-    """None, as in RequestStats, where it is not told; `drafted` likewise."""
+    """None, as in RequestStats, where it is not known; `drafted` likewise."""
     drafted: int | None = 0
     accepted: int = 0
     forward_s: float | None = 0.0
     """Seconds inside the model's forwards, device synchronised; None where it is not reported."""
     max_in_flight: int = 0
     weight_bytes: int | None = None
-    """Of weights that a forward reads; None where it is not told."""
+    """Of weights that a forward reads; None where it is not known."""
     draft_models: DraftTotals = field(default_factory=DraftTotals)
     """What draft models did, summed over them."""

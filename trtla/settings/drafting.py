@@ -1,7 +1,7 @@
 """How a request's next tokens are guessed: which drafters, how many tokens, and their choices.
 
 Torch-free: the command line, prompt files and the API read it. None of it changes a text but
-`rejection`, which draws from the same law with other draws.
+`rejection`, which draws a different sample from the same distribution.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import ClassVar, Literal
 
-from trtla.arguments import real, texts, whole, wrong
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, did_you_mean, trtllm_cannot
+from trtla.settings.fields import check, option
 from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
@@ -36,36 +36,73 @@ class DrafterSettings:
         UsageError: a value is out of its range, or values do not go together.
     """
 
-    drafter: tuple[str, ...] = ("lookahead",)
-    """none, lookahead, ngram, prompt-lookup, draft:PATH; of several, the first that has something
-    to say drafts and the next ones fill the rest of the budget with further branches."""
-    gamma: int = 4
-    """Most tokens that a drafter other than lookahead proposes in a step."""
-    egag: bool = False
-    """Let the draft model's entropy choose how many of them, step by step."""
-    gamma_min: int = 1
-    gamma_max: int | None = None
-    """None: gamma."""
-    ema: float = 0.0
-    """Weight of the past in EGAG's choice; 0 looks at the step alone."""
-    ngram_kind: NgramKind = "basic"
-    ngram_order: int = 3
-    """Tokens of the longest n-gram, the predicted one included."""
-    top_k_filler: int = 3
-    """How many of the target's most probable tokens are counted where it spoke; 1: what it said."""
-    stop_if_unknown: bool = True
-    """End an n-gram draft at an unknown context; else a random token stands in."""
-    reset_in_between: bool = True
-    """Forget n-grams of earlier requests."""
-    rejection: bool = False
-    """Verify a draft model's tokens by rejection sampling; the text is another of the same law."""
+    drafter: tuple[str, ...] = option(
+        ("lookahead",),
+        "What drafts. Of several with commas between, the first that has something to say does, "
+        "and the next ones fill the rest of the draft. PATH is a small model with the same "
+        "tokenizer.",
+        metavar="none|lookahead|ngram|prompt-lookup|draft:PATH",
+        rule=_NAMES,
+        commas=True,
+    )
+    gamma: int = option(
+        4,
+        "Most tokens that ngram, prompt-lookup and draft propose in a step.",
+        rule=f"from 1 to {_MOST_TOKENS}; --drafter none drafts nothing",
+        least=1,
+        most=_MOST_TOKENS,
+    )
+    egag: bool = option(False, "Let the draft model's entropy choose how many (EGAG).")
+    gamma_min: int = option(
+        1, "Fewest that EGAG takes.", least=0, most=_MOST_TOKENS, chat="egag_gamma_min"
+    )
+    gamma_max: int | None = option(
+        None,
+        "Most that EGAG takes.",
+        least=1,
+        most=_MOST_TOKENS,
+        shown="--gamma",
+        chat="egag_gamma_max",
+    )
+    ema: float = option(
+        0.0,
+        "Weight of the past in EGAG's choice; 0 looks at the step alone.",
+        rule="at least 0 and below 1",
+        least=0.0,
+        most=math.nextafter(1.0, 0.0),
+        chat="egag_ema",
+    )
+    ngram_kind: NgramKind = option(
+        "basic",
+        "Contexts that n-grams are looked up by: all lengths, the longest first, or the longest "
+        "alone.",
+    )
+    ngram_order: int = option(
+        3,
+        "Tokens of the longest n-gram, the predicted one included.",
+        rule=f"from 2 to {_LONGEST_ORDER}; an n-gram is a context and a token",
+        least=2,
+        most=_LONGEST_ORDER,
+    )
+    top_k_filler: int = option(
+        3,
+        "How many of the model's most probable tokens n-grams are counted with; 1: its text alone.",
+        least=1,
+        most=_MOST_FILLERS,
+    )
+    stop_if_unknown: bool = option(
+        True, "Whether an unknown context ends an n-gram draft; else a random token stands in."
+    )
+    reset_in_between: bool = option(True, "Whether n-grams of earlier requests are forgotten.")
+    rejection: bool = option(
+        False,
+        "Verify a draft model's tokens by rejection sampling: a different sample from the same "
+        "distribution.",
+    )
 
     def __post_init__(self) -> None:
-        given = self.drafter  # a text is what the flag takes
-        named = parse_drafter(given) if isinstance(given, str) else texts("drafter", given, _NAMES)
-        object.__setattr__(self, "drafter", named)
+        check(self)
         self._check_names()
-        self._check_ranges()
         if self.gamma_min > self.largest_gamma:
             raise UsageError(
                 f"gamma_min {self.gamma_min} is above gamma_max {self.largest_gamma}",
@@ -95,19 +132,6 @@ class DrafterSettings:
             raise UsageError(
                 "drafter none stands beside others", "use none alone, or leave it away"
             )
-
-    def _check_ranges(self) -> None:
-        tokens = f"from 1 to {_MOST_TOKENS}"
-        whole("gamma", self.gamma, f"{tokens}; --drafter none drafts nothing", 1, _MOST_TOKENS)
-        whole("gamma_min", self.gamma_min, f"from 0 to {_MOST_TOKENS}", 0, _MOST_TOKENS)
-        whole("gamma_max", self.largest_gamma, tokens, 1, _MOST_TOKENS)
-        real("ema", self.ema, "at least 0 and below 1", 0.0, math.nextafter(1.0, 0.0))
-        if self.ngram_kind not in ("basic", "onelevel"):
-            raise wrong("ngram_kind", self.ngram_kind, "basic or onelevel")
-        order = f"from 2 to {_LONGEST_ORDER}; an n-gram is a context and a token"
-        whole("ngram_order", self.ngram_order, order, 2, _LONGEST_ORDER)
-        fillers = f"from 1 to {_MOST_FILLERS}"
-        whole("top_k_filler", self.top_k_filler, fillers, 1, _MOST_FILLERS)
 
     def _check_rejection(self) -> None:
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
@@ -200,9 +224,9 @@ def check_draft_place(
             continue
         flag = f"--{name.replace('_', '-')}"
         if trtllm is not None:
-            raise UsageError(
-                f"{trtllm} is a TensorRT-LLM engine, which makes its drafts itself: {name} "
-                f"{value} cannot be chosen",
+            raise trtllm_cannot(
+                trtllm,
+                f"which makes its drafts itself: {name} {value} cannot be chosen",
                 f"leave {flag} away, or build with --backend torch",
             )
         if not has_draft_model:
@@ -239,41 +263,38 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         )
 
 
-Cells = Literal["greedy", "drawn"]
-"""What the lookahead window is made of: see `DraftOptions.cells`."""
-
-_MOST_CONTEXT = 16
-
-
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """Choices of the lookahead drafter; the defaults are what TensorRT-LLM does.
+    """How lookahead drafts; by default branches that begin alike share nodes, and tokens of the
+    window are accepted like those of candidates, as in TensorRT-LLM.
 
     Raises:
         UsageError: a value is out of its range.
     """
 
-    context: int = 1
-    """Most tokens up to the input that candidates are looked up by, the longest match first: 1 is
-    the pool alone, from 2 on the whole prompt and output are searched (prompt lookup)."""
-    merge: bool = False
-    """Feed what candidates begin with alike once."""
-    accept_window: bool = False
-    """Accept tokens of the window like those of candidates."""
-    keep_pool: int = 0
-    """N-grams of earlier requests' texts that are kept as further candidates; 0 keeps none."""
-    cells: Cells = "greedy"
-    """What a sampled request's window is made of: the argmax after each cell, or the token that is
-    `drawn` there, with the noise of that position."""
+    FLAG_PREFIX: ClassVar[str] = "lookahead_"
+
+    keep_pool: int = option(
+        0,
+        "N-grams kept from one request for the next, as further candidates.",
+        rule="at least 0 (0 keeps none)",
+        least=0,
+        metavar="NGRAMS",
+        former="draft_keep_pool",
+    )
+    cells: Literal["greedy", "drawn"] = option(
+        "greedy",
+        "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
+        former="draft_cells",
+    )
+    reference: bool = False
+    """Draft as the algorithm is defined: every branch on nodes of its own, and only candidates are
+    accepted. More tokens are fed for fewer accepted ones; exact traces are of this."""
 
     def __post_init__(self) -> None:
-        longest = f"from 1 to {_MOST_CONTEXT}"
-        whole("draft context", self.context, longest, 1, _MOST_CONTEXT)
-        whole("draft keep_pool", self.keep_pool, "at least 0 (0 keeps none)", 0)
-        if self.cells not in ("greedy", "drawn"):
-            raise wrong("draft cells", self.cells, "greedy or drawn")
+        check(self)
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of the options that are not TensorRT-LLM's."""
+        """Names of the options that differ from their defaults."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
+from trtla.settings.fields import check, option
 from trtla.settings.lookahead import LookaheadConfig
+
+_LEAST_SHARE = 5e-324  # the smallest number above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +20,29 @@ class TrtllmSettings:
         UsageError: a value is out of its range.
     """
 
-    kv_cache_free_gpu_memory_fraction: float = 0.9
-    """Share of the GPU memory left after loading that the K/V cache takes."""
-    kv_cache_enable_block_reuse: bool = False
-    """Share blocks between requests with the same beginning."""
-    enable_chunked_context: bool = False
-    """Let prompts be longer than max_num_tokens; plain engines only."""
-    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    kv_cache_free_gpu_memory_fraction: float = option(
+        0.9,
+        "Share of the free GPU memory that the K/V cache takes.",
+        rule="above 0 and at most 1",
+        least=_LEAST_SHARE,
+        most=1.0,
+    )
+    kv_cache_enable_block_reuse: bool = option(
+        False, "Share K/V blocks between prompts with the same beginning."
+    )
+    enable_chunked_context: bool = option(
+        False, "Let prompts be longer than max_num_tokens; plain engines only."
+    )
+    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = option(
+        "guaranteed_no_evict", "Whether a running request may be evicted to fill the batch."
+    )
 
     def __post_init__(self) -> None:
-        share = self.kv_cache_free_gpu_memory_fraction
-        if not 0.0 < share <= 1.0:
-            raise UsageError(
-                f"kv_cache_free_gpu_memory_fraction is {share}",
-                "--kv-cache-free-gpu-memory-fraction must be above 0 and at most 1",
-            )
+        check(self)
 
 
 TRTLLM_DEFAULTS = TrtllmSettings()
-TENSORRT_LLM_DRAFTS = DraftOptions()
-"""Lookahead as TensorRT-LLM drafts."""
+_DRAFT_OPTIONS = DraftOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class ExecutorOptions:
     """Requests in flight at once; None takes the engine's limit."""
     trtllm: TrtllmSettings = TRTLLM_DEFAULTS
     """Settings of TensorRT-LLM's executor."""
-    draft_options: DraftOptions = TENSORRT_LLM_DRAFTS
+    draft_options: DraftOptions = _DRAFT_OPTIONS
     """How lookahead drafts (torch)."""
     drafter: DrafterSettings = LOOKAHEAD
     """What drafts for requests that ask for no other (torch)."""

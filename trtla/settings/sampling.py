@@ -6,11 +6,12 @@ Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtla.arguments import real, texts, whole
 from trtla.errors import UsageError, did_you_mean
+from trtla.settings.fields import check, option
 
 VALUES = {
     "greedy": ("temperature",),
@@ -108,6 +109,7 @@ _MOST_TOP_K = 2**31 - 1
 _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53
 """Exact as a float, and some 285 000 years."""
+_POSITIVE = "a whole number, at least 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,35 +123,81 @@ class SamplingParams:
         UsageError: a value has another type, or is out of its range.
     """
 
-    max_output_len: int = 32
-    temperature: float = 0.0
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all, and so does any k of at least the vocabulary's
-    size."""
-    top_p: float = 1.0
-    seed: int = 0
-    stop: str | Sequence[str] = ()
-    """Texts that end an output, kept as a tuple; a text alone stands for a list of one."""
-    allotted_time_ms: int | None = None
-    """Milliseconds after which the request ends as it is, waiting included; None: no limit."""
+    max_output_len: int = option(
+        32, "Most tokens to write.", rule=_POSITIVE, least=1, chat="length"
+    )
+    temperature: float = option(
+        0.0, "0 takes the most probable token.", rule="a number, at least 0"
+    )
+    top_k: int = option(
+        0, "0 keeps all tokens.", rule="a whole number, at least 0 (0: all)", most=math.inf
+    )
+    top_p: float = option(
+        1.0,
+        "1 keeps all tokens.",
+        rule="a number, above 0 and at most 1",
+        least=_LEAST_TOP_P,
+        most=1.0,
+    )
+    seed: int = option(
+        0,
+        "Fixes the sampled text; lookahead never changes it.",
+        rule="a whole number, at least 0 and below 2**63",
+    )
+    stop: str | Sequence[str] = option((), "Texts that end an output.")
+    """Kept as a tuple; a text alone stands for a list of one."""
+    allotted_time_ms: int | None = option(
+        None,
+        "Milliseconds after which a request ends as it is, waiting included.",
+        rule=_POSITIVE,
+        least=1,
+        most=_MOST_TIME_MS,
+    )
 
     def __post_init__(self) -> None:
-        positive, share = "a whole number, at least 1", "a number, above 0 and at most 1"
-        top_k = whole("top_k", self.top_k, "a whole number, at least 0 (0: all)", 0, None)
-        for name, value in (
-            ("max_output_len", whole("max_output_len", self.max_output_len, positive, 1)),
-            ("temperature", real("temperature", self.temperature, "a number, at least 0", 0.0)),
-            ("top_k", min(top_k, _MOST_TOP_K)),
-            ("top_p", real("top_p", self.top_p, share, _LEAST_TOP_P, 1.0)),
-            ("seed", whole("seed", self.seed, "a whole number, at least 0 and below 2**63", 0)),
-            ("stop", texts("stop", self.stop, "made of non-empty texts")),
-        ):
-            object.__setattr__(self, name, value)
-        if self.allotted_time_ms is not None:
-            time_ms = whole("allotted_time_ms", self.allotted_time_ms, positive, 1, _MOST_TIME_MS)
-            object.__setattr__(self, "allotted_time_ms", time_ms)
+        check(self)
+        object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
 
     @property
     def greedy(self) -> bool:
         """True when every token is the argmax."""
         return self.temperature == 0.0 or self.top_k == 1
+
+
+_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSettings:
+    """How beams are expanded and compared.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    num_beams: int = option(
+        4,
+        "Texts that are kept at a time. Prompts are searched one after another, each step feeding "
+        "one token a beam: lookahead and other drafters do not apply. 1 is ordinary decoding, "
+        "unless expansions or a penalty are given beside it.",
+        least=1,
+    )
+    expansions: int = option(3, "Most probable tokens that every beam is continued with.", least=1)
+    length_penalty: float = option(
+        1.2,
+        "Exponent of Wu et al.'s length penalty; 0 compares plain log probabilities.",
+        most=_LARGEST_PENALTY,
+    )
+    length_penalty_offset: float = option(5.0, "The constant in that penalty; no minimum length.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def penalty(self, length: int) -> float:
+        """What the log probability of `length` new tokens is divided by."""
+        offset = self.length_penalty_offset
+        return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
+
+    def score(self, log_prob: float, length: int) -> float:
+        """What hypotheses of `length` new tokens are ordered by, the largest first."""
+        return log_prob / self.penalty(length)

@@ -182,9 +182,9 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         answer = self._in_flight.sequences.get(request_id)
         if answer is not None and not answer.has_ended:
-            before, self._torn = self._torn, True
+            before, self._unfinished = self._unfinished, True
             self._end(answer, "cancelled")
-            self._torn = before
+            self._unfinished = before
 
     def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
         self._add(answer, answer.ending(reason))

@@ -61,8 +61,8 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     if changed := options.draft_options.changed:
         raise trtllm_cannot(
             engine.name,
-            f"which makes its drafts itself: draft {', '.join(changed)} cannot be chosen",
-            "omit --draft-..., or build with --backend torch",
+            f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen",
+            "omit --lookahead-..., or build with --backend torch",
         )
     if options.block_reuse:
         raise trtllm_cannot(

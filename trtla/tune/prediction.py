@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from trtla.data.prompt_sets import batches
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.samples import Groups, Sample
 

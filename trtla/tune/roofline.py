@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError, did_you_mean
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig

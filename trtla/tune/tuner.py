@@ -17,7 +17,7 @@ from trtla.console import command_line, counted
 from trtla.llm.llm import LLM
 from trtla.results.documents import Cost, CostRow, GridPoint, Tune, Verified
 from trtla.results.environment import environment
-from trtla.runtime.auto.costs import CostPlan, CostTable
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.tune.measurements import Measurements, engine_facts, fingerprint
 from trtla.tune.plan import TuneSettings
 from trtla.tune.prediction import Predictor, knee, recommend

@@ -1,4 +1,8 @@
-"""The forwards behind a cost table: made-up sequences in free blocks, on the real model."""
+"""Measures a cost table: forwards of made-up sequences in free blocks, timed on the real model.
+
+Other work on the machine only adds to a time, so of each forward the least counts. How far its runs
+spread shows whether the machine was busy.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtla.files import user_cache
-from trtla.runtime.auto.costs import CostPlan, CostTable, Point, get, rising
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.costs import CostPlan, CostTable, Point, get, rising
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
@@ -108,7 +112,7 @@ def _forward(
         for blocks in owned[:sequences]:
             sequence = Sequence(request, AUTOREGRESSIVE, NoDrafter(), [0], context, blocks)
             feeds.append(Feed.step(sequence, draft))
-        run(feeds).argmax(dim=-1).tolist()
+        run(feeds).logits.argmax(dim=-1).tolist()
 
     return forward
 

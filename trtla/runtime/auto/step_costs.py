@@ -1,14 +1,14 @@
 """What a step takes: the cost table's forward, corrected by what steps really took.
 
-Steps bring host work, and a table may have been measured beside other work. Every step compares its
-seconds with the table's, so a wrong table heals. Plain numbers; no clock.
+Steps add host work, and a table may have been measured beside other work. Every step's seconds are
+compared with the table's, so errors of the table wear off.
 """
 
 from __future__ import annotations
 
 import math
 
-from trtla.runtime.auto.costs import CostTable
+from trtla.runtime.costs import CostTable
 
 _KNOTS = 14  # fed tokens of each sequence: powers of 2, up to more than a step can have
 _CLIP = math.log(2.0)  # what a single step may say, in or out of line

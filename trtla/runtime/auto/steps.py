@@ -1,25 +1,16 @@
-"""Adaptive sequences in the step loop: what of their drafts is fed, and what `AutoPolicy` learns.
-
-Plain integers; the executor knows this class only where a sequence may be adaptive.
-"""
+"""Adaptive sequences in the step loop: what of their drafts is fed, and what the policy learns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
-from trtla.runtime.auto.costs import CostTable
-from trtla.runtime.auto.pilot import NOTHING, Guesser, Pilot
+from trtla.runtime.auto.controller import NOTHING, DraftController
 from trtla.runtime.auto.policy import AutoPolicy
+from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.sequence import Sequence as Sequence_
 
 _ASK_EVERY = 32  # steps, while costs cannot be measured
-
-
-@runtime_checkable
-class _LimitedDrafter(Guesser, Protocol):
-    """A drafter whose draft can be cut to what pays."""
 
 
 class AdaptiveSteps:
@@ -34,7 +25,7 @@ class AdaptiveSteps:
         self._most = 1
         """Sequences that costs were asked for."""
         self._policy: AutoPolicy | None = None
-        self._pilots: dict[int, Pilot] = {}
+        self._controllers: dict[int, DraftController] = {}
         """By request id: what chooses how much of a sequence's drafts is fed."""
         self._waiting: list[Sequence_] = []
         """Adaptive sequences until costs are known: they feed no drafts."""
@@ -48,16 +39,16 @@ class AdaptiveSteps:
 
     def join(self, sequence: Sequence_) -> None:
         """Make a sequence adaptive; one whose drafter has nothing to choose stays as it is."""
-        if isinstance(sequence.drafter, _LimitedDrafter):
+        if sequence.drafter.adaptive:
             self._waiting.append(sequence)
             self._begin()
 
     def leave(self, sequence: Sequence_) -> None:
         """Forget a sequence that has ended."""
-        self._pilots.pop(sequence.request.request_id, None)
+        self._controllers.pop(sequence.request.request_id, None)
 
-    def _pilot(self, sequence: Sequence_) -> Pilot | None:
-        return self._pilots.get(sequence.request.request_id)
+    def _controller(self, sequence: Sequence_) -> DraftController | None:
+        return self._controllers.get(sequence.request.request_id)
 
     def _begin(self) -> None:
         """Let waiting sequences draft, as soon as costs can be measured."""
@@ -67,11 +58,8 @@ class AdaptiveSteps:
                 return
             self._policy = AutoPolicy(table)
         for sequence in self._waiting:
-            drafter = sequence.drafter
-            if isinstance(drafter, _LimitedDrafter):
-                text = sequence.output_ids
-                pilot = self._policy.join(sequence.lookahead, drafter, text)
-                self._pilots[sequence.request.request_id] = pilot
+            own = (sequence.lookahead, sequence.drafter, sequence.output_ids)
+            self._controllers[sequence.request.request_id] = self._policy.join(*own)
         self._waiting = []
 
     def _ask_for(self, sequences: int) -> None:
@@ -90,15 +78,15 @@ class AdaptiveSteps:
 
     def observe(self, sequence: Sequence_, greedy: Sequence[int], tokens: Sequence[int]) -> None:
         """What a forward said goes to the drafter; adaptive ones without a window ask for it."""
-        if sequence in self._waiting:  # its pilot passes all of it on to the drafter
+        if sequence in self._waiting:  # its controller passes all of it on to the drafter
             return
-        pilot = self._pilot(sequence)
-        if pilot is None:
+        controller = self._controller(sequence)
+        if controller is None:
             sequence.drafter.observe(greedy, tokens)
         elif greedy:
-            pilot.learn(greedy)
+            controller.learn(greedy)
         elif self._policy is not None and len(sequence.output_ids) == len(tokens):
-            self._policy.wake()
+            self._policy.reset_backoff()
 
     def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int, room: int) -> list[Draft]:
         """The drafts of the next step, in order.
@@ -111,39 +99,34 @@ class AdaptiveSteps:
         limit = None if room > 0 else NOTHING
         if self._waiting:
             self._ask_again()
-            plain = {id(s) for s in generation if self._pilot(s) or s in self._waiting}
+            plain = {id(s) for s in generation if self._controller(s) or s in self._waiting}
             own = [NO_DRAFT if id(s) in plain else s.propose(limit) for s in generation]
             return fit(own, room)
         if self._policy is None:
             return fit([s.propose(limit) for s in generation], room)
-        found = [self._pilot(sequence) for sequence in generation]
-        drafts = [
-            NO_DRAFT if p else s.propose(limit) for s, p in zip(generation, found, strict=True)
-        ]
-        pilots = [pilot for pilot in found if pilot]
-        self._adaptive = len(pilots)
+        pairs = [(sequence, self._controller(sequence)) for sequence in generation]
+        drafts = [NO_DRAFT if own else s.propose(limit) for s, own in pairs]
+        controllers = [controller for _, controller in pairs if controller]
+        self._adaptive = len(controllers)
         if self._adaptive > self._most:
             self._ask_for(self._adaptive)
         self._fed = self._base = prompt_tokens + len(drafts)
-        if len(pilots) < len(drafts):
+        if len(controllers) < len(drafts):
             drafts = fit(drafts, room)
             self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
-        if not pilots or self._policy.sleeps_on:
+        if not controllers or self._policy.idle:
             self._policy.skip()
-        elif self._policy.plan(pilots, self._base - len(pilots)):
-            adaptive = [
-                (i, s, p) for i, (s, p) in enumerate(zip(generation, found, strict=True)) if p
-            ]
-            self._drafted = [(sequence, len(sequence.output_ids)) for _, sequence, _ in adaptive]
-            for index, sequence, pilot in adaptive:
-                if pilot.limit is not NOTHING:
-                    drafts[index] = sequence.propose(pilot.limit)
+        elif self._policy.plan(controllers, self._base - len(controllers)):
+            self._drafted = [(s, len(s.output_ids)) for s, own in pairs if own]
+            for index, (sequence, controller) in enumerate(pairs):
+                if controller and controller.limit is not NOTHING:
+                    drafts[index] = sequence.propose(controller.limit)
             drafts = fit(drafts, room)
             self._fed = prompt_tokens + sum(draft.size for draft in drafts)
         return drafts
 
     def record(self, seconds: float) -> None:
-        """Tell the policy what the planned step brought and took."""
+        """Report what the planned step committed and took."""
         if not self._adaptive or self._policy is None:
             return
         committed = self._adaptive

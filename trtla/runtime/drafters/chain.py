@@ -1,25 +1,25 @@
 """Several drafters as one: the first that has something to say drafts, the next fill what is left.
 
 Their drafts become branches of one tree, in which what begins alike is fed once. Every drafter sees
-what the target said, as if it were alone; which drafters these are, it does not know.
+what the target said, as if it were alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
 from trtla.runtime.drafters.shapes import DraftTree
 
 _NOTHING = StepLimit()
 
 
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """The drafter of one request, made of others.
 
     What a drafter feeds only to look at it, the lookahead window, stands first in the tree and is
-    never left out. Whoever comes when the tree is full is asked for nothing: a draft model then
-    makes no forward, and catches up with the text when it is asked again.
+    never left out. Once the tree is full, further drafters are asked for nothing: a draft model
+    makes no forward then, and catches up with the text when it is asked again.
 
     Args:
         drafters: those that draft, the most trusted first.
@@ -80,13 +80,13 @@ class ChainDrafter:
         return nodes
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """Tell each drafter the most probable tokens that it wanted to see."""
+        """Give each drafter the most probable tokens that it asked for."""
         for drafter, draft in zip(self._drafters, self._drafts, strict=True):
-            if draft.top and isinstance(drafter, RankingDrafter):
+            if draft.top:
                 drafter.ranked([top[: draft.top] for top in tops])
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Tell each drafter what it wanted to read, and all of them the output."""
+        """Give each drafter what it asked to read, and all of them the output."""
         start = 0
         for drafter, draft in zip(self._drafters, self._drafts, strict=True):
             end = start + len(draft.read) if greedy else start
@@ -97,4 +97,4 @@ class ChainDrafter:
     def close(self) -> None:
         """The request has ended."""
         for drafter in self._drafters:
-            close_drafter(drafter)
+            drafter.close()

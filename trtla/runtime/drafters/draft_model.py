@@ -2,8 +2,7 @@
 
 It has its own K/V cache, and its lengths follow the target's text: whatever of a draft did not
 become output is forgotten. All sequences of a step are drafted for in the same forwards. Every
-token is drawn as the target draws, with the same noise, so that two equal models always agree; how
-drafts are verified it does not know.
+token is drawn as the target draws, with the same noise, so that two equal models always agree.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trtla.errors import UsageError
-from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter, StepLimit
+from trtla.errors import UsageError, trtllm_cannot
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, StepLimit
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
-from trtla.runtime.models.forward import SPARE_BLOCKS, FeedModel, step_forward
+from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.llama import TargetModel
 from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import probabilities
@@ -39,7 +37,7 @@ _TWO_TOKENS = LookaheadConfig(1, 2, 1)
 """The most that a sequence feeds a forward: after full acceptance the cache is one short."""
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """The drafter of one request, made by `DraftModelDrafters`.
 
     Invariant before a draft: the cache holds all of the text but its last one or two tokens, or
@@ -58,7 +56,7 @@ class DraftModelDrafter:
         self.steps: list[DraftStep] = []
         """The steps that were drafted for."""
         self.drafted: list[int] = []
-        self.laws: list[Tensor] = []
+        self.draft_probs: list[Tensor] = []
         """What each of them was drawn from, where they are verified by rejection sampling."""
         self.choice: GammaChoice | None = None
         """What the policy said for this step; None: it was not asked."""
@@ -88,8 +86,8 @@ class DraftModelDrafter:
             return NO_DRAFT
         if self._group.is_due(self):
             self._group.draft()
-        laws = torch.stack(self.laws) if self.laws else None
-        return replace(Draft.chain(self.drafted), laws=laws)
+        draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
+        return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""
@@ -101,7 +99,7 @@ class DraftModelDrafter:
             self._group.totals.add(step)
         self._text += committed
         self.sequence.num_cached = min(kept, len(self._text) - 1)
-        self.drafted, self.laws, self.choice = [], [], None
+        self.drafted, self.draft_probs, self.choice = [], [], None
         self._group.await_draft(self)
 
     def stretch(self, length: int) -> Feed:
@@ -124,7 +122,7 @@ class DraftModelDrafter:
             return
         self.drafted.append(token)
         if self._rejection:
-            self.laws.append(probabilities(logits, self.sequence.request.sampling)[0])
+            self.draft_probs.append(probabilities(logits, self.sequence.request.sampling)[0])
 
     def close(self) -> None:
         """Give the cache's blocks back."""
@@ -140,6 +138,7 @@ class DraftModelDrafters:
         settings: fixed gamma or EGAG, for requests that say nothing else.
         limits: those of the target's executor.
         vocab_size: the draft model's.
+        totals: where its steps are counted; its own unless said otherwise.
 
     Raises:
         UsageError: it has not the target's vocabulary.
@@ -147,17 +146,18 @@ class DraftModelDrafters:
 
     def __init__(
         self,
-        model: TargetModel | FeedModel,
+        model: Model,
         cache: KVCache,
         settings: DrafterSettings,
         limits: ExecutorLimits,
         vocab_size: int,
+        totals: DraftTotals | None = None,
     ) -> None:
         check_vocabulary(vocab_size, limits.vocab_size)
         self.cache = cache
-        self.totals = DraftTotals()
-        self._forward = step_forward(model, cache, replace(limits, lookahead=_TWO_TOKENS))
-        self._by_row = model if isinstance(model, FeedModel) else None
+        self.totals = totals or DraftTotals()
+        self._forward = model.step_forward(cache, replace(limits, lookahead=_TWO_TOKENS))
+        self._row_sampler = model.row_sampler
         self._settings, self._limits = settings, limits
         self._due: dict[DraftModelDrafter, None] = {}
         """Those whose text has grown since their last draft, in order."""
@@ -201,7 +201,7 @@ class DraftModelDrafters:
         first = True
         while drafting:
             feeds = [drafter.feed() for drafter in drafting]
-            logits = self._forward(feeds)
+            logits = self._forward(feeds).logits
             self.totals.forwards += 1
             if first:
                 _choose_gammas(drafting, logits)
@@ -225,7 +225,7 @@ class DraftModelDrafters:
     def _take(
         self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Tensor
     ) -> None:
-        predictions = predict(feeds, logits, self._by_row)
+        predictions = predict(feeds, logits, self._row_sampler)
         for drafter, feed, said in zip(drafting, feeds, predictions, strict=True):
             if drafter.gamma:
                 row = logits[said.start : said.start + 1]
@@ -291,6 +291,7 @@ def open_draft_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    totals: DraftTotals | None = None,
 ) -> DraftModelDrafters:
     """Load a draft model's weights and make its cache.
 
@@ -299,6 +300,7 @@ def open_draft_model(
         limits: those of the target's executor.
         device: auto, cpu, cuda or cuda:N; it may be another than the target's.
         dtype: auto (the engine's), float32, bfloat16 or float16.
+        totals: where its steps are counted; its own unless said otherwise.
 
     Raises:
         UsageError: the vocabularies differ, or the engine is TensorRT-LLM's.
@@ -307,8 +309,9 @@ def open_draft_model(
     checkpoint = engine.config.pretrained_config
     check_vocabulary(checkpoint.vocab_size, limits.vocab_size)
     if engine.backend == "tensorrt-llm":
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, which cannot draft for another",
+        raise trtllm_cannot(
+            engine.name,
+            "which cannot draft for another",
             "give the draft model's Hugging Face folder, or build it with --backend torch",
         )
     on = resolve_device(device, "--draft-device")
@@ -316,4 +319,4 @@ def open_draft_model(
     batch, length = limits.max_batch_size, limits.max_text_len
     blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size)
+    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size, totals)

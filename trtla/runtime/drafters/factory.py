@@ -16,7 +16,8 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import Request
+from trtla.runtime.request import DrafterFactory, Request
+from trtla.runtime.stats import DraftTotals
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from trtla.settings.drafting import NgramKind
 
 
-class Drafters:
+class Drafters(DrafterFactory):
     """Makes the drafters of an executor's requests.
 
     Args:
@@ -43,19 +44,19 @@ class Drafters:
         self._limits, self._lookahead, self._models = limits, lookahead, models
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
 
-    def __call__(self, triple: LookaheadConfig, request: Request) -> Drafter:
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
         settings = self._limits.drafter_of(request)
         names = settings.drafter
-        if triple.is_autoregressive:
+        if lookahead.is_autoregressive:
             names = tuple(name for name in names if name != "lookahead")
-        drafters = [self._make(name, triple, request, settings) for name in names]
+        drafters = [self._make(name, lookahead, request, settings) for name in names]
         if not drafters:
             return NoDrafter()
         if len(drafters) == 1:
             return drafters[0]
         windowed = names.index("lookahead") if "lookahead" in names else None
-        return ChainDrafter(drafters, settings.max_draft_len(triple), windowed)
+        return ChainDrafter(drafters, settings.max_draft_len(lookahead), windowed)
 
     def reset(self) -> None:
         """Begin anew with all that requests share."""
@@ -86,7 +87,11 @@ class Drafters:
 
 
 def open_draft_models(
-    engines: Mapping[str, Engine], limits: ExecutorLimits, device: str, dtype: str
+    engines: Mapping[str, Engine],
+    limits: ExecutorLimits,
+    device: str,
+    dtype: str,
+    totals: DraftTotals,
 ) -> dict[str, DraftModelDrafters]:
     """Load draft models; those of another vocabulary are refused before any is.
 
@@ -94,6 +99,8 @@ def open_draft_models(
         UsageError: a vocabulary differs, or a model cannot draft here.
     """
     return {
-        path: open_draft_model(engine, limits.drafter, limits, device=device, dtype=dtype)
+        path: open_draft_model(
+            engine, limits.drafter, limits, device=device, dtype=dtype, totals=totals
+        )
         for path, engine in engines.items()
     }

@@ -1,7 +1,7 @@
 """How many tokens a draft model drafts in a step: always gamma, or by its own entropy (EGAG).
 
-Plain floats: where the entropy comes from, and what is drafted, it does not know. EGAG, adaptive
-gamma guided by entropy, is the rule of "Speculative-Decoding" (FK fork), as in docs/algorithm.md.
+EGAG, adaptive gamma guided by entropy, is the rule of "Speculative-Decoding" (FK fork), as in
+docs/algorithm.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lookahead decoding: the window makes n-grams, the pool keeps them, a lookup proposes them.
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
-with TensorRT-LLM's warm-up and with n-grams from prompt and output in the pool. What `DraftOptions`
-add to it is found and put together here too.
+with TensorRT-LLM's warm-up, merged prefixes and acceptance from the window, and with n-grams from
+prompt and output in the pool. N-grams that are kept from other requests come in here too.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Guess, NoDrafter, StepLimit
-from trtla.runtime.drafters.pools import KeptPool, NgramPool, TextIndex
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, StepLimit
+from trtla.runtime.drafters.pools import KeptPool, NgramPool
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.request import Request
+from trtla.runtime.request import DrafterFactory, Request
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
-_TENSORRT_LLM = DraftOptions()
+_OPTIONS = DraftOptions()
 WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
 """(prompt, count) -> the tokens that fill the window at the start."""
 
@@ -28,7 +28,7 @@ def random_from_prompt(seed: int) -> WindowSeed:
     return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """The drafter of one request.
 
     Args:
@@ -36,9 +36,11 @@ class LookaheadDrafter:
         prompt: prompt tokens, at least one.
         window_seed: fills the window at the start.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
-        options: what is drafted beyond that.
+        options: how it drafts.
         kept: n-grams of other requests, which this one adds to.
     """
+
+    adaptive = True
 
     def __init__(
         self,
@@ -47,27 +49,22 @@ class LookaheadDrafter:
         window_seed: WindowSeed,
         *,
         pool_from_text: bool = True,
-        options: DraftOptions = _TENSORRT_LLM,
+        options: DraftOptions = _OPTIONS,
         kept: KeptPool | None = None,
     ) -> None:
         self._ngram, self._most = config.ngram_size, config.verification_set_size
         self._options, self._kept = options, kept
         self._text: list[int] = []
-        """Prompt and output, where an option looks at more than the last tokens."""
-        self._index: TextIndex | None = None
+        """Prompt and output, where n-grams are kept for others."""
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
         self._window = LookaheadWindow(
             config, window_seed(prompt, config.window_size + config.ngram_size - 3)
         )
         self._pool_from_text = pool_from_text
         self._only_window: set[tuple[int, ...]] = set()
-        self.patient = False
-        """Pool committed text only when it is looked up: cheaper a token."""
         self._recent = list(prompt)
         self._found: list[Guess] | None = None
         """This step's guesses, once they were asked for."""
-        if options.context > 1:
-            self._index = TextIndex(self._text, options.context)
         self._note(prompt)
 
     @property
@@ -84,58 +81,45 @@ class LookaheadDrafter:
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """The window, then the pool's continuations of the input token as candidate branches."""
         if limit is None:
-            return self._draft(True, self._branches(), merge=self._options.merge)
+            return self._draft(True, self._branches())
         branches = []
         if any(limit.guess_lengths):
             lengths = zip(self.guesses(), limit.guess_lengths, strict=False)
             branches = [guess.tokens[:length] for guess, length in lengths if length]
         if not branches and not limit.with_window:
             return NO_DRAFT
-        return self._draft(limit.with_window, branches, merge=True)
+        return self._draft(limit.with_window, branches)
 
-    def _draft(
-        self, with_window: bool, branches: Sequence[tuple[int, ...]], *, merge: bool
-    ) -> Draft:
-        tree, accepted, read = self._window_tree(merge) if with_window else (DraftTree(), (), ())
+    def _draft(self, with_window: bool, branches: Sequence[tuple[int, ...]]) -> Draft:
+        tree, accepted, read = self._window_tree() if with_window else (DraftTree(), (), ())
         first_candidate = len(tree.tokens) + 1
         for branch in branches:
-            if merge:
-                tree.merge(branch)
-            else:
+            if self._options.reference:
                 tree.append(branch)
+            else:
+                tree.merge(branch)
         drawn = self._options.cells == "drawn"
         nodes = (tuple(tree.tokens), tuple(tree.parents))
         return Draft(*nodes, first_candidate, read, accepted, drawn)
 
-    def _window_tree(self, merge: bool) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
+    def _window_tree(self) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
         """The window in a tree, those of its nodes that may be accepted, and those to read."""
-        window = self._window
-        tokens, parents, read = window.tokens(), window.parents(), window.newest()
-        if not self._options.accept_window:
+        tokens, parents = self._window.tokens(), self._window.parents()
+        read = self._window.newest()
+        if self._options.reference:
             return DraftTree(tokens, parents), (), read
-        accepted = shallow_nodes(parents, self._ngram - 1)
-        if not merge:
-            return DraftTree(tokens, parents), accepted, read
         tree = DraftTree()
         nodes = tree.merge_tree(tokens, parents)
-        accepted = tuple(dict.fromkeys(nodes[node] for node in accepted))
+        shallow = shallow_nodes(parents, self._ngram - 1)
+        accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
         return tree, accepted, tuple(nodes[node] for node in read)
 
     def _branches(self) -> list[tuple[int, ...]]:
         """Candidates of a step that feeds all: at most G, N-1 tokens each, none twice."""
         pooled = self.pool.lookup(self._recent[-1])
-        if not (self._index or self._kept) or not self._most:
+        if not self._kept or len(pooled) >= self._most:
             return pooled
-        branches = {}
-        if self._index:
-            branches = {tokens: None for _, tokens in self._looked_up(self._index)}
-        branches.update(dict.fromkeys(reversed(pooled)))
-        if self._kept and len(branches) < self._most:
-            branches.update(dict.fromkeys(self._from_kept(self._kept)))
-        return list(branches)[: self._most]
-
-    def _looked_up(self, index: TextIndex) -> list[tuple[int, tuple[int, ...]]]:
-        return index.continuations(self._ngram - 1, self._most)
+        return list(dict.fromkeys((*pooled, *self._from_kept(self._kept))))[: self._most]
 
     def _from_kept(self, kept: KeptPool) -> list[tuple[int, ...]]:
         return kept.lookup(self._text, 2) + kept.lookup(self._text, 1)
@@ -149,15 +133,11 @@ class LookaheadDrafter:
     def _look_up(self) -> list[Guess]:
         self._pool_text()
         guesses = self._pooled()
-        if not (self._index or self._kept):
-            return guesses
-        of_text = self._looked_up(self._index) if self._index else []
-        of_others = self._from_kept(self._kept) if self._kept else []
-        found = {tokens: Guess(tokens, min(context, 3)) for context, tokens in of_text}
-        # A context in another text tells less than in this one: those count as the shortest.
-        for guess in (*guesses, *map(Guess, of_others)):
-            found.setdefault(guess.tokens, guess)
-        return sorted(found.values(), key=_by_context)
+        if self._kept:  # a context in another text says less: those count as the shortest
+            known = {guess.tokens for guess in guesses}
+            others = dict.fromkeys(self._from_kept(self._kept))
+            guesses += [Guess(tokens) for tokens in others if tokens not in known]
+        return guesses
 
     def _pooled(self) -> list[Guess]:
         """The pool's guesses."""
@@ -188,20 +168,19 @@ class LookaheadDrafter:
         if greedy:
             self._pool_text()
             for key, *value in self._window.advance(self._recent[-1], greedy):
-                if self.patient and tuple(value) not in self._pool.lookup(key):
+                if self.lazy_pooling and tuple(value) not in self._pool.lookup(key):
                     self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
         self._note(committed)
         self._found = None
-        if not self.patient:
+        if not self.lazy_pooling:
             self._pool_text()
 
     def _note(self, tokens: Sequence[int]) -> None:
-        """Keep text that is looked at later."""
-        if self._index or self._kept is not None:
-            self._text += tokens
+        """Keep n-grams of the text for other requests."""
         if self._kept is not None:
+            self._text += tokens
             self._kept.insert_text(self._text, len(self._text) - len(tokens))
 
     def _pool_text(self) -> None:
@@ -225,7 +204,7 @@ def _by_context(guess: Guess) -> int:
 def lookahead_drafter(
     config: LookaheadConfig,
     request: Request,
-    options: DraftOptions = _TENSORRT_LLM,
+    options: DraftOptions = _OPTIONS,
     kept: KeptPool | None = None,
 ) -> LookaheadDrafter | NoDrafter:
     """The drafter for a request with this triple."""
@@ -235,19 +214,19 @@ def lookahead_drafter(
     return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
 
 
-class LookaheadDrafters:
+class LookaheadDrafters(DrafterFactory):
     """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
 
-    def __init__(self, options: DraftOptions) -> None:
+    def __init__(self, options: DraftOptions = _OPTIONS) -> None:
         self._options = options
         self._kept: dict[int, KeptPool] = {}
 
-    def __call__(self, config: LookaheadConfig, request: Request) -> LookaheadDrafter | NoDrafter:
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter for a request with this triple; those of one N share what is kept."""
-        size, capacity, kept = config.ngram_size, self._options.keep_pool, None
+        size, capacity, kept = lookahead.ngram_size, self._options.keep_pool, None
         if capacity and size > 1:
             kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(config, request, self._options, kept)
+        return lookahead_drafter(lookahead, request, self._options, kept)
 
     def reset(self) -> None:
         """Forget what was kept."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from trtla.runtime.draft import Draft, StepLimit
+from trtla.runtime.draft import Draft, Drafter, StepLimit
 from trtla.runtime.drafters.shapes import ChainLength
 from trtla.runtime.request import Request
 from trtla.settings.drafting import DrafterSettings, NgramKind
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """The drafter of one request.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RankingDrafter, StepLimit, close_drafter
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
 
 if TYPE_CHECKING:
     from trtla.runtime.request import Request
@@ -21,15 +21,15 @@ class RecordedForward:
     """One forward of the target."""
 
     draft: Draft
-    """Empty for the prompt pass."""
+    """Empty for the prefill."""
     observed: tuple[int, ...]
     """The target's tokens after each node of the draft's `read`."""
     committed: tuple[int, ...]
     """What it added to the output."""
 
 
-class DraftRecorder:
-    """A drafter that does what another one does, and keeps every forward, the prompt pass first."""
+class DraftRecorder(Drafter):
+    """A drafter that does what another one does, and keeps every forward, the prefill first."""
 
     def __init__(self, inner: Drafter, request: Request) -> None:
         self.request = request
@@ -42,9 +42,8 @@ class DraftRecorder:
         return self._draft
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """For the other, if it wants them."""
-        if isinstance(self._inner, RankingDrafter):
-            self._inner.ranked(tops)
+        """For the other."""
+        self._inner.ranked(tops)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the forward is over."""
@@ -54,7 +53,7 @@ class DraftRecorder:
 
     def close(self) -> None:
         """The request has ended."""
-        close_drafter(self._inner)
+        self._inner.close()
 
 
 RecorderT = TypeVar("RecorderT", bound=DraftRecorder)

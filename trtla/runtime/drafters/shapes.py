@@ -1,7 +1,4 @@
-"""One draft tree from many branches; where they begin alike they share nodes, if wanted.
-
-Knows tokens and parents only: where branches come from, and what may be accepted, it does not.
-"""
+"""Shapes of drafts: one tree from many branches, and how long a chain may be."""
 
 from __future__ import annotations
 

@@ -1,85 +1,33 @@
-"""Beam search with Wu et al.'s length penalty (arXiv 1609.08144): which hypotheses live on.
-
-Plain Python: log probabilities come from a `BeamTarget`; the one of `beam_cache` runs a model.
-"""
+"""Beam search with Wu et al.'s length penalty (arXiv 1609.08144), on a model with a K/V cache."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from trtla.arguments import real, whole
 from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, NoDrafter
 from trtla.runtime.loop.scores import log_prob_rows, prompt_logits
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import Request
+from trtla.runtime.request import Hypothesis, Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Beam
 from trtla.settings.lookahead import AUTOREGRESSIVE
-
-_LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
+from trtla.settings.sampling import BeamSettings
 
 LogProbs = Sequence[float]
 """Of every token of the vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSettings:
-    """How beams are expanded and compared.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-
-    num_beams: int = 4
-    """Hypotheses that are kept."""
-    expansions: int = 3
-    """Most probable tokens that every hypothesis is continued with."""
-    length_penalty: float = 1.2
-    """Exponent alpha; 0 compares plain log probabilities, which favours short texts."""
-    length_penalty_offset: float = 5.0
-    """Wu et al.'s constant 5; no minimum length."""
-
-    def __post_init__(self) -> None:
-        penalties = f"from 0 to {_LARGEST_PENALTY}"
-        whole("num_beams", self.num_beams, "1 or more", 1)
-        whole("expansions", self.expansions, "1 or more", 1)
-        real("length_penalty", self.length_penalty, penalties, 0.0, _LARGEST_PENALTY)
-        real("length_penalty_offset", self.length_penalty_offset, "0 or more", 0.0)
-
-    def penalty(self, length: int) -> float:
-        """What the log probability of `length` new tokens is divided by."""
-        offset = self.length_penalty_offset
-        return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
-
-    def score(self, beam: Hypothesis) -> float:
-        """What hypotheses are ordered by, the largest first."""
-        return beam.log_prob / self.penalty(len(beam.tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """New tokens, and the sum of their log probabilities."""
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    finished: bool
-    """It ends with an end token."""
-    parent: int = 0
-    """The unfinished hypothesis of the step before that it continues, counted among those."""
-
-
 class BeamTarget(Protocol):
-    """Tells what follows the prompt, and what follows hypotheses."""
+    """Log probabilities of what follows the prompt, and what follows hypotheses."""
 
     def start(self) -> LogProbs:
         """After the prompt."""
@@ -91,14 +39,6 @@ class BeamTarget(Protocol):
             parents: for each, its place in the call before (in the first call always 0).
             tokens: the token that continues it.
         """
-
-
-@runtime_checkable
-class BeamSearcher(Protocol):
-    """An executor that searches with beams."""
-
-    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-        """The best hypotheses, the best first."""
 
 
 def beam_search(
@@ -138,7 +78,7 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
     """The best of them, each text once."""
 
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
-        return -settings.score(beam), beam.tokens
+        return -settings.score(beam.log_prob, len(beam.tokens)), beam.tokens
 
     distinct = {beam.tokens: beam for beam in found}
     return sorted(distinct.values(), key=order)[: settings.num_beams]
@@ -221,7 +161,7 @@ class CachedBeams:
         self._rearrange(parents)
         for beam, token in zip(self._live, tokens, strict=True):
             beam.output_ids = [token]
-        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live])
+        logits = self._forward([Feed.step(beam, NO_DRAFT) for beam in self._live]).logits
         for beam in self._live:
             beam.num_cached += 1
         return self._log_probs(logits, self._live[0].num_cached - len(self._request.input_ids))

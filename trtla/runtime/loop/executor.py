@@ -14,29 +14,25 @@ from contextlib import suppress
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.runtime.auto.costs import CostPlan, CostTable
 from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.draft import Drafter, NoDrafter, SharingDrafters, close_drafter
-from trtla.runtime.drafters.lookahead import lookahead_drafter
+from trtla.runtime.costs import CostPlan, CostTable
+from trtla.runtime.draft import NoDrafter
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beams import BeamSettings, CachedBeams, Hypothesis, beam_search
+from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import StepLoop
-from trtla.runtime.models.forward import FeedModel, StepForward
+from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.llama import TargetModel
-from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.request import DrafterFactory, FinishReason, Hypothesis, Output, Request
 from trtla.runtime.sequence import RequestFailed, Sequence
-from trtla.runtime.stats import RequestStats
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.runtime.stats import DraftTotals, RequestStats
+from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
-
-DrafterFactory = Callable[[LookaheadConfig, Request], Drafter]
-"""(the triple that holds for it, request) -> its drafter."""
 
 CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
 """Measures what forwards of up to a number of sequences cost, or remembers it. Asked when the first
@@ -51,9 +47,10 @@ class TorchExecutor(StepLoop):
         model: the target.
         cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
         limits: what requests must fit into.
-        drafter: makes each request's drafter; lookahead decoding unless said otherwise.
+        drafters: makes each request's drafter; lookahead decoding unless said otherwise.
         costs: what forwards cost, for adaptive requests; measured unless said otherwise.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
+        draft_totals: where draft models count their steps.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -61,12 +58,13 @@ class TorchExecutor(StepLoop):
 
     def __init__(
         self,
-        model: TargetModel | FeedModel,
+        model: Model,
         cache: KVCache,
         limits: ExecutorLimits,
-        drafter: DrafterFactory = lookahead_drafter,
+        drafters: DrafterFactory | None = None,
         costs: CostSource = measured_costs,
         max_reused_len: int = 0,
+        draft_totals: DraftTotals | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -74,8 +72,8 @@ class TorchExecutor(StepLoop):
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        super().__init__(model, cache, limits)
-        self._make_drafter = drafter
+        super().__init__(model, cache, limits, draft_totals or DraftTotals())
+        self._drafters = drafters or LookaheadDrafters()
         self._cost_source = costs
         self._cost_table: CostTable | None = None
         self._costed = 0
@@ -126,15 +124,15 @@ class TorchExecutor(StepLoop):
         self._check_room(sequence)
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
-        before, self._torn = self._torn, True
+        before, self._unfinished = self._unfinished, True
         self._join(sequence)
         self._in_flight.sequences[request.request_id] = sequence
-        self._torn = before
+        self._unfinished = before
 
     def _join(self, sequence: Sequence) -> None:
         """Queue a sequence with a drafter that knows its text so far."""
         request, output_ids = sequence.request, sequence.output_ids
-        drafter = self._make_drafter(sequence.lookahead, request)
+        drafter = self._drafters(sequence.lookahead, request)
         sequence.drafter = request.watch(drafter, request) if request.watch else drafter
         if request.adaptive:
             self._adaptive.join(sequence)
@@ -208,18 +206,18 @@ class TorchExecutor(StepLoop):
         try:
             found = work()
         except TrtlaError:  # it has given back what it took
-            self._torn = False
+            self._unfinished = False
             raise
-        self._torn = False
+        self._unfinished = False
         return found
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         self._cancelled.append(request_id)
-        if not self._torn:
-            self._torn = True
+        if not self._unfinished:
+            self._unfinished = True
             self._end_cancelled()
-            self._torn = False
+            self._unfinished = False
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
@@ -267,14 +265,13 @@ class TorchExecutor(StepLoop):
 
         Prompts and outputs so far are read into the cache again, and all outputs reported again.
         """
-        self._torn = True
+        self._unfinished = True
         sequences = list(self._in_flight.sequences.values())
         for sequence in sequences:
             with suppress(Exception):
-                close_drafter(sequence.drafter)
+                sequence.drafter.close()
         self._cache.pool.reset()
-        if isinstance(self._make_drafter, SharingDrafters):
-            self._make_drafter.reset()
+        self._drafters.reset()
         self._reset()
         for sequence in sequences:
             sequence.rewind()
@@ -309,7 +306,7 @@ class TorchExecutor(StepLoop):
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
         self._adaptive.leave(sequence)
-        close_drafter(sequence.drafter)
+        sequence.drafter.close()
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
@@ -332,7 +329,7 @@ class TorchExecutor(StepLoop):
 
     def _release(self) -> None:
         super()._release()
-        del self._model, self._cache, self._forward, self._by_row, self._make_drafter
+        del self._model, self._cache, self._forward, self._drafters
         del self._scheduler, self._adaptive, self._cost_source
 
 

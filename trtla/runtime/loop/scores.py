@@ -1,21 +1,19 @@
-"""How probable the target finds a text that is there already: fed as it was written, nothing drawn.
+"""Log probabilities of a given text under the target: temperature 1, no filters.
 
-Temperature 1, no filters. The prompt goes through prompt passes, the output through steps with the
-output itself as the draft, so every token is computed as in decoding.
+The prompt is prefilled; the output goes through steps with itself as the draft, so every token is
+computed as in decoding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.executor import Executor
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request, no_answer
@@ -65,7 +63,7 @@ def text_log_probs(
         for start in range(0, len(output_ids) - 1, stretch):
             fed = tuple(output_ids[:-1][start : start + stretch])
             draft = Draft.chain(fed[1:])
-            logits = forward([Feed(text, fed, draft.rows, draft)])
+            logits = forward([Feed(text, fed, draft.rows, draft)]).logits
             text.num_cached += len(fed)
             places = range(start + 1, start + 1 + len(fed))
             rows = log_prob_rows(logits, label, places)
@@ -80,7 +78,7 @@ def prompt_logits(forward: StepForward, text: Text, max_num_tokens: int) -> Tens
     left, logits = len(text.prompt), torch.empty(0)
     while left:
         length = min(left, max_num_tokens)
-        logits = forward([Feed.prompt(text, length, length == left)])
+        logits = forward([Feed.prompt(text, length, length == left)]).logits
         text.num_cached += length
         left -= length
     return logits
@@ -108,28 +106,6 @@ def _of_targets(rows: Tensor, tokens: Sequence[int]) -> list[float]:
     places = torch.tensor([tokens], device=rows.device).T
     found: list[float] = rows.gather(1, places)[:, 0].tolist()
     return found
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    """An executor that tells how probable a text is."""
-
-    def log_probs(self, request: Request, output_ids: Sequence[int]) -> list[float]:
-        """Natural logarithms, one for each of `output_ids`, which follow the request's prompt."""
-
-
-def scorer(executor: Executor, name: str) -> Scorer:
-    """The executor of the engine called `name`, as one that scores.
-
-    Raises:
-        UsageError: it is TensorRT-LLM's.
-    """
-    if not isinstance(executor, Scorer):
-        raise UsageError(
-            f"{name} is a TensorRT-LLM engine, and trtla builds none that give logits",
-            "score with a torch engine",
-        )
-    return executor
 
 
 def perplexity(log_probs: Sequence[float]) -> float:

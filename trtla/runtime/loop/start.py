@@ -12,6 +12,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.forward import SPARE_BLOCKS
 from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def open_torch_executor(
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    triple = engine.default_triple(options.lookahead)
+    default = engine.default_triple(options.lookahead)
     batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
     limits = ExecutorLimits(
         batch_size,
@@ -32,30 +33,28 @@ def open_torch_executor(
         build.max_text_len,
         build.max_num_tokens,
         checkpoint.vocab_size,
-        triple,
+        default,
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
     )
     arithmetic = resolve_dtype(options.dtype, checkpoint.dtype, on)
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
-    models = open_draft_models(draft_engines, limits, *place)
+    totals = DraftTotals()
+    models = open_draft_models(draft_engines, limits, *place, totals)
     model = load_engine(engine, arithmetic, on)
-    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(triple))
+    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)
     drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    executor = TorchExecutor(model, cache, limits, drafters, costs, reused)
-    for one in models.values():
-        one.totals = executor.stats().draft_models
-    return executor
+    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:
-    """Longest text whose keys serve others: dynamic scaling turns them by the text's length."""
-    if limits.max_encoder_len is not None:  # they hang on what the encoder read as well
+    """Longest text whose keys serve others: dynamic scaling rotates them by the text's length."""
+    if limits.max_encoder_len is not None:  # they depend on what the encoder read as well
         return 0
     if checkpoint.rope_type == "dynamic":
         return min(limits.max_text_len, checkpoint.max_position_embeddings)

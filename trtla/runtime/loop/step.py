@@ -10,19 +10,17 @@ import time
 import torch
 
 from trtla.runtime.auto.steps import AdaptiveSteps
-from trtla.runtime.draft import RankingDrafter
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.scheduler import Plan
-from trtla.runtime.models.forward import FeedModel, step_forward
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.llama import TargetModel
 from trtla.runtime.models.load import synchronize
 from trtla.runtime.request import Output, committed_prefix, no_answer
 from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
 from trtla.runtime.sampling.predict import Prediction, most_probable, predict
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
-from trtla.runtime.stats import ExecutorStats
+from trtla.runtime.stats import DraftTotals, ExecutorStats
 
 _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
@@ -32,12 +30,12 @@ class StepLoop(RecoveringExecutor[Sequence]):
     """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
 
     def __init__(
-        self, model: TargetModel | FeedModel, cache: KVCache, limits: ExecutorLimits
+        self, model: Model, cache: KVCache, limits: ExecutorLimits, draft_totals: DraftTotals
     ) -> None:
-        super().__init__(limits, ExecutorStats(weight_bytes=model.weight_bytes))
+        stats = ExecutorStats(weight_bytes=model.weight_bytes, draft_models=draft_totals)
+        super().__init__(limits, stats)
         self._model, self._cache = model, cache
-        self._forward = step_forward(model, cache, limits)
-        self._by_row = model if isinstance(model, FeedModel) else None
+        self._forward = model.step_forward(cache, limits)
         self._adaptive: AdaptiveSteps
 
     def _step(self, plan: Plan) -> None:
@@ -63,8 +61,8 @@ class StepLoop(RecoveringExecutor[Sequence]):
     def _predict(self, feeds: list[Feed]) -> list[Prediction]:
         """One forward over all feeds, and the target's choices at the rows they want."""
         started = time.perf_counter()
-        logits = self._forward(feeds)
-        predictions = predict(feeds, logits, self._by_row)
+        logits = self._forward(feeds).logits
+        predictions = predict(feeds, logits, self._model.row_sampler)
         synchronize(self._cache.device)
         took = time.perf_counter() - started
         self._stats.forward_s = (self._stats.forward_s or 0.0) + took
@@ -100,7 +98,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
             if kept and kept[-1] > len(kept):  # else they lie where they belong
                 moves.append((sequence, sequence.num_cached, kept))
             sequence.num_cached += 1 + len(kept)
-        if feed.tree.top and isinstance(sequence.drafter, RankingDrafter):
+        if feed.tree.top:
             nodes = (0, *accepted.nodes)[:count]
             sequence.drafter.ranked(most_probable(feed, nodes, prediction))
         self._adaptive.observe(sequence, _read(feed, prediction), tokens)
@@ -144,8 +142,8 @@ def _margins(prediction: Prediction, nodes: tuple[int, ...]) -> tuple[float, ...
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:
     if feed.draft is None or not feed.draft.tokens:
         return Accepted((prediction.draws[feed.rows[0]],), ())
-    if feed.draft.laws is not None:
-        return accept_by_rejection(feed, prediction, feed.draft.laws)
+    if feed.draft.draft_probs is not None:
+        return accept_by_rejection(feed, prediction, feed.draft.draft_probs)
     return accept(feed.draft, prediction.draws)
 
 

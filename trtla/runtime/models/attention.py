@@ -76,10 +76,10 @@ def attend(
     """
     batch, count, length = group.shape
     kv_heads, size = keys.shape[1:]
-    folds = queries.shape[1] // kv_heads
+    group_size = queries.shape[1] // kv_heads
     if group.pad is not None:
         queries = queries.index_select(0, group.pad)
-    q = queries.view(batch, count, kv_heads, folds, size).permute(0, 2, 3, 1, 4)
+    q = queries.view(batch, count, kv_heads, group_size, size).permute(0, 2, 3, 1, 4)
     k, v = (
         _read(cached, group, scale, queries.dtype).view(batch, length, kv_heads, size)
         for cached in (keys, values)
@@ -88,9 +88,9 @@ def attend(
     if group.causal:
         out = _causal(q, k, v)
     else:
-        q = q.reshape(batch, kv_heads, folds * count, size)
+        q = q.reshape(batch, kv_heads, group_size * count, size)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.bias)
-        out = out.view(batch, kv_heads, folds, count, size)
+        out = out.view(batch, kv_heads, group_size, count, size)
     out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
     return out if group.unpad is None else out.index_select(0, group.unpad)
 
@@ -109,9 +109,9 @@ def _visible(cached: Tensor, group: AttentionGroup) -> Tensor:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A whole prompt: no mask, at the price of repeated K/V heads. q is [1, kv, folds, Q, d]."""
-    batch, kv_heads, folds, count, size = q.shape
-    q = q.reshape(batch, kv_heads * folds, count, size)
-    k, v = k.repeat_interleave(folds, dim=1), v.repeat_interleave(folds, dim=1)
+    """A whole prompt: no mask, at the price of repeated K/V heads. q is [1, kv, group, Q, d]."""
+    batch, kv_heads, group_size, count, size = q.shape
+    q = q.reshape(batch, kv_heads * group_size, count, size)
+    k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return out.view(batch, kv_heads, folds, count, size)
+    return out.view(batch, kv_heads, group_size, count, size)

@@ -1,4 +1,4 @@
-"""From a step's feeds in integers to the tensors of one forward over packed tokens."""
+"""A step's feeds as the tensors of one forward over packed tokens, and what the forward gives."""
 
 from __future__ import annotations
 
@@ -31,11 +31,21 @@ class Batch:
     """Packed rows whose logits are wanted, feed by feed."""
 
 
-def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a forward gives."""
+
+    logits: Tensor
+    """Float [wanted rows, vocab], feed by feed; the next forward may overwrite them."""
+    hidden: Tensor | None = None
+    """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
+
+
+def make_batch(feeds: Seq[Feed], cache: KVCache, group_size: int, dtype: torch.dtype) -> Batch:
     """Pack feeds, prompts first, into the tensors of one forward.
 
     Args:
-        folds: query heads per K/V head.
+        group_size: query heads per K/V head.
         dtype: type of the attention bias, the model's.
     """
     device = cache.device
@@ -53,11 +63,11 @@ def make_batch(feeds: Seq[Feed], cache: KVCache, folds: int, dtype: torch.dtype)
     ]
     prompts = sum(feed.draft is None for feed in feeds)
     groups = [
-        _group([feed], [table], start, folds, dtype)
+        _group([feed], [table], start, group_size, dtype)
         for feed, table, start in zip(feeds[:prompts], tables, starts, strict=False)
     ]
     if prompts < len(feeds):
-        groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], folds, dtype))
+        groups.append(_group(feeds[prompts:], tables[prompts:], starts[prompts], group_size, dtype))
     tokens = [token for feed in feeds for token in feed.tokens]
     flat = ([*chain.from_iterable(positions)], [*chain.from_iterable(lengths)])
     parts = (tokens, *flat, slots, rows)
@@ -71,7 +81,7 @@ def _integers(values: list[int], device: torch.device) -> Tensor:
 
 
 def _group(
-    feeds: Seq[Feed], tables: Seq[SlotTable], start: int, folds: int, dtype: torch.dtype
+    feeds: Seq[Feed], tables: Seq[SlotTable], start: int, group_size: int, dtype: torch.dtype
 ) -> AttentionGroup:
     counts = [len(feed.tokens) for feed in feeds]
     totals = [feed.total for feed in feeds]
@@ -83,7 +93,7 @@ def _group(
         return AttentionGroup(rows, shape, keys, None, causal=True)
     bias = None
     if count > 1 or min(totals) < length:
-        bias = _bias(feeds, shape, folds, dtype).to(tables[0].slots.device)
+        bias = _bias(feeds, shape, group_size, dtype).to(tables[0].slots.device)
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
     pad, unpad = _padding(counts, tables[0].slots.device)
@@ -110,10 +120,12 @@ def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Te
     return torch.cat(stretches)
 
 
-def _bias(feeds: Seq[Feed], shape: tuple[int, int, int], folds: int, dtype: torch.dtype) -> Tensor:
+def _bias(
+    feeds: Seq[Feed], shape: tuple[int, int, int], group_size: int, dtype: torch.dtype
+) -> Tensor:
     batch, count, length = shape
     if batch == 1:
-        bias = torch.zeros((1, 1, folds, count, length), dtype=dtype)
+        bias = torch.zeros((1, 1, group_size, count, length), dtype=dtype)
         bias[..., feeds[0].sequence.num_cached :] = _tree_bias(feeds[0])
         return bias.flatten(2, 3)
     # Padded queries see what is cached: a row of -inf alone would give NaN.
@@ -124,12 +136,12 @@ def _bias(feeds: Seq[Feed], shape: tuple[int, int, int], folds: int, dtype: torc
     ]
     hidden = _places(length) >= torch.tensor(seen).unsqueeze(-1)
     bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    bias = bias[:, None, None].repeat(1, 1, folds * count, 1)
-    by_fold = bias.view(batch, folds, count, length)
+    bias = bias[:, None, None].repeat(1, 1, group_size * count, 1)
+    by_query = bias.view(batch, group_size, count, length)
     for index, feed in enumerate(feeds):
         if not alone[index]:
             cached = feed.sequence.num_cached
-            by_fold[index, :, : feed.length, cached : feed.total] = _tree_bias(feed)
+            by_query[index, :, : feed.length, cached : feed.total] = _tree_bias(feed)
     return bias
 
 

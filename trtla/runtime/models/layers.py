@@ -1,7 +1,6 @@
-"""Matrix products with a weight, kept in the layout that its device multiplies fastest.
+"""A model's layers: matrix products with plain and FP8 weights, and rotary positions.
 
-On CPUs that is oneDNN's own block layout, made once at load. Knows one weight at a time, nothing of
-layers or checkpoints' names.
+On CPUs a weight is kept in oneDNN's own block layout, made once at load.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import quantize
 
 _STEP_TOKENS = 16
-"""Tokens that oneDNN is told to expect: a layout for one token is slow for all other counts."""
+"""Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
 
 _FEW_TOKENS = 4
 """Fewer tokens are padded for large weights, which oneDNN streams from memory faster for four."""
@@ -237,9 +236,9 @@ def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Apply the rotation to [tokens, heads, head_size]."""
     halves = states.view(*states.shape[:-1], 2, -1)
-    turned = (halves * cosine.unsqueeze(-2)).flatten(-2)
+    rotated = (halves * cosine.unsqueeze(-2)).flatten(-2)
     first, second = states.chunk(2, dim=-1)
-    turned_first, turned_second = turned.chunk(2, dim=-1)
-    turned_first.addcmul_(second, sine, value=-1)
-    turned_second.addcmul_(first, sine)
-    return turned
+    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
+    rotated_first.addcmul_(second, sine, value=-1)
+    rotated_second.addcmul_(first, sine)
+    return rotated

@@ -1,14 +1,13 @@
 """The Llama forward over packed tokens: every fed token of every sequence in one pass.
 
 It reads the TensorRT-LLM checkpoint's tensors (fused qkv, `mlp.fc` = gate_proj, `mlp.gate` =
-up_proj) and knows nothing of requests: positions, cache slots and visibility come in the batch.
+up_proj). Positions, cache slots and visibility come in the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,8 @@ from torch import Tensor
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import E4M3, dequantize
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
     Fp8Linear,
@@ -28,29 +28,6 @@ from trtla.runtime.models.layers import (
     fp8_products,
     rotate,
 )
-
-
-class TargetModel(Protocol):
-    """What the step loop needs of a model."""
-
-    @property
-    def folds(self) -> int:
-        """Query heads per K/V head."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of activations and attention bias."""
-
-    @property
-    def arithmetic(self) -> str:
-        """What it computes in, for people to read."""
-
-    @property
-    def weight_bytes(self) -> int | None:
-        """Of weights that a forward reads, as in `weight_bytes.py`; None: unknown."""
-
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Write the fed tokens' keys and values, return float logits [batch.rows, vocab]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +42,7 @@ class Layer:
     down: Linear | Fp8Linear
 
 
-class LlamaModel:
+class LlamaModel(PackedModel):
     """A dense Llama on one device.
 
     Args:
@@ -100,8 +77,8 @@ class LlamaModel:
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
     @property
-    def folds(self) -> int:
-        """Query heads per K/V head."""
+    def group_size(self) -> int:
+        """Query heads that share a K/V head (GQA)."""
         return self._heads[0] // self._heads[1]
 
     @property
@@ -134,8 +111,9 @@ class LlamaModel:
         return KVCache(*sizes, num_blocks, self.dtype, self._device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
+        hidden: dict[int, Tensor] = {}
         states = F.embedding(batch.tokens, self._embedding)
         rotary = self._rotary(batch.positions, batch.lengths)
         for index, layer in enumerate(self._layers):
@@ -144,8 +122,10 @@ class LlamaModel:
             normed = self._normalise(states, layer.post_norm)
             gate, up = layer.gate_up(normed)
             states = states + layer.down(F.silu(gate) * up)
+            if index in self.taps:
+                hidden[index] = states
         states = self._normalise(states.index_select(0, batch.rows), self._norm)
-        return self._lm_head(states).float()
+        return Forwarded(self._lm_head(states).float(), self._stacked(hidden))
 
     def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(states, weight.shape, weight, self.config.norm_epsilon)
@@ -161,12 +141,12 @@ class LlamaModel:
     ) -> Tensor:
         q_heads, kv_heads = self._heads
         heads = layer.qkv(states).view(states.shape[0], q_heads + 2 * kv_heads, -1)
-        turned = rotate(heads[:, : q_heads + kv_heads], *rotary)
-        cache.write(index, batch.slots, turned[:, q_heads:], heads[:, q_heads + kv_heads :])
+        rotated = rotate(heads[:, : q_heads + kv_heads], *rotary)
+        cache.write(index, batch.slots, rotated[:, q_heads:], heads[:, q_heads + kv_heads :])
         keys, values = cache.layer(index)
         scale = cache.scale(index)
         parts = [
-            group.attend(turned[group.rows, :q_heads], keys, values, scale)
+            group.attend(rotated[group.rows, :q_heads], keys, values, scale)
             for group in batch.groups
         ]
         return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))

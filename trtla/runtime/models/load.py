@@ -1,4 +1,4 @@
-"""Which model runs an engine's weights: compiled for the CPU where that can be, else PyTorch's."""
+"""Loads a model: its device, its type, the class that runs it, and the size of its K/V cache."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def set_threads(count: int | None) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given, so that clocks tell the truth."""
+    """Wait until the device has done what it was given, so that timings include the kernels."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,8 +1,4 @@
-"""Verification: which drafted tokens the target itself would have said.
-
-The target has drawn one token after every node that matters; a draft is kept exactly as long as it
-equals what was drawn. So the emitted tokens are the target's own, whatever was drafted (Rule A).
-"""
+"""Which drafted tokens are accepted: by the target's own draws (Rule A), or by rejection (Rule B)."""
 
 from __future__ import annotations
 
@@ -52,19 +48,19 @@ _OWN_SEEDS = 1 << 63  # above every request's seed: drafts are drawn with the no
 _RESIDUAL = 1 << 40  # above every position
 
 
-def accept_by_rejection(feed: Feed, prediction: Prediction, laws: Tensor) -> Accepted:
+def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor) -> Accepted:
     """Keep drafted tokens, first to last, then add one token of the target.
 
     Args:
         feed: the input token and a chain below it, all rows wanted.
         prediction: what the target said after each.
-        laws: what each drafted token was drawn from, [drafted, vocab].
+        draft_probs: what each drafted token was drawn from, [drafted, vocab].
     """
     params, places = feed.sequence.request.sampling, feed.positions()
     drafted = feed.tree.tokens
     rows = prediction.logits[prediction.start :][: len(drafted)]
     for place, (token, p, q) in enumerate(
-        zip(drafted, probabilities(rows, params), laws.to(rows.device), strict=True)
+        zip(drafted, probabilities(rows, params), draft_probs.to(rows.device), strict=True)
     ):
         seed, position = params.seed + _OWN_SEEDS, places[place] + 1
         if not keeps(uniform(seed, position), p[token].item(), q[token].item()):

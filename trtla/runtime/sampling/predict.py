@@ -1,8 +1,6 @@
-"""What the target says after a step's rows: from logits to plain integers.
+"""What the target predicts after a step's rows: from logits to tokens.
 
 All feeds in few calls, or row by row where single rows are cheap and most are never asked for.
-
-It knows which rows each feed wants and how each request chooses; nothing of drafters or caches.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class Prediction:
     """The first of this feed's rows in them; the others follow in their order."""
 
 
-class RowChoice(Protocol):
+class RowSampler(Protocol):
     """Chooses for one row at a time, where that costs no more than for all of them at once."""
 
     def most_probable(self, logits: Tensor, row: int) -> int:
@@ -45,7 +43,7 @@ class RowChoice(Protocol):
         """A row's token for its noise in [0, 1), as `draw_at`."""
 
 
-class _Asked(dict[int, int]):
+class _LazyTokens(dict[int, int]):
     """Choices by node, made when they are asked for: few of a draft's rows ever are."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
@@ -57,7 +55,7 @@ class _Asked(dict[int, int]):
 
 
 def predict(
-    feeds: Sequence[Feed], logits: Tensor, by_row: RowChoice | None = None
+    feeds: Sequence[Feed], logits: Tensor, by_row: RowSampler | None = None
 ) -> list[Prediction]:
     """Every feed's choices, from the logits of all their rows.
 
@@ -73,14 +71,14 @@ def predict(
     return predictions
 
 
-def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowChoice) -> Prediction:
+def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowSampler) -> Prediction:
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
     request = feed.sequence.request
     margins: dict[int, float] = {}
     if request.margins and rows:
         own = top2_margin(logits[start : start + len(rows)]).tolist()
         margins = dict(zip(feed.rows, own, strict=True))
-    greedy = _Asked(lambda node: by_row.most_probable(logits, rows[node]))
+    greedy = _LazyTokens(lambda node: by_row.most_probable(logits, rows[node]))
     params = request.sampling
     if params.greedy:
         return Prediction(greedy, greedy, margins, logits, start)
@@ -89,7 +87,7 @@ def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowChoice) ->
     def drawn(node: int) -> int:
         return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
 
-    return Prediction(greedy, _Asked(drawn), margins, logits, start)
+    return Prediction(greedy, _LazyTokens(drawn), margins, logits, start)
 
 
 def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
@@ -175,7 +173,7 @@ def top_tokens(logits: Tensor, count: int, params: SamplingParams) -> list[list[
 def _shares(values: Tensor, logits: Tensor, params: SamplingParams) -> Tensor:
     """Probabilities after temperature and top-k; `values` are the rows' largest logits.
 
-    Not `sampling.probabilities`, which sorts whole rows: no draw hangs on these.
+    Not `sampling.probabilities`, which sorts whole rows: no draw depends on these.
     """
     if 0 < params.top_k < logits.shape[-1]:
         logits = logits.topk(params.top_k, dim=-1).values

@@ -1,4 +1,4 @@
-"""The compiled forward as Python sees it: the C structures of `native/step.cpp`, and its calls."""
+"""The compiled forward as Python calls it: compiled once for this processor, then loaded by ctypes."""
 
 from __future__ import annotations
 
@@ -75,6 +75,9 @@ class Step(Structure):
         ("sine", c_void_p),
         ("cache", c_void_p),
         ("logits", c_void_p),
+        ("taps", c_void_p),
+        ("num_taps", c_int64),
+        ("hidden", c_void_p),
         ("threads", c_int64),
     ]
 
@@ -182,8 +185,8 @@ def _processor() -> tuple[str, ...]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return (platform.machine(), platform.processor())
-    told = ("model name", "flags", "Features", "CPU part")
-    return tuple(sorted({line for line in lines if line.startswith(told)}))
+    names = ("model name", "flags", "Features", "CPU part")
+    return tuple(sorted({line for line in lines if line.startswith(names)}))
 
 
 def _compile(compiler: str, library: Path) -> Path:

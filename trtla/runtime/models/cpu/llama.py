@@ -17,11 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.library import Matrix
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.models.layers import Rotary
 from trtla.runtime.models.llama import LayerTensors, ModelTensors
+from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 from trtla.settings.sampling import SamplingParams
 
@@ -45,7 +48,7 @@ def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
-class NativeLlama:
+class NativeLlama(Model):
     """A dense Llama for which `native_problem` knows no problem.
 
     Args:
@@ -59,7 +62,7 @@ class NativeLlama:
         self.config, self.dtype = config, dtype
         self._library = native.library()
         self._packing = Packing(self._library.lanes, dtype == torch.bfloat16)
-        self._turns = Turns(config)
+        self._rotary = RotaryTable(config)
         self._logits = torch.empty((0, config.vocab_size))
         self._alive: list[Tensor | Packed] = []
         tensors = ModelTensors(weights, self._placed, dtype)
@@ -134,9 +137,9 @@ class NativeLlama:
         return sum(weight.nbytes for weight in held) - self._embedding_bytes
 
     @property
-    def cache_dtype(self) -> torch.dtype:
-        """Type of the K/V cache."""
-        return self.dtype
+    def row_sampler(self) -> RowSampler:
+        """Itself: a row is drawn in C++, and most rows are never asked for."""
+        return self
 
     def new_cache(self, num_blocks: int) -> KVCache:
         """A K/V cache for this model, a layer for every head: its tokens are read in a row."""
@@ -144,20 +147,21 @@ class NativeLlama:
         heads = config.num_hidden_layers * config.num_key_value_heads
         return KVCache(heads, 1, config.head_size, num_blocks, self.dtype, torch.device("cpu"))
 
-    def forward_feeds(self, feeds: Sequence[Feed], cache: KVCache) -> Tensor:
-        """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab].
-
-        The next call overwrites them.
-        """
+    def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
+        """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab]."""
         positions = [feed.positions() for feed in feeds]
-        cosine, sine, turns = self._turns.of(feeds, positions)
+        cosine, sine, rope_rows = self._rotary.of(feeds, positions)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
-        integers = step_integers(feeds, turns, tables)
+        integers = step_integers(feeds, rope_rows, tables)
         rows = sum(len(feed.rows) for feed in feeds)
         if rows > len(self._logits):  # kept: the system clears the pages of a new one
             self._logits = torch.empty((rows, self.config.vocab_size))
+        if self.taps and max(self.taps) >= self.config.num_hidden_layers:
+            raise ValueError(f"there is no layer {max(self.taps)} to tap")
+        hidden = torch.empty((len(self.taps), len(rope_rows), self.config.hidden_size))
+        taps = array("q", self.taps)
         step = native.Step(
-            tokens=len(turns),
+            tokens=len(rope_rows),
             num_rows=rows,
             num_sequences=len(feeds),
             integers=integers.buffer_info()[0],
@@ -165,10 +169,13 @@ class NativeLlama:
             sine=sine.data_ptr(),
             cache=cache.addresses.buffer_info()[0],
             logits=self._logits.data_ptr(),
+            taps=taps.buffer_info()[0],
+            num_taps=len(taps),
+            hidden=hidden.data_ptr(),
             threads=torch.get_num_threads(),
         )
         self._library.forward(self._model, step)
-        return self._logits[:rows]
+        return Forwarded(self._logits[:rows], hidden if self.taps else None)
 
     def most_probable(self, logits: Tensor, row: int) -> int:
         """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
@@ -192,7 +199,7 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
 
 
 def step_integers(
-    feeds: Sequence[Feed], turns: Sequence[int], tables: Sequence[SlotTable]
+    feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
 ) -> array[int]:
     """The integers of `Step` in their order; they hold addresses of the tables' slots."""
     ids = [token for feed in feeds for token in feed.tokens]
@@ -207,7 +214,7 @@ def step_integers(
         sequences += (first, feed.length, cached, slots, tree)
         parents += feed.tree.parents
         first += feed.length
-    return array("q", [*ids, *turns, *rows, *sequences, *parents])
+    return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
 
 
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -232,7 +239,7 @@ class Packing:
         return panels.view(weight.dtype)
 
     def interleave(self, first: Tensor, second: Tensor) -> Tensor:
-        """Rows of both in turns, `lanes` at a time: a panel then holds the same ones of each."""
+        """Rows of both alternately, `lanes` at a time: a panel holds the same ones of each."""
         parts = [part.view(-1, self.lanes, *part.shape[1:]) for part in (first, second)]
         return torch.stack(parts, dim=1).flatten(0, 2)
 
@@ -261,7 +268,7 @@ class Packed:
         return Matrix(self.weight.data_ptr(), bias, self.outputs, self.inputs, kind)
 
 
-class Turns:
+class RotaryTable:
     """Where the forward finds each fed token's cosine and sine."""
 
     def __init__(self, config: CheckpointConfig) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import Batch
+from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sequence import Feed
 
-Forward = Callable[[Batch, KVCache], Tensor]
-"""Writes the fed tokens' keys and values, returns float logits [batch.rows, vocab]."""
+Forward = Callable[[Batch, KVCache], Forwarded]
+"""Writes the fed tokens' keys and values, computes logits [batch.rows, vocab]."""
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs or records a forward; gives what repeats it, and the tensor that each repetition fills."""
 
@@ -71,7 +71,7 @@ class GraphRunner:
         """(tokens, sequences) of the graphs there are."""
         return [key for key, graph in self._graphs.items() if graph is not None]
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+    def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
         """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
         key = self._bucket(feeds)
         if key is None:
@@ -83,7 +83,7 @@ class GraphRunner:
             return self._plain(feeds)
         graph.inputs.fill(feeds)
         graph.replay()
-        return graph.logits[: sum(len(feed.rows) for feed in feeds)]
+        return Forwarded(graph.logits[: sum(len(feed.rows) for feed in feeds)])
 
     def _bucket(self, feeds: Sequence[Feed]) -> tuple[int, int] | None:
         """Which graph fits; None for prompts, whose lengths differ too much."""
@@ -95,7 +95,7 @@ class GraphRunner:
         batch = bucket_of(len(feeds), self._batches)
         return None if tokens is None or batch is None else (tokens, batch)
 
-    def _plain(self, feeds: Sequence[Feed]) -> Tensor:
+    def _plain(self, feeds: Sequence[Feed]) -> Forwarded:
         inputs = StepInputs(Room.of(feeds), self._scratch, self._cache.device)
         return self._forward(inputs.fill(feeds), self._cache)
 
@@ -105,7 +105,7 @@ class GraphRunner:
         inputs = StepInputs(self._room(*key), self._scratch, self._cache.device)
         batch = inputs.fill(feeds)
         try:
-            replay, logits = self._capture(lambda: self._forward(batch, self._cache))
+            replay, logits = self._capture(lambda: self._forward(batch, self._cache).logits)
         except RuntimeError as error:  # what cannot be captured, or no memory for the graph
             self.problem = str(error)
             return None

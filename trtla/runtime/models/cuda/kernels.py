@@ -177,7 +177,7 @@ def attend_pages(
     slot_stride: tl.tensor,
     sequence_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
-    FOLDS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -194,7 +194,7 @@ def attend_pages(
     table, masks = table + 3, masks + start * WORDS
     first = tl.program_id(0) * BLOCK_M
     tile = first + tl.arange(0, BLOCK_M)
-    nodes, heads = tile // FOLDS, head * FOLDS + tile % FOLDS
+    nodes, heads = tile // GROUP_SIZE, head * GROUP_SIZE + tile % GROUP_SIZE
     real = nodes < fed
     places = (start + nodes).to(tl.int64) * query_stride + heads * HEAD_SIZE
     places = places[:, None] + tl.arange(0, HEAD_SIZE)[None, :]
@@ -202,20 +202,20 @@ def attend_pages(
     keys, values = keys + head * HEAD_SIZE, values + head * HEAD_SIZE
     value_scale = tl.load(scale) if SCALED else 1.0
     factor *= value_scale
-    busy = first < fed * FOLDS
+    busy = first < fed * GROUP_SIZE
     stretch = tl.cdiv(tl.cdiv(cached, BLOCK_N), SPLITS) * BLOCK_N
     last = tl.where(busy, tl.minimum(cached, (split + 1) * stretch), 0)
     peak, total, sums = _absorb_cached(
         q, factor, keys, values, table, slot_stride, split * stretch, last,
         HEAD_SIZE, PAGE, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    end = tl.minimum(fed, (first + BLOCK_M - 1) // FOLDS + 1)  # parents come first
+    end = tl.minimum(fed, (first + BLOCK_M - 1) // GROUP_SIZE + 1)  # parents come first
     end = tl.where(busy & (split == SPLITS - 1), end, 0)
     peak, total, sums = _absorb_fed(
         q, factor, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
         peak, total, sums, HEAD_SIZE, PAGE, BLOCK_N, WORDS, CAUSAL,
     )  # fmt: skip
-    places = (split * rows + start + nodes) * (KV_HEADS * FOLDS) + heads
+    places = (split * rows + start + nodes) * (KV_HEADS * GROUP_SIZE) + heads
     _store(sums * value_scale, peak, total, out, logs, places, real, HEAD_SIZE, SPLITS)
 
 

@@ -103,7 +103,7 @@ def paged_attend(
 class _Launch:
     """Sizes of one launch."""
 
-    folds: int
+    group_size: int
     kv_heads: int
     head_size: int
     tile: int
@@ -113,15 +113,15 @@ class _Launch:
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, group: PagedGroup, splits: int | None) -> _Launch:
         kv_heads, size = keys.shape[1:]
-        folds = queries.shape[1] // kv_heads
-        needed = max(1, group.longest * folds)
+        group_size = queries.shape[1] // kv_heads
+        needed = max(1, group.longest * group_size)
         largest = _LARGEST_WIDE_TILE if queries.dtype == torch.float32 else _LARGEST_TILE
         tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
         tiles = -(-needed // tile)
         if splits is None:
             programs = tiles * kv_heads * len(group.sequences)
             splits = choose_splits(programs, group.context, _processors(queries.device))
-        return cls(folds, kv_heads, size, tile, tiles, splits)
+        return cls(group_size, kv_heads, size, tile, tiles, splits)
 
     def attend(
         self,
@@ -153,7 +153,7 @@ class _Launch:
             keys.stride(0),
             group.sequences.stride(0),
             KV_HEADS=self.kv_heads,
-            FOLDS=self.folds,
+            GROUP_SIZE=self.group_size,
             HEAD_SIZE=self.head_size,
             PAGE=TOKENS_PER_BLOCK,
             BLOCK_M=self.tile,

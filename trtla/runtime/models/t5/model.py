@@ -16,14 +16,13 @@ from torch import Tensor
 
 from trtla.errors import TrtlaError
 from trtla.runtime.models.attention import AttentionGroup
-from trtla.runtime.models.batch import Batch, make_batch
+from trtla.runtime.models.batch import Batch, Forwarded, make_batch
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Linear, LinearPair
 from trtla.runtime.models.t5.relative_bias import RelativeBias, RelativeGroups
 from trtla.runtime.request import Request
-from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import SamplingParams
 
 Encode = Callable[[tuple[int, ...]], Tensor]
 """A prompt's ids -> the encoder's output [tokens, d_model]."""
@@ -89,8 +88,8 @@ class T5Shape:
     """d_model ** -0.5 where the embedding is the output projection (T5 1.0), else 1."""
 
 
-class T5Model:
-    """A `FeedModel` whose requests bring `encoder_ids`.
+class T5Model(Model):
+    """A decoder whose requests bring `encoder_ids`.
 
     Args:
         encode: the encoder, called once a request.
@@ -121,26 +120,13 @@ class T5Model:
         """Of the decoder's weights; of the embedding only rows are read."""
         return self._weights.nbytes
 
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Type of the K/V cache."""
-        return self.dtype
-
     def new_cache(self, num_blocks: int) -> KVCache:
         """A K/V cache for this decoder, on its device."""
         sizes = (len(self._weights.layers), self._shape.heads, self._shape.head_size)
         return KVCache(*sizes, num_blocks, self.dtype, self._device)
 
-    def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
-        return int(argmax(logits[row : row + 1])[0])
-
-    def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1)."""
-        return int(draw_at(logits[row : row + 1], params, [noise])[0])
-
     @torch.inference_mode()
-    def forward_feeds(self, feeds: Sequence[Feed], cache: KVCache) -> Tensor:
+    def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return logits [wanted rows, vocab].
 
         They are float32, or float64 for a float64 decoder. Prompts that are new are encoded first.
@@ -150,6 +136,7 @@ class T5Model:
         batch = make_batch(feeds, cache, 1, self.dtype)
         relative = RelativeGroups(feeds, batch.groups, self._device)
         groups: list[AttentionGroup] = []
+        hidden: dict[int, Tensor] = {}
         states = F.embedding(batch.tokens, self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             if layer.bias is not None:
@@ -158,9 +145,12 @@ class T5Model:
             ours = [prompt[index] for prompt in prompts]
             states = states + self._cross_attention(layer, states, ours, counts)
             states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
+            if index in self.taps:
+                hidden[index] = states
         states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
         logits = self._weights.lm_head(states * self._shape.logit_scale)
-        return logits.to(torch.promote_types(self.dtype, torch.float32))
+        wide = logits.to(torch.promote_types(self.dtype, torch.float32))
+        return Forwarded(wide, self._stacked(hidden))
 
     def _attention(
         self,

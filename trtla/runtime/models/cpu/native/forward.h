@@ -14,7 +14,7 @@
 
 constexpr int NORM_TWICE = 16384;  // elements up to which each thread normalises for itself
 
-enum Kind { EMBED, NORMALISE, QKV, PLACE, ATTEND, DENSE, NORMALISE_AGAIN, GATE_UP, DOWN, LAST, SCORE };
+enum Kind { EMBED, NORMALISE, QKV, PLACE, ATTEND, DENSE, NORMALISE_AGAIN, GATE_UP, DOWN, TAP, LAST, SCORE };
 
 struct Phase {
     Kind kind;
@@ -51,9 +51,9 @@ inline uint64_t next_stamp() {
 
 // Whether QUERIES take all queries of a K/V head: then one piece of work places and attends.
 inline bool queries_are_one_piece(const Model& model, const Step& step) {
-    const int folds = model.heads / model.kv_heads;
+    const int group_size = model.heads / model.kv_heads;
     for (int i = 0; i < step.num_sequences; ++i)
-        if (step.sequences()[i].count * folds > QUERIES) return false;
+        if (step.sequences()[i].count * group_size > QUERIES) return false;
     return true;
 }
 
@@ -85,7 +85,7 @@ struct Forward final : Job {
         plan();
     }
 
-    int folds() const { return model.heads / model.kv_heads; }
+    int group_size() const { return model.heads / model.kv_heads; }
 
     void embed(int token) {
         float* out = &states[token * model.hidden];
@@ -131,8 +131,8 @@ struct Forward final : Job {
 
     void rotate(float* head, int token) const {
         const int half = model.head_size / 2;
-        const int64_t turn = step.turns()[token] * half;
-        const float *cosine = step.cosine + turn, *sine = step.sine + turn;
+        const int64_t rope = step.rope_rows()[token] * half;
+        const float *cosine = step.cosine + rope, *sine = step.sine + rope;
         for (int i = 0; i < half; ++i) {
             const float first = head[i], second = head[i + half];
             head[i] = first * cosine[i] - second * sine[i];
@@ -163,17 +163,17 @@ struct Forward final : Job {
             store(to.values.at(slot) + i, load(value + i));
         }
         const float scale = 1.0f / std::sqrt((float)size);
-        for (int fold = 0; fold < folds(); ++fold) {
-            float* query = head(token, kv_head * folds() + fold);
+        for (int fold = 0; fold < group_size(); ++fold) {
+            float* query = head(token, kv_head * group_size() + fold);
             rotate(query, token);
             for (int i = 0; i < size; ++i) query[i] *= scale;
         }
     }
 
-    // Attention of QUERIES queries of one K/V head, `first` on; a row has `folds` of them.
+    // Attention of QUERIES queries of one K/V head, `first` on; a row has `group_size` of them.
     void attend_from(int layer, const Sequence& sequence, const std::vector<View>& views,
                      int kv_head, int first, Scores& scores) {
-        const int count = sequence.count * folds(), size = model.head_size;
+        const int count = sequence.count * group_size(), size = model.head_size;
         const int several = std::min(QUERIES, count - first);
         const float* queries[QUERIES];
         const View* seen[QUERIES];
@@ -181,9 +181,9 @@ struct Forward final : Job {
         int tokens[QUERIES], indices[QUERIES];
         scores.outs.resize(QUERIES * size);
         for (int q = 0; q < QUERIES; ++q) {
-            const int query = first + std::min(q, several - 1), row = query / folds();
+            const int query = first + std::min(q, several - 1), row = query / group_size();
             tokens[q] = sequence.first + row;
-            indices[q] = kv_head * folds() + query % folds();
+            indices[q] = kv_head * group_size() + query % group_size();
             queries[q] = head(tokens[q], indices[q]);
             seen[q] = &views[row];
             outs[q] = &scores.outs[q * size];
@@ -216,7 +216,7 @@ struct Forward final : Job {
 
     // Pieces of QUERIES queries of a K/V head.
     int attentions(const Sequence& sequence) const {
-        return (sequence.count * folds() + QUERIES - 1) / QUERIES * model.kv_heads;
+        return (sequence.count * group_size() + QUERIES - 1) / QUERIES * model.kv_heads;
     }
 
     void attend_some(int layer, int from, int to) {
@@ -269,6 +269,11 @@ struct Forward final : Job {
         });
     }
 
+    void copy_states(int tap, int from, int to) {
+        const int64_t size = model.hidden, start = (int64_t)tap * step.tokens;
+        std::copy(&states[from * size], &states[to * size], step.hidden + (start + from) * size);
+    }
+
     void plan() {
         const int tokens = step.tokens;
         int placed = 0, attended = 0;
@@ -287,6 +292,8 @@ struct Forward final : Job {
             if (!few) program.push_back({NORMALISE_AGAIN, index, tokens});
             program.push_back({GATE_UP, index, layer.gate_up.num_panels()});
             program.push_back({DOWN, index, layer.down.num_panels()});
+            for (int tap = 0; tap < step.num_taps; ++tap)
+                if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
         if (!step.num_rows) return;
         if (!few) program.push_back({LAST, 0, (int)step.num_rows});
@@ -317,6 +324,7 @@ struct Forward final : Job {
                 break;
             case GATE_UP: return gate(normalised(phase, layer.post_norm), layer.gate_up, from, to);
             case DOWN: return add_to_states(gated, layer.down, from, to);
+            case TAP: return copy_states(program[phase].layer, from, to);
             case LAST:
                 for (int r = from; r < to; ++r) normalise(step.rows()[r], model.norm, wanted, r);
                 break;

@@ -8,7 +8,7 @@ struct Layer {
     const float* input_norm;
     Matrix qkv, dense;
     const float* post_norm;
-    Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj in turns
+    Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
 };
 
 struct Model {
@@ -23,19 +23,22 @@ struct Model {
     int32_t bfloat16;  // activations and cache are bfloat16, else float32
 };
 
-// Integers lie in one array: ids [tokens], turns [tokens] (each token's row of cosine and sine), rows
-// [num_rows] (tokens whose logits are wanted), sequences, and the parents of drafted tokens.
+// Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
+// rows [num_rows] (tokens whose logits are wanted), sequences, and the parents of drafted tokens.
 struct Step {
     int64_t tokens, num_rows, num_sequences;
     const int64_t* integers;
     const float *cosine, *sine;  // [...][head_size / 2]
     void* const* cache;  // keys and values of every layer's K/V heads, each [slots][head_size]
     float* logits;       // [num_rows][vocabulary]
+    const int64_t* taps;  // layers whose output is wanted
+    int64_t num_taps;
+    float* hidden;  // [num_taps][tokens][hidden]
     int64_t threads;
 
     const int64_t* ids() const { return integers; }
-    const int64_t* turns() const { return ids() + tokens; }
-    const int64_t* rows() const { return turns() + tokens; }
+    const int64_t* rope_rows() const { return ids() + tokens; }
+    const int64_t* rows() const { return rope_rows() + tokens; }
     const Sequence* sequences() const { return (const Sequence*)(rows() + num_rows); }
     const int64_t* parents() const { return (const int64_t*)(sequences() + num_sequences); }
 };

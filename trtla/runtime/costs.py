@@ -1,6 +1,6 @@
 """What a forward costs: seconds by fed tokens and sequences, measured once per engine and device.
 
-Plain numbers between measurement and use, kept in a small JSON file; no tensors, no clock.
+A table is kept in a small JSON file; `auto.probe` measures it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from trtla.errors import UsageError
 from trtla.files import parse_json, write_whole
 
 FORMAT_VERSION = 2
@@ -138,28 +136,6 @@ def rising(found: Mapping[int, float]) -> tuple[Point, ...]:
     tokens = sorted(found)
     seconds = list(accumulate((found[count] for count in reversed(tokens)), min))
     return tuple(zip(tokens, reversed(seconds), strict=True))
-
-
-@runtime_checkable
-class CostMeasurer(Protocol):
-    """An executor that can time forwards."""
-
-    def measure_costs(self, plan: CostPlan) -> CostTable:
-        """Time them now."""
-
-
-def cost_measurer(executor: object, name: str) -> CostMeasurer:
-    """The executor, where it can time forwards; `name` is the engine's.
-
-    Raises:
-        UsageError: it is TensorRT-LLM's.
-    """
-    if isinstance(executor, CostMeasurer):
-        return executor
-    raise UsageError(
-        f"{name} is a TensorRT-LLM engine, whose forwards cannot be timed one by one",
-        "measure with a torch engine",
-    )
 
 
 def load(key: str, folders: Sequence[Path]) -> CostTable | None:

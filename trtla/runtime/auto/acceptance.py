@@ -13,15 +13,14 @@ _FURTHER_CHANCE = (0.55, 0.7, 0.8)
 """Of each further token, given the one before: [context]."""
 _PRIOR_WEIGHT = 6.0  # guesses that the chances of the sequences before count for
 _WATCHED = 6  # guesses of a step that are followed up
-
-
 _TOO_LARGE = 1e100  # of a unit: floats still hold far more
 
 
 class _Tally:
     """Guesses of one kind: how many were seen, and how many of them added their i-th token.
 
-    The young count more: a guess is worth `1 / memory` of the one before, so nothing has to fade.
+    Exponentially weighted: instead of decaying old observations, each new one weighs `1 / memory`
+    times the one before.
     """
 
     __slots__ = ("_hits", "_parent", "_step", "_unit", "_weight")

@@ -1,0 +1,124 @@
+"""A setting is declared once: flag, environment, preset, prompt file, chat and Python follow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from trtla.chat.commands import commands_of
+from trtla.cli.command import Command
+from trtla.cli.options import options_of
+from trtla.data.prompts import prompt_line
+from trtla.errors import UsageError
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import declared, option, with_settings
+from trtla.settings.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class More(DrafterSettings):
+    """A drafter with one setting of each kind more."""
+
+    width: int = option(2, "Branches side by side.", least=1, most=9, former="branches")
+    weight: float = option(0.5, "Of the past.", most=1.0)
+    eager: bool = option(False, "Draft at once.")
+    careful: bool = option(True, "Look twice.")
+    order: Literal["first_come", "best"] = option("best", "Which goes first.")
+    room: int | None = option(None, "Most tokens.", least=1, shown="--width")
+    names: tuple[str, ...] = option((), "What they are called.")
+
+
+NEW = {
+    "width": 3, "weight": 0.25, "eager": True, "careful": False, "order": "first_come", "room": 7,
+    "names": ("a", "b"),
+}  # fmt: skip
+ARGS = (
+    "--width", "3", "--weight", "0.25", "--eager", "--no-careful", "--order", "first-come",
+    "--room", "7", "--names", "a", "b",
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@options_of(More, "Drafters")
+@click.pass_context
+def draft(ctx: click.Context, /, **flags: Any) -> None:
+    """Keep what was made of the flags."""
+    ctx.obj.update(with_settings({**flags, "other": 1}, drafter=More))
+
+
+def made(*args: str, **env: str) -> More:
+    kept: dict[str, Any] = {}
+    ran = CliRunner().invoke(
+        draft, args, obj=kept, env=env, auto_envvar_prefix="TRTLA_DRAFT", catch_exceptions=False
+    )
+    assert ran.exit_code == 0, ran.output
+    assert kept.keys() == {"drafter", "other"}
+    return kept["drafter"]
+
+
+def test_flags_environment_and_presets_come_from_the_declaration(tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    given = {**NEW, "names": ["a", "b"], "order": "first-come"}
+    preset.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in given.items()))
+    assert made() == More()
+    assert made(*ARGS) == made("--config", str(preset)) == More(**NEW)
+    assert made(TRTLA_DRAFT_WIDTH="5", TRTLA_DRAFT_CAREFUL="0") == More(width=5, careful=False)
+    assert made("--branches", "4").width == made(TRTLA_DRAFT_BRANCHES="4").width == 4
+    assert made("--branches", "4", TRTLA_DRAFT_WIDTH="5").width == 4
+    assert made("--width", "6", "--branches", "4").width == 6
+
+
+def test_the_help_says_what_the_declaration_says() -> None:
+    shown = " ".join(CliRunner().invoke(draft, ["--help"]).output.split())
+    for one in declared(More).values():
+        assert one.option.help in shown
+    for part in ("--careful / --no-careful", "[first-come|best]", "default: (--width)"):
+        assert part in shown
+    assert "--branches" not in shown
+
+
+def test_a_line_of_a_prompt_file_has_the_keys() -> None:
+    line = prompt_line(SamplingParams, More)
+    given = {**NEW, "names": ["a", "b"], "text": "a"}
+    read = line.model_validate_json(json.dumps(given))
+    assert {key: getattr(read, key) for key in given} == given
+    for key in NEW:
+        with pytest.raises(ValueError, match=key):
+            line.model_validate({"text": "a", key: {}})
+
+
+def test_the_chat_has_a_command_for_each() -> None:
+    commands = {one.name: one for one in commands_of(More, "drafter")}
+    typed = {"width": "3", "weight": "0.25", "eager": "on", "careful": "off", "room": "7"}
+    for name, text in {**typed, "order": "first_come"}.items():
+        assert commands[name].parse(text) == NEW[name]
+        assert commands[name].paths == (f"drafter.{name}",)
+        assert commands[name].help == declared(More)[name].option.help
+    assert commands["room"].parse("width") is None
+    assert commands["order"].usage == "/order first_come|best"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("width", 10, "from 1 to 9"),
+        ("width", True, "from 1 to 9"),
+        ("weight", "1", "from 0 to 1"),
+        ("eager", 1, "true or false"),
+        ("order", "last", "first_come or best"),
+        ("room", 0, "at least 1"),
+        ("names", ("a", 1), "made of non-empty texts"),
+    ],
+)
+def test_values_of_another_type_or_out_of_range_are_refused(
+    name: str, value: object, rule: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{name} is ") as refusal:
+        More(**{name: value})
+    assert refusal.value.hint == f"--{name} must be {rule}"

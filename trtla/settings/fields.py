@@ -1,0 +1,258 @@
+"""Settings, each declared once: a dataclass field with its range, its help and its former name.
+
+From `option` fields come the checks of values, the flags of commands, the keys of prompt files and
+of saved chats, and the chat's commands. The checks of single values are here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from trtla.errors import UsageError
+
+_KEY = "option"  # of a field's metadata
+_LARGEST = 2**63 - 1
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said of a setting beside its type and its default."""
+
+    help: str
+    rule: str = ""
+    """What a refusal says that it must be; empty: what the range says."""
+    least: float = 0
+    most: float | None = None
+    metavar: str | None = None
+    shown: str | None = None
+    """What the help has for a default of None."""
+    commas: bool = False
+    """Texts: one text with commas between stands for them."""
+    chat: str = ""
+    """The chat's name for it; empty: its own."""
+    former: str = ""
+    """A name of its flag that is still accepted."""
+
+
+def option(default: Any, about: str, **more: Any) -> Any:
+    """A dataclass field that is a setting; `about` is its help, `more` the rest of `Option`."""
+    return field(default=default, metadata={_KEY: Option(about, **more)})
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A setting as its class declares it."""
+
+    name: str
+    flag: str
+    """Its name as a flag, with underscores."""
+    type: type
+    """int, float, bool, str for a choice, or tuple for texts."""
+    choices: tuple[str, ...]
+    optional: bool
+    default: Any
+    option: Option
+
+    @property
+    def json_type(self) -> Any:
+        """Its type in JSON, without null."""
+        return Literal[self.choices] if self.choices else list[str] if self.is_texts else self.type
+
+    @property
+    def is_texts(self) -> bool:
+        """Whether it is several texts."""
+        return self.type is tuple
+
+    def checked(self, value: Any) -> Any:
+        """A value in the type that trtla works with; raises UsageError."""
+        rule, least = self._rule, self.option.least
+        if self.type is bool:
+            return _boolean(self.flag, value)
+        if self.type is int:
+            most = _LARGEST if self.option.most is None else self.option.most
+            return whole(self.flag, value, rule, least, most)
+        if self.type is float:
+            most = sys.float_info.max if self.option.most is None else self.option.most
+            return real(self.flag, value, rule, least, most)
+        if self.is_texts:
+            if self.option.commas and isinstance(value, str):
+                return tuple(part.strip() for part in value.split(","))
+            return texts(self.flag, value, rule)
+        if value not in self.choices:
+            raise wrong(self.flag, value, rule)
+        return value
+
+    @property
+    def _rule(self) -> str:
+        least, most = self.option.least, self.option.most
+        if self.option.rule:
+            return self.option.rule
+        if self.choices:
+            return " or ".join(self.choices)
+        if self.is_texts:
+            return "made of non-empty texts"
+        return f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+
+
+_DECLARED: dict[type, Mapping[str, Declared]] = {}
+
+
+def declared(kind: Any) -> Mapping[str, Declared]:
+    """The settings of a class by their names, in order.
+
+    A class attribute `FLAG_PREFIX` stands before the names of its flags.
+    """
+    if kind not in _DECLARED:
+        hints, prefix = get_type_hints(kind), getattr(kind, "FLAG_PREFIX", "")
+        _DECLARED[kind] = {
+            one.name: _declared(prefix + one.name, hints[one.name], one)
+            for one in fields(kind)
+            if _KEY in one.metadata
+        }
+    return _DECLARED[kind]
+
+
+def _declared(flag: str, hint: Any, one: Any) -> Declared:
+    union = get_origin(hint) is UnionType or NoneType in get_args(hint)
+    members = get_args(hint) if union else (hint,)
+    first = next(member for member in members if member is not NoneType)
+    choices = get_args(first) if get_origin(first) is Literal else ()
+    several = any(get_origin(member) not in (None, Literal) for member in members)
+    kind = tuple if several else str if choices else first
+    default = None if one.default is MISSING else one.default
+    return Declared(one.name, flag, kind, choices, NoneType in members, default, one.metadata[_KEY])
+
+
+def check(settings: Any) -> None:
+    """Check the settings of an instance that is being made, and put them into their types.
+
+    Raises:
+        UsageError: a value has another type, or is out of its range.
+    """
+    for one in declared(type(settings)).values():
+        value = getattr(settings, one.name)
+        if value is not None or not one.optional:
+            object.__setattr__(settings, one.name, one.checked(value))
+
+
+def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
+    """Settings from a command's flags; what the command has no flag for keeps its default.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    given = {one: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
+    return kind(**{one.name: v.replace("-", "_") if one.choices else v for one, v in given.items()})
+
+
+def with_settings(flags: Mapping[str, Any], **kinds: type) -> dict[str, Any]:
+    """A command's flags, those of each class of settings put into one object.
+
+    Args:
+        kinds: the name of the object, and its class.
+    """
+    taken = {one.flag for kind in kinds.values() for one in declared(kind).values()}
+    rest = {name: value for name, value in flags.items() if name not in taken}
+    return rest | {name: settings_from(kind, flags) for name, kind in kinds.items()}
+
+
+_SHOWN = 60  # characters of a wrong value that an error repeats
+
+
+def shown(value: object) -> str:
+    """A wrong value as an error shows it: shortened, whatever it is."""
+    try:
+        text = ascii(value) if isinstance(value, (str, bytes)) else repr(value)
+    except Exception:  # an integer of thousands of digits, or somebody's __repr__
+        text = f"a {type(value).__name__} that cannot be printed"
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def wrong(name: str, value: object, rule: str) -> UsageError:
+    """The refusal of a value: NAME is VALUE, --NAME must be RULE."""
+    return UsageError(f"{name} is {shown(value)}", f"{_flag(name)} must be {rule}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer of any library; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole(name: str, value: object, rule: str, least: float, most: float = _LARGEST) -> int:
+    """An integer from `least` to `most`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if is_whole(value):
+        number = int(value)  # type: ignore[call-overload]
+        if least <= number <= most:
+            return int(number)
+    raise wrong(name, value, rule)
+
+
+def real(
+    name: str, value: object, rule: str, least: float, most: float = sys.float_info.max
+) -> float:
+    """A number from `least` to `most`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # of an integer
+            if least <= (number := float(value)) <= most:
+                return number
+    raise wrong(name, value, rule)
+
+
+def _boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(name, value, "true or false")
+    return value
+
+
+def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
+    """Non-empty texts; a text alone stands for a list of one.
+
+    Raises:
+        UsageError: it is anything else.
+    """
+    if value in ("", ("",), [""]):
+        raise UsageError(f"{name} is empty", f"{_flag(name)} must be {rule}")
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, (tuple, list)):
+        raise wrong(name, value, rule)
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise wrong(name, value, rule)
+        check_text(item, name)
+    return tuple(items)
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse what no file and no tokenizer can hold.
+
+    Raises:
+        UsageError: the text has half of a surrogate pair, as Python reads bytes that are no UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8 text: {shown(text[error.start])} at character {error.start}",
+            "convert it to UTF-8",
+        ) from None
