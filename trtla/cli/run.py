@@ -104,9 +104,9 @@ class RunFlags(ModelFlags):
     section="Model",
     type=LOOKAHEAD,
     metavar="W,N,G|auto",
-    show_default="the server's",
-    help="The requests' own triples, at most the server's, or auto: one for all prompts, or one a "
-    "prompt.",
+    show_default="that of --lookahead",
+    help="The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
+    "one a prompt.",
 )
 @switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
 @setting(

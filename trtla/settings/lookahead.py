@@ -116,7 +116,7 @@ AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 """Plain autoregressive decoding."""
 
 Lookahead = LookaheadConfig | Literal["auto"]
-"""A triple that every step feeds, or `auto`: what pays of the server's, chosen step by step."""
+"""A triple that every step feeds, or `auto`: what pays of the default, chosen step by step."""
 
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
