@@ -13,7 +13,7 @@ from gpu_probe_feeds import SHAPES, prompt_feed, random_model, step_feed
 from gpu_probe_fused import Fused
 from torch import Tensor
 
-from trtla.e4m3 import E4M3, quantize
+from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.attention import AttentionGroup, attend
 from trtla.runtime.models.batch import Forwarded, make_batch

@@ -21,7 +21,6 @@ from stress_requests import Asked, World, fed
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.failure import execute
-from trtla.cli.interrupt import Interrupt
 from trtla.errors import TrtlaError
 from trtla.llm.llm import Chunk, Completion
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
@@ -116,7 +115,7 @@ def _engine(world: World, root: Path) -> Path:
         )
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            code = execute(words.split(), Interrupt())
+            code = execute(words.split())
         if code:
             raise RuntimeError(said.getvalue())
     return folder

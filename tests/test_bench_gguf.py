@@ -15,10 +15,10 @@ from tests.build.trtllm_engines import write_engine
 from trtla.bench.gguf_file import write_gguf
 from trtla.bench.sweep import readable_engine
 from trtla.build.engine import build_engine
-from trtla.e4m3 import E4M3
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.tensors import E4M3
 from trtla.runtime.models.layers import frequencies
 
 gguf = pytest.importorskip("gguf")

@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom to the top. A file imports from layers below its own, and from its own package.
 LAYERS = (
     "errors version",
-    "files console machine e4m3",
+    "files console machine",
     "settings",
     "formats charts",
     "runtime",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from trtla.errors import UsageError
 from trtla.settings.lookahead import (
     LookaheadConfig,
+    check_default,
     check_request,
-    check_server,
     max_draft_len,
     triples_for,
 )
@@ -94,11 +94,11 @@ def test_illegal_triples_name_the_value(triple, named):
 
 
 def test_the_server_needs_exactly_the_engines_draft_len():
-    check_server(LookaheadConfig(7, 7, 7), 83, "engine")
-    check_server(LookaheadConfig(8, 8, 4), 83, "engine")
+    check_default(LookaheadConfig(7, 7, 7), 83, "engine")
+    check_default(LookaheadConfig(8, 8, 4), 83, "engine")
     for triple in ((8, 7, 7), (4, 4, 4), (1, 1, 0)):
         with pytest.raises(UsageError, match="built with max_draft_len 83"):
-            check_server(LookaheadConfig(*triple), 83, "engine")
+            check_default(LookaheadConfig(*triple), 83, "engine")
 
 
 @given(st.integers(0, 3000))

@@ -1,4 +1,4 @@
-"""What trtla prints: results on stdout, notes, progress and errors on stderr, JSON when asked.
+"""What trtla prints: results on stdout, notes, progress and errors on stderr, JSON with --json.
 
 Tables are drawn by rich on a terminal and are Markdown elsewhere, readable in logs and files.
 """
@@ -92,7 +92,7 @@ def command_line() -> str:
 
 
 def cell(value: object) -> str:
-    """A table cell: numbers right for reading, `-` for what is not known."""
+    """A table cell: numbers right for reading, `-` for what is unknown."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """What trtla raises: one sentence that names the value, one hint with the next step, an exit code.
 
-The command line prints these without a traceback; library users catch `TrtlaError`. Other people's
-errors are brought to one line here.
+The command line prints these without a traceback; library users catch `TrtlaError`. Errors of other
+libraries are shortened to one line here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _NEAR = 0.75
-"""Likeness of what may be a slip of the fingers: `nsad` for `nasd`, not `bogus` for `verbose`."""
+"""Similarity of a likely typing error: `nsad` for `nasd`, not `bogus` for `verbose`."""
 
 
 class TrtlaError(Exception):
@@ -35,13 +35,20 @@ class CheckFailed(TrtlaError):
     exit_code = 3
 
 
+def trtllm_cannot(
+    engine: object, reason: str, hint: str = "build with --backend torch"
+) -> UsageError:
+    """What such an engine cannot do; `reason` continues "NAME is a TensorRT-LLM engine, "."""
+    return UsageError(f"{engine} is a TensorRT-LLM engine, {reason}", hint)
+
+
 def first_line(text: object) -> str:
-    """The first line of somebody else's message, without files, lines and stacks below it."""
+    """The first line of another library's message, without the stack traces below it."""
     return str(text).strip().partition("\n")[0]
 
 
 def sentence(error: BaseException) -> str:
-    """An error of somebody else's code in one line: its type, and what it says."""
+    """An error of another library in one line: its type and its message."""
     said = first_line(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

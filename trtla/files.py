@@ -1,4 +1,7 @@
-"""Reads and writes files whole; writes whole or not at all: beside the place, then a rename."""
+"""Reads and writes whole files, and parses JSON, JSONL and YAML into checked values.
+
+A file is written completely or not at all: beside its place, then renamed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT", bound="pydantic.BaseModel")
 ASSETS = Path(__file__).parent / "assets"
 """What is shipped beside the code: tiny models, prompt sets."""
+_MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_OWN_FILE = "correct the value, or make the file again with trtla"
 
 
 def read_text(path: Path) -> str:
@@ -48,17 +55,8 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=4) + "\n"
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """Replace a file's text; a failure leaves what was there, and nothing else.
-
-    Raises:
-        OSError: the disk is full, or permission is missing.
-    """
-    return write_whole_bytes(path, text.encode("utf-8"))
-
-
-def write_whole_bytes(path: Path, data: bytes) -> Path:
-    """Replace a file's bytes; a failure leaves what was there, and nothing else.
+def write_whole(path: Path, data: str | bytes) -> Path:
+    """Replace a file's content; a failure leaves what was there, and nothing else.
 
     Raises:
         OSError: the disk is full, or permission is missing.
@@ -67,7 +65,7 @@ def write_whole_bytes(path: Path, data: bytes) -> Path:
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(data.encode("utf-8") if isinstance(data, str) else data)
         part.chmod(0o644)
         part.replace(path)
     except BaseException:
@@ -79,10 +77,6 @@ def write_whole_bytes(path: Path, data: bytes) -> Path:
 def user_cache() -> Path:
     """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it need not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
-
-
-_MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
-_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
@@ -178,9 +172,6 @@ def _parse_line(line: str, where: str) -> dict[str, Any]:
     return data
 
 
-_OWN_FILE = "correct the value, or make the file again with trtla"
-
-
 def read_json(path: Path) -> Any:
     """Parse a JSON file, as `parse_json` does.
 
@@ -224,14 +215,16 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        raise UsageError(f"{where}: {describe_first(error)}", _hint(error, hint)) from None
+        first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == "extra_forbidden":
+            hint = "remove the key, or check its spelling"
+        raise UsageError(f"{where}: {_describe(first)}", hint) from None
 
 
-def describe_first(error: pydantic.ValidationError) -> str:
-    """One sentence on the first problem: its key path, what is wrong, and the value."""
-    first = error.errors(include_url=False, include_context=False)[0]
+def _describe(first: Mapping[str, Any]) -> str:
+    """One sentence on a problem that pydantic found: its key path, what is wrong, and the value."""
     key = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return f'"{key}" is missing'
     if first["type"] == "extra_forbidden":
@@ -241,9 +234,3 @@ def describe_first(error: pydantic.ValidationError) -> str:
     value = first["input"]
     shown = value if isinstance(value, float) and not math.isfinite(value) else repr(value)
     return f'"{key}" is {shown}: {message[0].lower()}{message[1:]}'
-
-
-def _hint(error: pydantic.ValidationError, otherwise: str) -> str:
-    if error.errors(include_url=False)[0]["type"] == "extra_forbidden":
-        return "remove the key, or check its spelling"
-    return otherwise

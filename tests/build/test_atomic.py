@@ -22,9 +22,9 @@ from trtla.formats.folder import folder_kind
 KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
+from trtla.build.convert import convert
 from trtla.formats import atomic
 from trtla.formats.checkpoint import Checkpoint
-from trtla.build.convert import convert
 from trtla.formats.folder import folder_kind
 hf, target, moments = sys.argv[1], Path(sys.argv[2]), random.Random(0)
 if sys.argv[3] == "without-exchange":
@@ -68,8 +68,8 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(
 def killed_between_renames(hf: Path, tmp_path: Path) -> tuple[Path, bytes]:
     """What a kill between two renames leaves, and the old weights."""
     target = tmp_path / "a [1] checkpoint"
-    old = convert(hf, target).path.rename(tmp_path / f".{target.name}.old-1234")
-    convert(hf, tmp_path / "new", tp_size=2).path.rename(tmp_path / f".{target.name}.tmp-1234")
+    old = convert(hf, target).rename(tmp_path / f".{target.name}.old-1234")
+    convert(hf, tmp_path / "new", tp_size=2).rename(tmp_path / f".{target.name}.tmp-1234")
     return target, (old / "rank0.safetensors").read_bytes()
 
 

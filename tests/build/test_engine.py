@@ -20,7 +20,7 @@ from trtla.doctor.folder import inspect
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import engine_from_hugging_face, open_engine
-from trtla.formats.engine_limits import BuildSettings, plan_build_config
+from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.hf_config import read_hf_config
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.trtllm import library as trtllm_library
@@ -60,10 +60,10 @@ def edit(path: Path, **keys: Any) -> None:
 
 
 def test_limits_follow_tensorrt_llms_build(model_config: CheckpointConfig) -> None:
-    plain = plan_build_config(BuildSettings(), model_config)
+    plain = plan_limits(BuildSettings(), model_config).build_config
     assert (plain.max_seq_len, plain.max_input_len, plain.max_num_tokens) == (2048, 1024, 8192)
     assert (plain.max_draft_len, plain.speculative_decoding_mode) == (0, 1)
-    engine = plan_build_config(BuildSettings(LOOKAHEAD, max_batch_size=128), model_config)
+    engine = plan_limits(BuildSettings(LOOKAHEAD, max_batch_size=128), model_config).build_config
     assert (engine.max_draft_len, engine.speculative_decoding_mode) == (83, 8)
     assert (engine.max_seq_len, engine.max_text_len) == (2131, 2048)
     assert engine.max_num_tokens == 128 * 84
@@ -71,10 +71,10 @@ def test_limits_follow_tensorrt_llms_build(model_config: CheckpointConfig) -> No
 
 def test_defaults_shrink_to_the_model(model_config: CheckpointConfig) -> None:
     short = model_config.model_copy(update={"max_position_embeddings": 512})
-    build = plan_build_config(BuildSettings(), short)
+    build = plan_limits(BuildSettings(), short).build_config
     assert (build.max_seq_len, build.max_input_len) == (512, 512)
     window = model_config.model_copy(update={"sliding_window": 256})
-    assert plan_build_config(BuildSettings(), window).max_seq_len == 256
+    assert plan_limits(BuildSettings(), window).build_config.max_seq_len == 256
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_defaults_shrink_to_the_model(model_config: CheckpointConfig) -> None:
     [
         (
             {"max_seq_len": 5000},
-            "max_seq_len 5000 is above the 4096 positions the model knows",
+            "max_seq_len 5000 is above the 4096 positions of the model",
         ),
         ({"max_seq_len": 2000}, "max_seq_len 2000 is above the model's sliding window 1500"),
         ({"max_input_len": 200, "max_seq_len": 100}, "max_input_len 200 is above max_seq_len 100"),
@@ -97,13 +97,13 @@ def test_limits_that_contradict_are_refused(
 ) -> None:
     config = model_config.model_copy(update={"sliding_window": 1500})
     with pytest.raises(UsageError, match=named) as caught:
-        plan_build_config(replace(BuildSettings(LOOKAHEAD), **keys), config)
+        plan_limits(replace(BuildSettings(LOOKAHEAD), **keys), config)
     assert "--" in str(caught.value.hint)
 
 
 def test_a_pasted_max_draft_len_that_agrees_is_accepted(model_config: CheckpointConfig) -> None:
     settings = BuildSettings(LOOKAHEAD, max_draft_len=83)
-    assert plan_build_config(settings, model_config).max_draft_len == 83
+    assert plan_limits(settings, model_config).build_config.max_draft_len == 83
 
 
 def test_an_engine_tells_all_about_itself(engine_dir: Path) -> None:
@@ -274,7 +274,7 @@ def test_auto_takes_torch_where_tensorrt_llm_cannot_build(
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_dry_run_tells_what_a_build_writes(split: bool, hf: Path, tmp_path: Path) -> None:
-    source = convert(hf, tmp_path / "ckpt", tp_size=2).path if split else hf
+    source = convert(hf, tmp_path / "ckpt", tp_size=2) if split else hf
     plan = describe_build(source, BuildSettings(LOOKAHEAD, max_batch_size=3))
     engine = build_engine(source, tmp_path / "engine", BuildSettings(LOOKAHEAD, max_batch_size=3))
     assert plan.build_config == engine.config.build_config

@@ -21,14 +21,14 @@ from tests.examples import examples
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration, calibrate
 from trtla.doctor.folder import inspect
-from trtla.e4m3 import dequantize, quantize, scale_of
-from trtla.formats.checkpoint import Checkpoint, RankFiles, torch_dtype
-from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.checkpoint import Checkpoint
+from trtla.formats.config import DTYPE_BYTES, CheckpointConfig, Quantization
 from trtla.formats.engine import open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.hf import HFModel
-from trtla.formats.plan import DTYPE_BYTES, fp8_groups, rank_plan, source_shapes
-from trtla.formats.writer import RankWriter, weight_bytes
+from trtla.formats.plan import fp8_groups, rank_plan, source_shapes
+from trtla.formats.tensors import dequantize, quantize, scale_of, torch_dtype
+from trtla.formats.writer import weight_bytes, write_ranks
 
 
 def layer_table(tp: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -304,13 +304,13 @@ def test_split_then_reassemble_is_the_identity_and_files_are_aligned(
 ) -> None:
     source = Fp8DictSource(config)
     with tempfile.TemporaryDirectory() as folder:
-        RankWriter(Path(folder), config).write(source)
+        write_ranks(Path(folder), config, source)
         for rank in range(config.mapping.world_size):
             tensors = load_file(Path(folder) / f"rank{rank}.safetensors")  # fails if not aligned
             sizes = [DTYPE_BYTES[target.dtype] for target in rank_plan(config, rank)]
             assert sizes == sorted(sizes, reverse=True)
             assert len(tensors) == len(sizes)
-        files = RankFiles(Path(folder), config)
+        files = Checkpoint(Path(folder), config)
         for name, tensor in source.tensors.items():
             found = files.read(name, 0, len(tensor))
             assert found.dtype == tensor.dtype

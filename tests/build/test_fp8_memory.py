@@ -18,17 +18,17 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from trtla.build.quantize import Fp8Source
+from trtla.formats.config import Quantization
 from trtla.formats.hf import HFModel
 from trtla.formats.plan import source_shapes
-from trtla.formats.writer import RankWriter
-from trtla.formats.config import Quantization
+from trtla.formats.writer import write_ranks
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 model = HFModel.open(sys.argv[1])
 config = model.config.model_copy(update={"quantization": Quantization(quant_algo="FP8")})
 ranges = {name: 1.0 for name in source_shapes(config) if name.endswith("input_scale")}
 before = peak()
-RankWriter(Path(sys.argv[2]), config).write(Fp8Source(model, config, ranges))
+write_ranks(Path(sys.argv[2]), config, Fp8Source(model, config, ranges))
 print(peak() - before)
 """
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}

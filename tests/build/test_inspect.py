@@ -47,7 +47,7 @@ def test_unknown_folders_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no config"):
         inspect(tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UsageError, match="no kind of folder"):
+    with pytest.raises(UsageError, match="belongs to no"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):
         inspect(tmp_path / "nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from trtla.formats import checkpoint as source_module
-from trtla.formats.checkpoint import RankFiles
+from trtla.formats import tensors as source_module
+from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.config import CheckpointConfig, Mapping
 from trtla.formats.plan import hf_shapes, rank_plan
-from trtla.formats.writer import RankWriter, weight_bytes
+from trtla.formats.writer import weight_bytes, write_ranks
 
 
 class DictSource:
@@ -67,8 +68,8 @@ def test_split_then_reassemble_is_the_identity(
     old, source_module.CHUNK_BYTES = source_module.CHUNK_BYTES, chunk
     try:
         with tempfile.TemporaryDirectory() as folder:
-            RankWriter(Path(folder), config).write(source)
-            files = RankFiles(Path(folder), config)
+            write_ranks(Path(folder), config, source)
+            files = Checkpoint(Path(folder), config)
             for name, tensor in source.tensors.items():
                 assert torch.equal(files.read(name, 0, len(tensor)), tensor)
                 start = min(row, len(tensor) - 1)  # rows in the middle as well
@@ -88,5 +89,5 @@ def test_every_rank_has_equal_shapes_within_a_stage_and_all_bytes_are_counted(
         first = rank_plan(config, rank // tp * tp)
         assert [(t.name, t.shape) for t in plan] == [(t.name, t.shape) for t in first]
         assert all(sum(b.height for b in t.blocks) == t.shape[0] for t in plan)
-        total += sum(4 * t.numel for t in plan)
+        total += sum(4 * prod(t.shape) for t in plan)
     assert total == weight_bytes(config)

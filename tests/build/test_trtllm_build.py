@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_the_safe_set_has_nothing_to_tell(capability: tuple[int, int]) -> None:
 def test_memory_of_several_ranks(tp: int, pp: int) -> None:
     config = variant(mapping=Mapping(world_size=tp * pp, tp_size=tp, pp_size=pp))
     memory = estimate_memory(config, limits())
-    ranks = [sum(t.numel * 2 for t in rank_plan(config, rank)) for rank in range(tp * pp)]
+    ranks = [sum(2 * prod(t.shape) for t in rank_plan(config, rank)) for rank in range(tp * pp)]
     assert memory.weight_bytes == sum(ranks)
     assert memory.weight_bytes_per_rank == max(ranks)
     heads = max(8 // tp, 1)  # above 8 ranks K/V heads are repeated

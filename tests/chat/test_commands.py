@@ -61,7 +61,7 @@ def test_every_command_is_in_help_and_completion(name):
 @pytest.mark.parametrize("command", [c for c in TABLE if c.paths], ids=lambda c: c.name)
 def test_a_shown_value_means_itself(command, settings):
     shown = command.shown(settings)
-    if shown != "the server's":
+    if shown != "the default":
         assert command.apply(shown, settings) == settings
 
 

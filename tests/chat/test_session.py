@@ -129,7 +129,7 @@ def test_compare_refuses_and_changes_nothing(session):
     lines(session, ASK)
     assert "two settings with | between" in refusal(session, "/compare gamma 3")
     assert "changes no setting" in refusal(session, "/compare stats | gamma 4")
-    assert "more than the server's" in refusal(session, "/compare lookahead 9,9,9 | gamma 4")
+    assert "more than the default triple" in refusal(session, "/compare lookahead 9,9,9 | gamma 4")
     assert session.settings == before
 
 
@@ -185,7 +185,7 @@ def test_a_message_that_never_fits_is_refused_and_nothing_forgotten(session):
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        ("/lookahead 9,9,9", "more than the server's 7,7,7"),
+        ("/lookahead 9,9,9", "more than the default triple 7,7,7"),
         ("/length 5000", "above max_seq_len 2048"),
         ("/gamma 100", "above"),
         ("/drafter draft:nowhere", "start again with --draft-model nowhere"),

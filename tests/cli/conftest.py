@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from trtla.cli.failure import execute
-from trtla.cli.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +41,7 @@ def trtla(*args: str | Path, stdin: str = "", env: dict[str, str] | None = None)
         for key, value in (env or {}).items():
             patch.setenv(key, value)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = execute([str(arg) for arg in args], Interrupt())
+            code = execute([str(arg) for arg in args])
     return Ran(code, out.getvalue(), err.getvalue())
 
 

@@ -39,7 +39,7 @@ def test_triples(checkpoint: Path, tmp_path: Path, triple: str, part: str) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_server_triple_above_the_engines(engine: Path) -> None:
+def test_default_triple_above_the_engines(engine: Path) -> None:
     ran = run(engine, "--input-text", "a", "--lookahead", "7,7,7")
     refused(ran, 2, "7,7,7", "83", "max_draft_len 15")
 

@@ -102,7 +102,7 @@ def test_a_model_without_a_tokenizer_cannot_be_calibrated(data: Path, tmp_path: 
 
 def test_a_bad_model_is_refused_before_the_data_is_read(data: Path, tmp_path: Path) -> None:
     ran = convert(tmp_path / "no", tmp_path / "out", "--dtype", "fp8", "--calib-data", "no.txt")
-    refused(ran, 2, "is not a folder")
+    refused(ran, 2, "does not exist")
 
 
 def test_fp8_is_for_convert_only(model: Path, tmp_path: Path) -> None:

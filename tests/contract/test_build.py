@@ -169,9 +169,7 @@ def test_fp8_checkpoints_keep_the_plugins_in_the_activations_dtype(
     kv_cache: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
     calibration = Calibration([list(range(40))])
-    source = convert(
-        tiny_model, tmp_path / "fp8", calibration=calibration, fp8_kv_cache=kv_cache
-    ).path
+    source = convert(tiny_model, tmp_path / "fp8", calibration=calibration, fp8_kv_cache=kv_cache)
     ours = build(source, tmp_path / "ours").path
     theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
     assert config_of(ours) == config_of(theirs)

@@ -22,10 +22,10 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration
-from trtla.e4m3 import E4M3, E4M3_MAX, dequantize, quantize
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.config import Quantization
 from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products

@@ -29,7 +29,7 @@ from tests.runtime.paged import (
     tree_feed,
 )
 from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
-from trtla.e4m3 import quantize
+from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.attention import attend

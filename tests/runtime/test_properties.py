@@ -345,7 +345,7 @@ def steps_of(outputs):
 def test_21_a_request_above_the_server_is_refused_and_changes_nothing():
     executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(5, 5, 5))
     for triple in ((6, 5, 5), (5, 6, 5), (5, 5, 6)):
-        with pytest.raises(UsageError, match="more than the server's 5,5,5"):
+        with pytest.raises(UsageError, match="more than the default triple 5,5,5"):
             executor.submit(request([0], 3, triple))
     assert executor.poll() == []
 

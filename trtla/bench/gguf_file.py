@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import Engine
+from trtla.formats.tensors import E4M3, dequantize
 from trtla.runtime.models.layers import frequencies
 
 _MODEL_NAMES = {

@@ -1,34 +1,22 @@
-"""Hugging Face Llama folder -> TensorRT-LLM checkpoint, streamed and atomic.
+"""Converts a Hugging Face Llama folder to a TensorRT-LLM checkpoint, streamed and atomic.
 
-The config keys are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py) and the
-mapping has only the keys that every release from 0.20 to 1.2 accepts.
+The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
-from trtla.formats.checkpoint import TensorSource
-from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.config import Quantization
 from trtla.formats.folder import copy_side_files
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json
-from trtla.formats.writer import Progress, RankWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """What `convert` wrote: folder, the checkpoint's config, the tensors' bytes, other files."""
-
-    path: Path
-    config: CheckpointConfig
-    weight_bytes: int
-    side_files: tuple[str, ...]
+from trtla.formats.tensors import TensorSource
+from trtla.formats.writer import Progress, write_ranks
 
 
 def convert(
@@ -42,8 +30,8 @@ def convert(
     fp8_kv_cache: bool = False,
     force: bool = False,
     progress: Progress | None = None,
-) -> Converted:
-    """Convert a Hugging Face Llama or Mistral folder to a TensorRT-LLM checkpoint.
+) -> Path:
+    """Convert a Hugging Face Llama or Mistral folder to a TensorRT-LLM checkpoint; return its path.
 
     Args:
         model_dir: config.json and weights, see `HFModel`.
@@ -72,10 +60,10 @@ def convert(
     elif fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     with atomic_directory(target, force=force, sources=(source,)) as folder:
-        written = RankWriter(folder, config, progress).write(weights)
-        side_files = copy_side_files(source, folder)
+        write_ranks(folder, config, weights, progress)
+        copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
-    return Converted(target, config, written, tuple(side_files))
+    return target
 
 
 def _fp8_quantization(kv_cache: bool) -> Quantization:

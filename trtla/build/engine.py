@@ -1,4 +1,4 @@
-"""Building: from a checkpoint or a Hugging Face folder to an engine on disk.
+"""Builds an engine folder from a checkpoint or a Hugging Face folder, or describes what it would.
 
 A Hugging Face folder is converted on the way, tensor by tensor. TensorRT-LLM reads checkpoints
 only, so its builder has one on disk for as long as it works.
@@ -6,88 +6,163 @@ only, so its builder has one on disk for as long as it works.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
-from trtla.formats.checkpoint import TensorSource
-from trtla.formats.config import BuildConfig, CheckpointConfig, EngineConfig, EngineManifest
-from trtla.formats.engine import MANIFEST, Engine, open_engine
-from trtla.formats.engine_limits import BuildSettings, plan_build_config, plan_limits
+from trtla.formats.config import DTYPE_BYTES, BuildConfig, CheckpointConfig, EngineConfig
+from trtla.formats.engine import MANIFEST, Engine, new_manifest, open_engine
+from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import copy_side_files, side_files
-from trtla.formats.plan import DTYPE_BYTES, rank_plan, single_rank
-from trtla.formats.source import config_json, open_source, read_source
-from trtla.formats.writer import BackgroundHash, Progress, RankWriter
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.formats.plan import rank_plan, single_rank
+from trtla.formats.source import EngineBuild, config_json, open_source, read_source
+from trtla.formats.writer import Progress, write_ranks
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
-from trtla.trtllm.build import TrtllmBuild
+from trtla.trtllm.build import check_machine, write_compiled
 from trtla.trtllm.library import installed_version
-from trtla.trtllm.ranks import TrtllmCommand
+from trtla.trtllm.ranks import command_lines
 from trtla.trtllm.rules import check_trtllm, gpu_capability
 from trtla.version import __version__
 
+BACKENDS = ("torch", "tensorrt-llm")
+_NO_COMMAND = (
+    "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
+)
+
 
 @dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """Everything that goes into a torch engine; `config` has the engine's dtype."""
+class BuildDescription:
+    """What a build would do, for `--dry-run`."""
 
-    source: TensorSource
-    source_dir: Path
-    config: CheckpointConfig
+    source_kind: str
+    backend: str
+    reason: str
+    dtype: str
+    lookahead: tuple[int, int, int]
     build_config: BuildConfig
-    lookahead: LookaheadConfig
-    settings: dict[str, str]
+    memory: MemoryEstimate
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What is corrected, switched off or not verified, a sentence each."""
+    commands: tuple[str, ...] = ()
+    """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
 
-    def engine_config(self) -> EngineConfig:
-        """The engine's config.json."""
-        return EngineConfig(
-            version=__version__,
-            pretrained_config=single_rank(self.config),
-            build_config=self.build_config,
-        )
-
-    def write(self, folder: Path, progress: Progress | None = None) -> None:
-        """Write all files into an existing folder.
-
-        Raises:
-            OSError: the disk is full, or permission is missing.
-            UsageError: a source file ends early, or a value does not fit the dtype.
-        """
-        config = self.engine_config()
-        pretrained = config_json(config.pretrained_config)
-        # The same model gives the same digest however it was split over ranks.
-        with BackgroundHash() as digest:
-            digest.update(json.dumps(pretrained, sort_keys=True).encode())
-            RankWriter(folder, config.pretrained_config, progress, digest).write(self.source)
-            sha256 = digest.hexdigest()
-        copy_side_files(self.source_dir, folder)
-        write_json(
-            folder / "config.json",
-            {**config.model_dump(mode="json"), "pretrained_config": pretrained},
-        )
-        manifest = self._manifest(sha256)
-        write_json(folder / "trtla.json", manifest.model_dump(mode="json"))
-
-    def _manifest(self, sha256: str) -> EngineManifest:
-        return EngineManifest(
-            backend="torch",
-            lookahead=self.lookahead.as_tuple(),
-            dtype=self.config.dtype,
-            trtla_version=__version__,
-            torch_version=torch.__version__,
-            source=self.source_dir.name or str(self.source_dir),
-            source_sha256=sha256,
-            settings=self.settings,
-        )
+    @property
+    def max_draft_len(self) -> int:
+        """Draft tokens fed in one step."""
+        return self.build_config.max_draft_len
 
 
-BACKENDS = ("torch", "tensorrt-llm")
+def build_engine(
+    checkpoint_dir: str | Path,
+    output_dir: str | Path,
+    settings: BuildSettings,
+    *,
+    backend: str = "auto",
+    dtype: str | None = None,
+    workers: int = 1,
+    force: bool = False,
+    sources: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Engine:
+    """Build an engine folder.
+
+    Args:
+        checkpoint_dir: a TensorRT-LLM checkpoint of any tp and pp, or a Hugging Face folder.
+        output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
+        settings: the limits asked for.
+        backend: auto, torch or tensorrt-llm.
+        dtype: float16, bfloat16 or float32; None or auto keeps the checkpoint's. For a Hugging Face
+            folder as in `convert`.
+        workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
+        sources: where each setting came from (flag, environment, ...), kept in trtla.json.
+        progress: called with (bytes done, bytes in total).
+
+    Raises:
+        UsageError: input, settings or output folder are not usable; nothing was written.
+        TrtlaError: the backend cannot build, the disk is full, or permission is missing.
+    """
+    source_dir, target = Path(checkpoint_dir), Path(output_dir)
+    check_target(target, force=force, sources=(source_dir,))
+    chosen, _ = choose_backend(backend)
+    source, tensors = open_source(source_dir, dtype)
+    limits = plan_limits(settings, source.config, chosen).build_config
+    build = EngineBuild(source, tensors, limits, settings.lookahead, dict(sources or {}))
+    if chosen == "tensorrt-llm":
+        check_trtllm(source.config, limits, gpu_capability())
+        check_machine(workers)
+    with atomic_directory(target, force=force, sources=(source_dir,)) as folder:
+        if chosen == "tensorrt-llm":
+            write_compiled(build, folder, workers, progress)
+        else:
+            _write_torch(build, folder, progress)
+    return open_engine(target)
+
+
+def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) -> None:
+    """Write all files of a torch engine into an existing folder."""
+    config, source = single_rank(build.source.config), build.source.folder
+    pretrained = config_json(config)
+    # The same model gives the same digest however it was split over ranks.
+    digest = hashlib.sha256(json.dumps(pretrained, sort_keys=True).encode())
+    write_ranks(folder, config, build.tensors, progress, digest)
+    copy_side_files(source, folder)
+    engine = EngineConfig(
+        version=__version__, pretrained_config=config, build_config=build.limits
+    ).model_dump(mode="json")
+    write_json(folder / "config.json", {**engine, "pretrained_config": pretrained})
+    manifest = new_manifest("torch", build, digest.hexdigest())
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def describe_build(
+    checkpoint_dir: str | Path,
+    settings: BuildSettings,
+    *,
+    output_dir: str | Path = "ENGINE",
+    backend: str = "auto",
+    dtype: str | None = None,
+    workers: int = 1,
+) -> BuildDescription:
+    """What `build_engine` would do with the same arguments; reads config.json only.
+
+    TensorRT-LLM need not be installed.
+
+    Raises:
+        UsageError: input or settings are not usable.
+    """
+    folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
+    source = read_source(folder, dtype)
+    limits = plan_limits(settings, source.config, chosen)
+    notes: list[str] = list(limits.notes)
+    commands: tuple[str, ...] = ()
+    if chosen == "tensorrt-llm":
+        config, suffix = source.config, "engine"
+        machine = gpu_capability(), installed_version()
+        notes += check_trtllm(config, limits.build_config, *machine)
+        commands = command_lines(source, Path(output_dir), limits.build_config, workers)
+        notes += [] if commands else [_NO_COMMAND]
+    else:
+        config, suffix = single_rank(source.config), "safetensors"
+        notes += ["workers are not used, a torch engine has one rank"] if workers > 1 else []
+    ranks = [f"rank{rank}.{suffix}" for rank in range(config.mapping.world_size)]
+    return BuildDescription(
+        source_kind=source.kind,
+        backend=chosen,
+        reason=reason,
+        dtype=config.dtype,
+        lookahead=settings.lookahead.as_tuple(),
+        build_config=limits.build_config,
+        memory=estimate_memory(config, limits.build_config),
+        files=("config.json", *ranks, MANIFEST, *side_files(folder)),
+        notes=tuple(notes),
+        commands=commands,
+    )
 
 
 def choose_backend(backend: str = "auto") -> tuple[str, str]:
@@ -150,8 +225,9 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
     ranks, batch_size = config.mapping.world_size, build_config.max_batch_size
     step_tokens = batch_size * (build_config.max_draft_len + 1)
     weights = [sum(target.nbytes for target in rank_plan(config, rank)) for rank in range(ranks)]
-    cache = kv_cache_bytes(config, build_config)
-    drafts = batch_size * build_config.max_draft_len * kv_bytes_per_token(config)
+    token_bytes = kv_bytes_per_token(config)
+    cache = batch_size * build_config.max_seq_len * token_bytes
+    drafts = batch_size * build_config.max_draft_len * token_bytes
     return MemoryEstimate(
         ranks=ranks,
         weight_bytes=sum(weights),
@@ -165,12 +241,6 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
     )
 
 
-def kv_cache_bytes(config: CheckpointConfig, build_config: BuildConfig) -> int:
-    """Bytes of one rank's keys and values when a full batch has its full length."""
-    tokens = build_config.max_batch_size * build_config.max_seq_len
-    return tokens * kv_bytes_per_token(config)
-
-
 def kv_bytes_per_token(config: CheckpointConfig) -> int:
     """Bytes of one rank's keys and values of one token."""
     mapping = config.mapping
@@ -178,123 +248,3 @@ def kv_bytes_per_token(config: CheckpointConfig) -> int:
     layers = config.num_hidden_layers // mapping.pp_size
     size = 1 if config.quantization.kv_cache_quant_algo else DTYPE_BYTES[config.dtype]
     return 2 * layers * heads * config.head_size * size
-
-
-_NO_COMMAND = (
-    "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BuildDescription:
-    """What a build would do, for `--dry-run`. Sizes are in bytes."""
-
-    source_kind: str
-    backend: str
-    reason: str
-    dtype: str
-    lookahead: tuple[int, int, int]
-    build_config: BuildConfig
-    memory: MemoryEstimate
-    files: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    """What is corrected, switched off or not verified, a sentence each."""
-    commands: tuple[str, ...] = ()
-    """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
-
-    @property
-    def max_draft_len(self) -> int:
-        """Draft tokens fed in one step."""
-        return self.build_config.max_draft_len
-
-
-def build_engine(
-    checkpoint_dir: str | Path,
-    output_dir: str | Path,
-    settings: BuildSettings,
-    *,
-    backend: str = "auto",
-    dtype: str | None = None,
-    workers: int = 1,
-    force: bool = False,
-    sources: dict[str, str] | None = None,
-    progress: Progress | None = None,
-) -> Engine:
-    """Build an engine folder.
-
-    Args:
-        checkpoint_dir: a TensorRT-LLM checkpoint of any tp and pp, or a Hugging Face folder.
-        output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
-        settings: the limits asked for.
-        backend: auto, torch or tensorrt-llm.
-        dtype: float16, bfloat16 or float32; None or auto keeps the checkpoint's. For a Hugging Face
-            folder as in `convert`.
-        workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
-        sources: where each setting came from (flag, environment, ...), kept in trtla.json.
-        progress: called with (bytes done, bytes in total).
-
-    Raises:
-        UsageError: input, settings or output folder are not usable; nothing was written.
-        TrtlaError: the backend cannot build, the disk is full, or permission is missing.
-    """
-    source_dir, target = Path(checkpoint_dir), Path(output_dir)
-    check_target(target, force=force, sources=(source_dir,))
-    chosen, _ = choose_backend(backend)
-    source, tensors = open_source(source_dir, dtype)
-    limits = plan_build_config(settings, source.config, chosen)
-    origin = dict(sources or {})
-    build: TorchBuild | TrtllmBuild
-    if chosen == "tensorrt-llm":
-        check_trtllm(source.config, limits, gpu_capability())
-        build = TrtllmBuild(source, tensors, limits, settings.lookahead, origin, workers)
-        build.check_machine()
-    else:
-        build = TorchBuild(tensors, source_dir, source.config, limits, settings.lookahead, origin)
-    with atomic_directory(target, force=force, sources=(source_dir,)) as folder:
-        build.write(folder, progress)
-    return open_engine(target)
-
-
-def describe_build(
-    checkpoint_dir: str | Path,
-    settings: BuildSettings,
-    *,
-    output_dir: str | Path = "ENGINE",
-    backend: str = "auto",
-    dtype: str | None = None,
-    workers: int = 1,
-) -> BuildDescription:
-    """What `build_engine` would do with the same arguments; reads config.json only.
-
-    TensorRT-LLM need not be installed.
-
-    Raises:
-        UsageError: input or settings are not usable.
-    """
-    folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
-    source = read_source(folder, dtype)
-    limits = plan_limits(settings, source.config, chosen)
-    notes: list[str] = list(limits.notes)
-    commands: tuple[str, ...] = ()
-    if chosen == "tensorrt-llm":
-        config, suffix = source.config, "engine"
-        machine = gpu_capability(), installed_version()
-        notes += check_trtllm(config, limits.build_config, *machine)
-        commands = TrtllmCommand(source, Path(output_dir), limits.build_config, workers).lines()
-        notes += [] if commands else [_NO_COMMAND]
-    else:
-        config, suffix = single_rank(source.config), "safetensors"
-        notes += ["workers are not used, a torch engine has one rank"] if workers > 1 else []
-    ranks = [f"rank{rank}.{suffix}" for rank in range(config.mapping.world_size)]
-    return BuildDescription(
-        source_kind=source.kind,
-        backend=chosen,
-        reason=reason,
-        dtype=config.dtype,
-        lookahead=settings.lookahead.as_tuple(),
-        build_config=limits.build_config,
-        memory=estimate_memory(config, limits.build_config),
-        files=("config.json", *ranks, MANIFEST, *side_files(folder)),
-        notes=tuple(notes),
-        commands=commands,
-    )

@@ -1,8 +1,7 @@
-"""Calibration: the ranges that a model's activations, keys and values take over some texts.
+"""FP8 conversion: a model is calibrated on some texts, and its weights get the scales that follow.
 
-The unquantised model runs in transformers, a text at a time, and the largest absolute values are
-kept. What follows from them (scales) is in trtla.build.quantize; where texts come from is not known
-here, they are token ids.
+The unquantised model runs in transformers, a text at a time, and the largest absolute values of its
+activations, keys and values are kept.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trtla.e4m3 import quantize, scale_of
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.checkpoint import TensorSource, row_spans
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.hf import load_model
 from trtla.formats.plan import fp8_groups, hf_shapes, kv_scale
+from trtla.formats.tensors import TensorSource, quantize, row_spans, scale_of, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -110,7 +108,7 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
     """The model in its own dtype; on a CPU, which has no arithmetic for float16, in float32."""
     dtype = "float32" if device == "cpu" and config.dtype == "float16" else config.dtype
     kind, hint = "AutoModelForCausalLM", "check the folder with transformers"
-    loaded: PreTrainedModel = load_model(kind, folder, getattr(torch, dtype), hint).to(device)
+    loaded: PreTrainedModel = load_model(kind, folder, torch_dtype(dtype), hint).to(device)
     return loaded
 
 

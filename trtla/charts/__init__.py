@@ -1,6 +1,6 @@
-"""Charts as matplotlib figures, and as files or inline SVG; what is drawn comes as plain numbers.
+"""Charts of plain numbers as matplotlib figures, and as files or inline SVG.
 
-matplotlib is imported when a chart is drawn, not before. Knows no document, command or page.
+matplotlib is imported when a chart is drawn, not before.
 """
 
 from trtla.charts.curve import cost_curve

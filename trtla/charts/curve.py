@@ -1,4 +1,4 @@
-"""The cost curve: what a forward takes by the tokens fed to it, a line a number of sequences.
+"""The cost curve: the time of a forward by the tokens fed to it, one line a number of sequences.
 
 Both axes are logarithmic: where a line is flat more tokens are free, where it rises they are not.
 """

@@ -1,4 +1,4 @@
-"""Heat maps: a number for each pair of settings, as colour and in writing."""
+"""Heat maps: a number for each pair of settings, as a colour and in digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars in groups: a value for each series in each group, lying so that long names can be read."""
+"""Grouped bar charts: a value for each series in each group, horizontal to fit long names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def bars(
         figure, axes = canvas(6.4, max(height, 2.2), title)
         middles = _draw(axes, groups, series)
         axes.set_yticks(middles, list(groups))
-        axes.set_ylim(max(middles) + _lower_half(groups), -0.9)
+        last = [*groups.values()][-1]
+        axes.set_ylim(max(middles) + (len(last) - 1) / 2 + 0.9, -0.9)
         axes.margins(x=0.1)
         _label(axes, value_label, base)
         if len(series) > 1:
@@ -49,13 +50,8 @@ def bars(
         return settle(figure)
 
 
-def _lower_half(groups: Mapping[str, Mapping[str, float]]) -> float:
-    last = [*groups.values()][-1]
-    return (len(last) - 1) / 2 + 0.9
-
-
 def _draw(axes: Axes, groups: Mapping[str, Mapping[str, float]], series: list[str]) -> list[float]:
-    """Draw all bars; where the middle of each group came to lie."""
+    """Draw all bars, and return the middle of each group."""
     middles, top = [], 0.0
     for members in groups.values():
         names = [name for name in series if name in members]

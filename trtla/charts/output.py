@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trtla.charts.theme import INK, theme
 from trtla.errors import UsageError
-from trtla.files import write_whole, write_whole_bytes
+from trtla.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,10 +42,8 @@ def save(figure: Figure, path: Path) -> None:
     """
     check_path(path)
     try:
-        if path.suffix.lower() == ".svg":
-            write_whole(path, _svg(figure, background="white"))
-        else:
-            write_whole_bytes(path, _png(figure))
+        is_svg = path.suffix.lower() == ".svg"
+        write_whole(path, _svg(figure, background="white") if is_svg else _png(figure))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror or error}", "give another path"
@@ -56,7 +54,7 @@ def svg_text(figure: Figure) -> str:
     """A figure as an <svg> element for a page, in the page's text colour on the page's ground."""
     text = _svg(figure, background="none")
     text = _own_ids(text[text.index("<svg") :])
-    text = re.sub(r' xmlns(:\w+)?="[^"]+"', "", text)  # HTML knows them
+    text = re.sub(r' xmlns(:\w+)?="[^"]+"', "", text)  # needless in HTML
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would style the page
     text = text.replace(INK, "currentColor").replace(_FONT, _FONTS)
     label = escape(_title(figure), quote=True)

@@ -115,12 +115,12 @@ class Triple(LookaheadType, SettingType):
 
     def show(self, value: Any) -> str:
         """As it would be typed."""
-        return "off" if value == AUTOREGRESSIVE else "the server's" if value is None else str(value)
+        return "off" if value == AUTOREGRESSIVE else "the default" if value is None else str(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The server's triple, and the words."""
+        """The default triple, and the words."""
         return starting((ctx.obj.triple, "auto", "off"), incomplete)
 
 

@@ -23,7 +23,7 @@ class ChatSettings:
     sampling: SamplingParams = _SAMPLING
     drafter: DrafterSettings = LOOKAHEAD
     lookahead: Lookahead | None = None
-    """None: the server's."""
+    """None: the default triple."""
     speculative: bool = True
     """False answers plainly, whatever drafts otherwise."""
     target: bool = False

@@ -1,4 +1,4 @@
-"""The front door: Ctrl-C and exit codes are in place before anything is imported.
+"""The entry point: Ctrl-C and exit codes are in place before anything is imported.
 
 The commands are one file each beside this one; heavy imports (torch, ...) happen inside them.
 """
@@ -6,14 +6,35 @@ The commands are one file each beside this one; heavy imports (torch, ...) happe
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 
-from trtla.cli.interrupt import INTERRUPTED, Interrupt
+_INTERRUPTED = 130  # 128 + SIGINT, as shells count it
+
+
+class _Interrupt:
+    """The SIGINT handler. It remembers: imports may turn KeyboardInterrupt into other errors."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def install(self) -> None:
+        """Handle SIGINT, unless the caller ignores it (nohup) or this is not the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
 
 
 def _open_closed_streams() -> None:
-    """Make the null device of a stream that was closed (`>&-`), so that nobody has to ask."""
+    """Open the null device for a stream that was closed (`>&-`), so that no caller has to check."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
@@ -21,14 +42,14 @@ def _open_closed_streams() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
-    interrupt = Interrupt()
+    interrupt = _Interrupt()
     interrupt.install()
     _open_closed_streams()
     try:
         from trtla.cli.failure import execute
 
-        code = execute(list(sys.argv[1:] if args is None else args), interrupt)
+        code = execute(list(sys.argv[1:] if args is None else args), lambda: interrupt.seen)
     except KeyboardInterrupt:
         print("\nerror: interrupted", file=sys.stderr)
-        code = INTERRUPTED
+        code = _INTERRUPTED
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The `trtla` group: its commands, its version, and the rules that all commands share.
+"""The `trtla` group: its commands, its version, the rules they share, and shell completion.
 
 Underscores in flag names are accepted, as TensorRT-LLM spells them; environment names are
 TRTLA_<COMMAND>_<OPTION>.
@@ -7,20 +7,20 @@ TRTLA_<COMMAND>_<OPTION>.
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 from trtla.cli.bench import bench
 from trtla.cli.build import build
 from trtla.cli.chat import chat
-from trtla.cli.command import switches
-from trtla.cli.completion import completion
+from trtla.cli.command import Command, switches
 from trtla.cli.convert import convert
-from trtla.cli.doctor import doctor
+from trtla.cli.doctor import doctor, inspect_path
 from trtla.cli.explain import explain
-from trtla.cli.inspect_path import inspect_path
 from trtla.cli.report import report
 from trtla.cli.run import run
 from trtla.cli.summarize import summarize
 from trtla.cli.tune import tune
+from trtla.console import Console
 from trtla.version import __version__
 
 
@@ -58,6 +58,32 @@ def cli(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         ctx.exit(2)
+
+
+@click.command(
+    cls=Command,
+    config=False,
+    examples=[
+        "trtla completion bash > ~/.local/share/bash-completion/completions/trtla",
+        "trtla completion zsh > ~/.zfunc/_trtla",
+        "trtla completion fish > ~/.config/fish/completions/trtla.fish",
+    ],
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_obj
+def completion(console: Console, shell: str) -> None:
+    """Print the completion script for a shell.
+
+    It completes commands, flags, and the values of flags: names, triples, files and folders.
+    """
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.BadParameter(f"click has no completion for {shell}")
+    script = found(cli, {}, "trtla", "_TRTLA_COMPLETE")
+    text = script.source_template % script.source_vars()
+    if shell == "fish":  # values such as 7,7,7 have commas
+        text = text.replace('string split ","', 'string split --max 1 ","')
+    console.out(text)
 
 
 for _command in (

@@ -1,6 +1,6 @@
-"""`trtla build`: a checkpoint, or a Hugging Face folder, becomes an engine.
+"""`trtla build`: makes an engine from a checkpoint or a Hugging Face folder.
 
-With --from-existing an engine that trtllm-build made becomes one that trtla knows.
+With --from-existing it adds the files that trtla needs to an engine that trtllm-build made.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
     "--from-existing",
     type=PATH,
     metavar="ENGINE",
-    help="Instead of building: write trtla.json into an engine that trtllm-build made, so that run "
-    "knows its triple, which --lookahead names.",
+    help="Instead of building: write trtla.json, with the triple of --lookahead, into an engine of "
+    "trtllm-build.",
 )
 @setting(
     "--tokenizer-dir",
@@ -181,14 +181,14 @@ def _compile_forward(console: Console) -> None:
 
 
 def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
-    """What only one of building and adopting needs, click cannot know."""
+    """Check the flags that are required for building only, which click cannot express."""
     for param in ctx.command.params:
         if param.name in ("checkpoint_dir", "output_dir") and flags[param.name] is None:
             raise click.MissingParameter(ctx=ctx, param=param)
     if flags["tokenizer_dir"] is not None:
         raise UsageError(
             "--tokenizer-dir goes with --from-existing only",
-            "leave it away: the tokenizer files of the checkpoint are copied",
+            "omit it: the tokenizer files of the checkpoint are copied",
         )
 
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from trtla.build.engine import BuildDescription
 
 SCHEMA_VERSION = 1
+_SHOWN = (
+    *("backend", "reason", "source_kind", "lookahead", "max_draft_len"),
+    *("notes", "files", "commands"),
+)
+"""Fields of a plan that are keys of its JSON document."""
 
 
 def show_start(console: Console, plan: BuildDescription) -> None:
@@ -60,15 +65,16 @@ def show_written(
         console.out(f"wrote {folder}")
         console.note(f"next: trtla run --engine-dir {folder} --input-text 'Once upon'")
         return
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "path": str(folder),
-        "backend": backend,
-        "lookahead": list(lookahead),
-        "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
-        "notes": list(notes),
-    }
-    console.document(document)
+    console.document(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "path": str(folder),
+            "backend": backend,
+            "lookahead": lookahead,
+            "max_draft_len": LookaheadConfig(*lookahead).max_draft_len,
+            "notes": notes,
+        }
+    )
 
 
 def _show_kind(console: Console, plan: BuildDescription) -> None:
@@ -85,17 +91,10 @@ def _plan_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "path": str(output),
-        "backend": plan.backend,
-        "reason": plan.reason,
-        "source_kind": plan.source_kind,
-        "lookahead": list(plan.lookahead),
-        "max_draft_len": plan.max_draft_len,
+        **{name: getattr(plan, name) for name in _SHOWN},
         "engine_max_seq_len": plan.build_config.max_seq_len,
         "settings": settings,
-        "notes": list(plan.notes),
         "memory": asdict(plan.memory),
-        "files": list(plan.files),
-        "commands": list(plan.commands),
     }
 
 

@@ -1,4 +1,4 @@
-"""How trtla's commands differ from click's: sections, examples, several values after one flag.
+"""click's commands with sections, examples, and flags that take several values.
 
 `--input-text A B C`, as TensorRT-LLM's run.py takes it, is rewritten to the flag repeated.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,7 +39,7 @@ class Setting(click.Option):
         return super().shell_complete(ctx, incomplete) if found is None else found
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert the value; a mistyped choice is told with what may have been meant."""
+        """Convert the value; the error of a mistyped choice suggests the nearest one."""
         try:
             return super().type_cast_value(ctx, value)
         except click.BadParameter as error:
@@ -94,7 +93,7 @@ class Command(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        self.params += _common(config)
+        self.params += [*([_config_flag()] if config else []), *switches()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the flags that were given once for several values, then parse."""
@@ -134,10 +133,12 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, in the order they were declared."""
-        params = [p for p in self.get_params(ctx) if p.get_help_record(ctx)]
-        ordered = sorted(params, key=_section_key(params))
-        for section, members in groupby(ordered, key=_section):
-            records = [r for r in (p.get_help_record(ctx) for p in members) if r]
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        sections["Options"] = sections.pop("Options")  # the common ones come last
+        for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
 
@@ -181,33 +182,17 @@ def _repeat_flags(
             yield arg
 
 
-def _section(param: click.Parameter) -> str:
-    return getattr(param, "section", "Options")
-
-
-def _section_key(params: Sequence[click.Parameter]) -> Any:
-    """Sections in order of first appearance, `Options` (the common ones) last."""
-    order = list(dict.fromkeys(_section(p) for p in params))
-    order = [name for name in order if name != "Options"] + ["Options"]
-    return lambda param: order.index(_section(param))
-
-
-def _common(config: bool) -> list[click.Parameter]:
-    flags: list[click.Parameter] = []
-    if config:
-        flags.append(
-            Setting(
-                ["--config"],
-                type=click.Path(dir_okay=False),
-                is_eager=True,
-                expose_value=False,
-                callback=load_config,
-                metavar="PRESET.yaml",
-                help="Settings from a YAML file, keys as the long flags with underscores. "
-                "A flag wins over the environment, the environment over this file.",
-            )
-        )
-    return flags + switches()
+def _config_flag() -> Setting:
+    return Setting(
+        ["--config"],
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=load_config,
+        metavar="PRESET.yaml",
+        help="Settings from a YAML file, keys as the long flags with underscores. "
+        "A flag wins over the environment, the environment over this file.",
+    )
 
 
 def switches() -> list[click.Parameter]:

@@ -1,9 +1,10 @@
-"""`trtla convert`: a Hugging Face Llama folder becomes a TensorRT-LLM checkpoint."""
+"""`trtla convert`: makes a TensorRT-LLM checkpoint from a Hugging Face Llama folder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from trtla.cli.command import Command
 from trtla.cli.options import DTYPES, PATH, setting, switch
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _FP8_ONLY = ("kv_cache_dtype", "calib_data", "calib_size", "calib_device")
 _NOTE_EVERY_S = 10.0
+_conversion = partial(setting, section="Conversion")
+_fp8 = partial(setting, section="FP8")
 
 
 @click.command(
@@ -33,68 +36,44 @@ _NOTE_EVERY_S = 10.0
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
     ],
 )
-@setting(
+@_conversion(
     "--model-dir",
-    section="Conversion",
     type=PATH,
     required=True,
     help="Hugging Face folder of a LlamaForCausalLM or MistralForCausalLM.",
 )
-@setting(
+@_conversion(
     "--output-dir",
-    section="Conversion",
     type=PATH,
     required=True,
     help="Checkpoint folder to write: config.json and rank*.safetensors.",
 )
-@setting(
+@_conversion(
     "--dtype",
-    section="Conversion",
     type=click.Choice([*DTYPES.choices, "fp8"]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32. fp8 quantises the "
     "layers' linears and keeps the rest as auto does.",
 )
-@setting(
-    "--tp-size",
-    section="Conversion",
-    type=click.IntRange(1),
-    default=1,
-    help="Tensor-parallel ranks.",
-)
-@setting(
-    "--pp-size",
-    section="Conversion",
-    type=click.IntRange(1),
-    default=1,
-    help="Pipeline-parallel ranks.",
-)
+@_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
+@_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
 @switch("--force", section="Conversion", help="Replace what is in the output folder.")
-@setting(
+@_fp8(
     "--kv-cache-dtype",
-    section="FP8",
     type=click.Choice(["auto", "fp8"]),
     default="auto",
     help="Type of cached keys and values; auto is that of the activations.",
 )
-@setting(
+@_fp8(
     "--calib-data",
-    section="FP8",
     default="cnn_dailymail",
     metavar="cnn_dailymail|PATH",
     help="Texts that show how large activations get: CNN/DailyMail from the Hugging Face hub, a "
     ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines.",
 )
-@setting(
-    "--calib-size",
-    section="FP8",
-    type=COUNT,
-    default=512,
-    help="Most texts to read, 512 tokens of each.",
-)
-@setting(
+@_fp8("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
+@_fp8(
     "--calib-device",
-    section="FP8",
     type=DEVICE,
     metavar="auto|cpu|cuda",
     default="auto",
@@ -127,7 +106,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
             progress=progress,
         )
     ranks, output = flags["tp_size"] * flags["pp_size"], flags["output_dir"]
-    console.out(f"wrote {output}: {ranks} rank{'s' if ranks > 1 else ''}")
+    console.out(f"wrote {output}: {counted(ranks, 'rank')}")
     console.note(f"next: trtla build --checkpoint-dir {output} --output-dir ENGINE")
 
 
@@ -139,7 +118,7 @@ def _refuse_fp8_flags(ctx: click.Context) -> None:
             raise UsageError(
                 f"--{flag} {ctx.params[name]} is for --dtype fp8, and dtype is "
                 f"{ctx.params['dtype']}",
-                f"add --dtype fp8, or leave --{flag} away",
+                f"add --dtype fp8, or omit --{flag}",
             )
 
 
@@ -159,10 +138,10 @@ def _noted(console: Console) -> Callable[[int, int], None]:
     """Progress in texts: a note every 10 s, and one at the end."""
     due = time.monotonic() + _NOTE_EVERY_S
 
-    def tell(done: int, total: int) -> None:
+    def note(done: int, total: int) -> None:
         nonlocal due
         if done == total or time.monotonic() >= due:
             console.note(f"calibrate: {done} of {total} texts")
             due = time.monotonic() + _NOTE_EVERY_S
 
-    return tell
+    return note

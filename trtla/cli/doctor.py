@@ -1,18 +1,19 @@
-"""`trtla doctor`: what this machine can run, and whether a model runs on it.
+"""`trtla doctor`: what this machine can run, and whether a model does; `trtla inspect`: a folder.
 
 The facts come from `trtla.doctor`; `cli.doctor_rows` makes the tables.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtla.cli.command import Command
 from trtla.cli.options import json_flag
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -32,38 +33,30 @@ SCHEMA_VERSION = 1
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def doctor(console: Console, model: str | None) -> None:
-    """Tell versions, GPUs, whether TensorRT-LLM has its TensorRT backend, and what to do about it.
+    """Show versions, GPUs, whether TensorRT-LLM has its TensorRT backend, and what to do about it.
 
     With MODEL, a Hugging Face model, checkpoint or engine folder, also whether it can run here with
     lookahead decoding; exit code 3 when not.
     """
+    check = None
+    if model is not None:
+        from trtla.formats.folder import folder_kind
+
+        folder_kind(Path(model))  # refuses a wrong path before the slow imports
     from trtla.doctor.report import examine
 
-    if model is not None:
-        _require_folder(model)
     report = examine()
-    check = _check(model, report) if model is not None else None
+    if model is not None:
+        from trtla.doctor.model import check_model
+
+        check = check_model(model, report)
     _show(console, report, check)
     if check is not None and check.problems:
-        number = len(check.problems)
         raise CheckFailed(
             f"{model} cannot run here with {check.backend}: "
-            f"{number} problem{'s' if number > 1 else ''}",
+            f"{counted(len(check.problems), 'problem')}",
             _way_out(check),
         )
-
-
-def _require_folder(model: str) -> None:
-    """Tell of a wrong path at once, before the slow imports."""
-    from trtla.formats.folder import folder_kind
-
-    folder_kind(Path(model))
-
-
-def _check(model: str, report: Report) -> ModelCheck:
-    from trtla.doctor.model import check_model
-
-    return check_model(model, report)
 
 
 def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
@@ -72,7 +65,7 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
 
     if console.json:
         found = {"schema_version": SCHEMA_VERSION, **document(report)}
-        console.document({**found, "model": check and rows.check_document(check)})
+        console.document({**found, "model": check and asdict(check)})
         return
     console.table(("what", "value"), list(rows.machine_rows(report)))
     if check is not None:
@@ -86,7 +79,52 @@ def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
 
 def _way_out(check: ModelCheck) -> str:
     if check.backend != "tensorrt-llm":
-        return "correct what is told above, or make the folder again; trtla inspect tells more"
+        return "correct the problems above, or make the folder again; trtla inspect shows more"
     if check.kind == "engine":
         return "build an engine for this machine; --backend torch runs everywhere"
     return "build it with --backend torch, which runs everywhere"
+
+
+@click.command(
+    "inspect",
+    cls=Command,
+    short_help="What a model, checkpoint or engine folder is.",
+    config=False,
+    examples=["trtla inspect engine", "trtla inspect llama-3-8b --json"],
+)
+@click.argument("path", type=click.Path())
+@json_flag("Print one JSON document.")
+@click.pass_obj
+def inspect_path(console: Console, path: str) -> None:
+    """Show what a folder is: Hugging Face model, checkpoint or engine.
+
+    Prints shape, dtype, sizes, limits and the lookahead triple, and what is wrong with it (exit
+    code 3).
+    """
+    from trtla.doctor.folder import inspect
+
+    found = inspect(Path(path))
+    problems = found["problems"]
+    if console.json:
+        console.document({"schema_version": SCHEMA_VERSION, **found})
+    else:
+        console.table(("what", "value"), _flat({**found, "problems": len(problems)}))
+        for problem in problems:
+            console.out(f"problem: {problem}")
+    if problems:
+        raise CheckFailed(
+            f"{path} has {counted(len(problems), 'problem')}",
+            "make the folder again, or copy the files again",
+        )
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Nested dictionaries as rows of dotted names."""
+    rows: list[tuple[str, object]] = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            rows += _flat(item, f"{prefix}{key}.")
+        else:
+            shown = ", ".join(map(str, item)) if isinstance(item, list | tuple) else item
+            rows.append((f"{prefix}{key}", shown))
+    return rows

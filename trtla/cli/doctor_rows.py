@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtla.trtllm import rules
 from trtla.trtllm.library import SUPPORTED, Library
@@ -34,10 +33,7 @@ def machine_rows(report: Report) -> Iterator[Row]:
         yield from _gpu_rows(gpu)
     if not machine.gpus:
         yield "GPU", "none"
-    yield (
-        "TensorRT-LLM",
-        report.library.version or _ABSENT,
-    )
+    yield "TensorRT-LLM", report.library.version or _ABSENT
     yield "TensorRT backend", _backend(report.library)
     yield "--backend auto", f"{report.backend or 'none'}: {report.reason}"
     yield "--device auto", report.device
@@ -66,10 +62,8 @@ def _gpu_rows(gpu: Gpu) -> Iterator[Row]:
     memory = _memory(gpu.memory_bytes, gpu.free_bytes)
     yield name, f"{gpu.name}, compute capability {capability}, {memory}"
     verdict = rules.lookahead_on(gpu.capability)
-    yield (
-        f"{name}: lookahead on TensorRT-LLM",
-        ": ".join(filter(None, (verdict.word, verdict.reason))),
-    )
+    shown = ": ".join(filter(None, (verdict.word, verdict.reason)))
+    yield f"{name}: lookahead on TensorRT-LLM", shown
     yield f"{name}: FP8 on TensorRT-LLM", _fp8(gpu)
 
 
@@ -119,9 +113,3 @@ def model_rows(check: ModelCheck) -> Iterator[Row]:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def check_document(check: ModelCheck) -> dict[str, Any]:
-    """The check with JSON types only."""
-    found = asdict(check)
-    return {**found, "problems": list(check.problems), "warnings": list(check.warnings)}

@@ -106,7 +106,7 @@ def check_drafters(
     Args:
         engine_dir: an engine or a Hugging Face folder.
         settings: (name, drafter) of the command and of every request that brings its own.
-        lookahead: the server's.
+        lookahead: the default triple.
         flags: the command's, for the device and the type of draft models.
 
     Returns:

@@ -1,7 +1,4 @@
-"""Triples against an engine's manifest, read without torch: a refusal must not wait.
-
-Engines of trtllm-build, which have no manifest, are looked at as well.
-"""
+"""Checks triples and batch sizes against an engine, read without torch: a refusal must not wait."""
 
 from __future__ import annotations
 
@@ -10,40 +7,31 @@ from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.formats.compiled import check_compiled
-from trtla.formats.engine import read_engine
+from trtla.formats.engine import Engine, check_is_engine, read_engine
 from trtla.formats.folder import folder_kind
-from trtla.settings.lookahead import (
-    Lookahead,
-    LookaheadConfig,
-    check_request,
-    refuse_auto,
-)
+from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request, refuse_auto
 
 
 def check_triples(
     engine_dir: str,
-    server: Lookahead | None,
+    default: Lookahead | None,
     requests: Iterable[tuple[str, Lookahead | None]] = (),
 ) -> None:
-    """Check the server's triple against the engine, and the requests' against the server's.
+    """Check the default triple against the engine, and the requests' triples against the default.
 
     Args:
         engine_dir: an engine; a Hugging Face folder takes any triple.
-        server: the triple asked for; None is the engine's own, and so is auto.
+        default: the triple of requests that name none; None is the engine's own, and so is auto.
         requests: (name, triple or auto) of every request.
 
     Raises:
-        UsageError: no model is there, a triple does not fit, or the engine knows no auto.
+        UsageError: no model is there, a triple does not fit, or the engine has no auto.
     """
-    folder = Path(engine_dir)
-    asked = None if server == "auto" else server
-    is_engine = folder_kind(folder) == "engine"
-    limit = _engine_triple(folder, asked) if is_engine else asked
-    if server == "auto" and is_engine and is_trtllm(folder):
-        raise refuse_auto(engine_dir)
-    for name, triple in requests:
+    engine, asked = _engine(engine_dir), None if default == "auto" else default
+    limit = _triple(engine, asked) if engine else asked
+    for name, triple in ((engine_dir, default), *requests):
         if triple == "auto":
-            if is_engine and is_trtllm(folder):
+            if engine is not None and engine.backend == "tensorrt-llm":
                 raise refuse_auto(name)
         elif triple is not None and limit is not None:
             check_request(triple, limit, name)
@@ -53,28 +41,24 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     """The triple an engine was built for; None for a Hugging Face folder, which takes any.
 
     Raises:
-        UsageError: no model is there, or an engine of trtllm-build does not say its triple.
+        UsageError: no model is there, or an engine of trtllm-build does not name its triple.
     """
-    folder = Path(engine_dir)
-    kind = folder_kind(folder)
-    if kind == "checkpoint":
-        raise UsageError(
-            f"{engine_dir} is a checkpoint, not an engine",
-            f"run trtla build --checkpoint-dir {engine_dir} --output-dir ENGINE",
-        )
-    return _engine_triple(folder, None) if kind == "engine" else None
+    if folder_kind(Path(engine_dir)) == "checkpoint":
+        check_is_engine(Path(engine_dir))
+    engine = _engine(engine_dir)
+    return _triple(engine, None) if engine else None
 
 
 def check_batch_size(engine_dir: str, batch_size: int) -> None:
-    """Check a batch size against the engine's; a Hugging Face folder is not looked at.
+    """Check a batch size against the engine's; a Hugging Face folder takes any.
 
     Raises:
         UsageError: it is above the engine's.
     """
-    folder = Path(engine_dir)
-    if folder_kind(folder) != "engine":
+    engine = _engine(engine_dir)
+    if engine is None:
         return
-    largest = read_engine(folder).config.build_config.max_batch_size
+    largest = engine.config.build_config.max_batch_size
     if batch_size > largest:
         raise UsageError(
             f"batch size {batch_size} is above the {largest} of {engine_dir}",
@@ -82,14 +66,19 @@ def check_batch_size(engine_dir: str, batch_size: int) -> None:
         )
 
 
-def _engine_triple(folder: Path, asked: LookaheadConfig | None) -> LookaheadConfig:
-    """The engine's triple, or the one asked for if the engine takes it."""
-    engine = read_engine(folder)
-    if engine.backend == "tensorrt-llm":
-        check_compiled(folder, engine.config)
-    return engine.server_triple(asked)
-
-
 def is_trtllm(folder: Path) -> bool:
     """Whether TensorRT-LLM runs what is in an engine's folder."""
-    return folder_kind(folder) == "engine" and read_engine(folder).backend == "tensorrt-llm"
+    engine = _engine(folder)
+    return engine is not None and engine.backend == "tensorrt-llm"
+
+
+def _engine(folder: str | Path) -> Engine | None:
+    """The engine in a folder, its limits unchecked; None where the folder is no engine."""
+    return read_engine(Path(folder)) if folder_kind(Path(folder)) == "engine" else None
+
+
+def _triple(engine: Engine, asked: LookaheadConfig | None) -> LookaheadConfig:
+    """The engine's triple, or the one asked for if the engine takes it."""
+    if engine.backend == "tensorrt-llm":
+        check_compiled(engine.path, engine.config)
+    return engine.default_triple(asked)

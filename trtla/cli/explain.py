@@ -92,8 +92,8 @@ class ExplainFlags(ModelFlags):
     "--request-lookahead",
     section="Model",
     type=TRIPLE,
-    show_default="the server's",
-    help="The request's own triple, at most the server's.",
+    show_default="that of --lookahead",
+    help="The request's own triple, at most that of --lookahead.",
 )
 @length_flag
 @sampling_flags

@@ -1,7 +1,7 @@
-"""Runs the command line and turns every way it can end into an exit code and at most three lines.
+"""Runs the command line and turns every error into an exit code and at most three lines.
 
-0 done; 1 failed; 2 usage or configuration; 3 a check failed; 130 interrupted. With --json an error
-is a JSON document on stdout, but for a failed check, whose document has been printed already.
+0 done; 1 failed; 2 usage or configuration; 3 a check failed. With --json an error is a JSON
+document on stdout, except for a failed check, whose document has been printed already.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import errno
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
 
 from trtla.cli.app import cli
-from trtla.cli.interrupt import INTERRUPTED, Interrupt
 from trtla.console import Console
 from trtla.errors import CheckFailed, TrtlaError, did_you_mean, sentence
 from trtla.trtllm import library as mpi
@@ -32,8 +32,16 @@ class Failure:
     exit_code: int
 
 
-def execute(args: list[str], interrupt: Interrupt) -> int:
-    """Run the command line; never raises but for SystemExit. Returns the exit code."""
+def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        args: what follows `trtla`.
+        interrupted: whether Ctrl-C was pressed, whatever error came of it.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C; no other error but SystemExit is raised.
+    """
     console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
@@ -44,13 +52,11 @@ def execute(args: list[str], interrupt: Interrupt) -> int:
         code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
         sys.stdout.flush()
     except Exception as error:
-        if interrupt.seen or isinstance(error, click.Abort):
-            return _interrupted()
+        if interrupted() or isinstance(error, click.Abort):
+            raise KeyboardInterrupt from None
         if isinstance(error, BrokenPipeError):
             return _broken_pipe()
         return _report(error, console)
-    except KeyboardInterrupt:
-        return _interrupted()
     return code if isinstance(code, int) else 0
 
 
@@ -60,13 +66,8 @@ def _early(args: list[str], *names: str) -> bool:
     return any(name in args[:end] for name in names)
 
 
-def _interrupted() -> int:
-    print("\nerror: interrupted", file=sys.stderr)
-    return INTERRUPTED
-
-
 def _broken_pipe() -> int:
-    """The reader of stdout has gone (`| head`): say nothing, nor let Python say it at exit."""
+    """The reader of stdout has gone (`| head`): print nothing, neither here nor at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

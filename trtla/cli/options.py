@@ -129,8 +129,8 @@ model_flags = stack(
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
         show_default="the engine's",
-        help="window,ngram,verification of the server; must need the engine's max_draft_len. auto: "
-        "the engine's, and each step feeds only what pays of it (torch engines).",
+        help="window,ngram,verification of all requests; must need the engine's max_draft_len. "
+        "auto: the engine's, and each step feeds only what pays of it (torch engines).",
     ),
 )
 """What opens a model."""

@@ -44,7 +44,7 @@ from trtla.cli.options import (
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
-from trtla.errors import CheckFailed, UsageError
+from trtla.errors import CheckFailed, UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
@@ -103,9 +103,9 @@ class RunFlags(ModelFlags):
     section="Model",
     type=LOOKAHEAD,
     metavar="W,N,G|auto",
-    show_default="the server's",
-    help="The requests' own triples, at most the server's, or auto: one for all prompts, or one a "
-    "prompt.",
+    show_default="that of --lookahead",
+    help="The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
+    "one a prompt.",
 )
 @switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
 @setting(
@@ -244,8 +244,9 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
             beams.
     """
     if is_trtllm(Path(given.engine_dir)):
-        raise UsageError(
-            f"{given.engine_dir} is a TensorRT-LLM engine, and trtla builds none with beams",
+        raise trtllm_cannot(
+            given.engine_dir,
+            "and trtla builds none with beams",
             "leave --num-beams away, or build with --backend torch",
         )
     for what, reason in (*_excluded(given), *_excluded_in(requests)):

@@ -1,1 +1,1 @@
-"""What this machine, a model and a folder are, and what can be done with them."""
+"""Describes this machine, a model or a folder, and what can be done with them."""

@@ -1,8 +1,4 @@
-"""What `trtla doctor` tells of this machine: versions, GPUs, TensorRT-LLM, and what can run.
-
-It collects and does not print. The machine itself is in trtla.machine, the rules for GPUs in
-trtla.trtllm.rules, a single model in trtla.doctor.report.model.
-"""
+"""What `trtla doctor` reports of this machine: versions, GPUs, TensorRT-LLM, and what can run."""
 
 from __future__ import annotations
 
@@ -18,9 +14,6 @@ from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import Library
 from trtla.version import __version__
-
-_OLDEST = (0, 20)
-_REMOVED_IN = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at the machine and at TensorRT-LLM, which is imported if it is installed."""
+    """Examine the machine and TensorRT-LLM, which is imported if it is installed."""
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
     findings = tuple(_findings(machine, library))
@@ -54,7 +47,7 @@ def _choice() -> tuple[str | None, str, str | None]:
         from trtla.runtime.models.load import resolve_device
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # trtla.machine has heard them
+            warnings.simplefilter("ignore")  # trtla.machine has recorded them
             return *choose_backend(), str(resolve_device("auto"))
     except TrtlaError as error:
         return None, error.message, None
@@ -94,8 +87,7 @@ def _python_findings(machine: Machine) -> Iterator[str]:
 def _library_findings(library: Library) -> Iterator[str]:
     if library.version is None:
         return
-    release = _release(library.version)
-    if release is not None and not _OLDEST <= release < _REMOVED_IN and library.has_backend:
+    if library.is_foreign and library.has_backend:
         yield (
             f"TensorRT-LLM {library.version} has the TensorRT backend, but trtla is written for "
             f"tensorrt-llm{trtllm_library.SUPPORTED}"
@@ -107,31 +99,20 @@ def _library_findings(library: Library) -> Iterator[str]:
     else:
         yield from filter(None, [trtllm_library.known_trouble(library.version)])
         for part in library.missing:
-            yield f"TensorRT-LLM {library.version} lacks {part}, which trtla does without"
-
-
-def _release(version: str) -> tuple[int, int] | None:
-    """(major, minor) of a version; None where it does not begin with two numbers."""
-    major, minor, *_ = [*version.split("."), ""]
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+            yield f"TensorRT-LLM {library.version} lacks {part}, which trtla does not need"
 
 
 def document(report: Report) -> dict[str, Any]:
     """The report with JSON types only; unknown values are null, memory is in bytes."""
-    machine = report.machine
+    machine = asdict(report.machine)
+    usable = machine.pop("usable")
     return {
         "trtla": __version__,
-        "python": machine.python,
-        "platform": machine.platform,
-        "torch": asdict(machine.torch),
-        "transformers": machine.transformers,
-        "cpu": {**asdict(machine.cpu), "instruction_sets": list(machine.cpu.instruction_sets)},
-        "driver": asdict(machine.driver),
-        "gpus": [_gpu_document(gpu) for gpu in machine.gpus],
-        "gpus_usable": machine.usable,
+        **machine,
+        "gpus": [_gpu_document(gpu) for gpu in report.machine.gpus],
+        "gpus_usable": usable,
         "tensorrt_llm": {
             **asdict(report.library),
-            "missing": list(report.library.missing),
             "has_backend": report.library.has_backend,
             "supported": trtllm_library.SUPPORTED,
         },
@@ -139,11 +120,11 @@ def document(report: Report) -> dict[str, Any]:
         "torch_device": report.device,
         "cpu_forward": report.cpu_forward,
         "lookahead_kernels": {
-            "head_sizes": list(kernels.HEAD_SIZES),
+            "head_sizes": kernels.HEAD_SIZES,
             "jit_head_sizes": {"multiple_of": kernels.JIT_MULTIPLE, "largest": kernels.JIT_LARGEST},
             "max_query_group": kernels.MAX_QUERY_GROUP,
         },
-        "warnings": list(report.warnings),
+        "warnings": report.warnings,
     }
 
 

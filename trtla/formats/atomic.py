@@ -1,10 +1,10 @@
 """Directories that appear complete or not at all.
 
 Everything is written into a hidden sibling of the target, flushed to disk and renamed. Errors and
-Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run sweeps
-it away. An existing target is replaced only with force, only at the end, and only if it is a folder
-that trtla or TensorRT-LLM made: the system exchanges the two folders in one step, or where it
-cannot, the old one steps aside and `restore` brings it back after a kill.
+Ctrl-C remove the sibling; a killed process leaves it, never a half target, and the next run removes
+it. An existing target is replaced only with force, only at the end, and only if it is a folder that
+trtla or TensorRT-LLM made: the system exchanges the two folders in one step, or where it cannot,
+the old one is renamed first and `restore` brings it back after a kill.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
 _STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
-    errno.ENOTEMPTY: ("another process has filled it meanwhile", "choose another --output-dir"),
+    errno.ENOTEMPTY: ("another process has written to it", "choose another --output-dir"),
     errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another --output-dir"),
     errno.EFBIG: ("the file would exceed the size limit", "raise the limit (ulimit -f)"),
     errno.EACCES: ("no permission", "choose an --output-dir that you may write to"),
@@ -111,8 +110,8 @@ def atomic_directory(
     try:
         created = _make_parents(resolved.parent)
         _sweep(resolved)
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(resolved, _NEW), dir=resolved.parent))
-        folder.chmod(0o777 & ~_umask())
+        folder = _sibling(resolved, _NEW)
+        folder.mkdir()
         with _locked(folder):
             yield folder
             _flush(folder)
@@ -140,7 +139,7 @@ def _make_parents(folder: Path) -> list[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process: what is left without one belongs to nobody.
+    """Hold a lock that ends with the process: what is left without one is abandoned.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -157,17 +156,22 @@ def _prefix(target: Path, kind: str) -> str:
     return f".{target.name}.{kind}-"
 
 
+def _sibling(target: Path, kind: str) -> Path:
+    """A name that is not taken."""
+    return target.with_name(f"{_prefix(target, kind)}{secrets.token_hex(8)}")
+
+
 def _siblings(target: Path, kind: str) -> list[Path]:
     names = _prefix(target, kind)
     return [path for path in target.parent.iterdir() if path.name.startswith(names)]
 
 
 def restore(target: Path) -> None:
-    """Bring a folder back that a process put aside to replace it, and was killed.
+    """Bring a folder back that a killed process had renamed in order to replace it.
 
     Nothing happens where the target is there, or where the process is still at work.
     """
-    with suppress(OSError, ValueError):  # whoever needs the target will say what is wrong
+    with suppress(OSError, ValueError):  # the caller reports what is wrong
         resolved = _real(target)
         if os.path.lexists(resolved):
             return
@@ -184,12 +188,6 @@ def _sweep(target: Path) -> None:
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 with _locked(left):
                     shutil.rmtree(left)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _flush(folder: Path) -> None:
@@ -223,7 +221,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _replace(folder: Path, target: Path) -> None:
     """In two steps; while the target is locked, `restore` leaves it alone."""
-    aside = target.with_name(f"{_prefix(target, _OLD)}{secrets.token_hex(4)}")
+    aside = _sibling(target, _OLD)
     with _locked(target):
         try:
             target.rename(aside)

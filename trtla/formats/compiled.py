@@ -1,7 +1,7 @@
 """What an engine that TensorRT-LLM compiled must have so that trtla can run it.
 
-The same for engines of trtla and of trtllm-build. Only config.json and file names are looked at,
-and torch is not imported: a refusal must not wait.
+The same for engines of trtla and of trtllm-build. Only config.json and file names are read, without
+torch: a refusal must not wait.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def compiled_problems(folder: Path, config: EngineConfig) -> Iterator[UsageError
 
 
 def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[UsageError]:
-    """What TensorRT-LLM gets wrong in pipeline stages, in passes that generate.
+    """What TensorRT-LLM gets wrong in pipeline stages, in generation steps.
 
     Only the last stage has drafts, positions and masks (decoderBuffers.cpp), and C++ pads the
     vocabulary to a multiple of all ranks (gptJsonConfig.cpp), the model to one of tp_size.
@@ -78,7 +78,7 @@ def stage_problems(config: CheckpointConfig, *, lookahead: bool) -> Iterator[Usa
 
 
 def unknown_triple(name: str, max_draft_len: int) -> UsageError:
-    """What to say about a lookahead engine without trtla.json: its files name no triple."""
+    """The error of a lookahead engine without trtla.json: its files name no triple."""
     return UsageError(
         f"{name} does not say its lookahead triple, only max_draft_len {max_draft_len}",
         f"give the triple it was built for with --lookahead, such as {some_triples(max_draft_len)}",
@@ -100,12 +100,12 @@ def _wrong_settings(limits: BuildConfig) -> Iterator[str]:
     elif limits.kv_cache_type.upper() != "PAGED":
         yield f"build_config.kv_cache_type is {limits.kv_cache_type}, the executor needs PAGED"
     plugins = limits.plugin_config
-    if not plugins.get("gpt_attention_plugin"):
-        yield "build_config.plugin_config.gpt_attention_plugin is off, the executor needs it"
-    if not plugins.get("remove_input_padding"):
-        yield "build_config.plugin_config.remove_input_padding is off, the executor needs it"
-    if plugins.get("paged_kv_cache") is False:
-        yield "build_config.plugin_config.paged_kv_cache is off, the executor needs it"
+    off = [
+        name for name in ("gpt_attention_plugin", "remove_input_padding") if not plugins.get(name)
+    ]
+    off += ["paged_kv_cache"] if plugins.get("paged_kv_cache") is False else []
+    for name in off:
+        yield f"build_config.plugin_config.{name} is off, the executor needs it"
 
 
 def _wrong_speculation(limits: BuildConfig) -> Iterator[str]:

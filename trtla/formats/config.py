@@ -1,12 +1,12 @@
-"""What comes from outside as JSON or YAML, checked: checkpoint, engine and preset files.
+"""The schemas of checkpoint and engine files, and the types that weights are stored in.
 
 Key names are TensorRT-LLM's (checkpoint config.json, BuildConfig), so that one reader serves the
-files of both. Validation errors of pydantic become one sentence with the file, key and value.
+files of both.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,11 +21,19 @@ from trtla.settings.lookahead import LookaheadConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
 """Weight and activation types of a checkpoint."""
+DTYPES: tuple[DType, ...] = get_args(DType)
+FP8 = "float8_e4m3fn"
+"""The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
+"""Bytes of one element of every type in a checkpoint."""
 
 LOOKAHEAD_DECODING = 8
 """TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
 NO_SPECULATION = 1
 """TensorRT-LLM's SpeculativeDecodingMode.NONE."""
+
+TOKENS_PER_BLOCK = 32
+"""Of the paged K/V cache: TensorRT-LLM's default, and what the torch executor has."""
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
 """Rotary scalings that trtla converts and runs."""
@@ -34,7 +42,12 @@ LARGEST = 2**31 - 1
 """Of a dimension or a number of tokens: they are C ints in TensorRT-LLM."""
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=1, le=10_000)]
-"""Layers or ranks, which are gone through one by one: far above any model."""
+"""Layers or ranks, which are visited one by one: far above any model."""
+
+
+def as_dtype(name: str) -> DType | None:
+    """The type of this name, with or without torch's prefix; None: weights have no such type."""
+    return next((dtype for dtype in DTYPES if dtype == name.removeprefix("torch.")), None)
 
 
 class Mapping(BaseModel):

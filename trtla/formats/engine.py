@@ -1,6 +1,6 @@
 """An engine: its limits, its lookahead triple, its weights, from a folder or from memory.
 
-The folder has TensorRT-LLM's layout; `trtla.json` beside config.json tells what that has no place
+The folder has TensorRT-LLM's layout; `trtla.json` beside config.json holds what that has no place
 for.
 """
 
@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
 from trtla.formats.compiled import check_compiled, is_compiled, unknown_triple
 from trtla.formats.config import CheckpointConfig, EngineConfig, EngineManifest
-from trtla.formats.engine_limits import BuildSettings, plan_build_config
+from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
-from trtla.formats.plan import check_mapping
-from trtla.formats.support import check_supported
 from trtla.formats.t5_config import T5Config, decoder_config, read_t5_config, refuse_to_convert
 from trtla.settings.fields import whole
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_server
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_default
 from trtla.version import __version__
 
 if TYPE_CHECKING:
     import torch
 
-    from trtla.formats.checkpoint import TensorSource
+    from trtla.formats.source import EngineBuild
+    from trtla.formats.tensors import TensorSource
 
 MANIFEST = "trtla.json"
+_LONGEST_SOURCE = 4096
+"""Most tokens of an encoder's input. Its attention has no position limit, but grows with the square
+of the length."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Engine:
             return self.in_memory_lookahead
         return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
 
-    def server_triple(self, asked: LookaheadConfig | None) -> LookaheadConfig:
-        """The triple to run it with: the one asked for, else its own.
+    def default_triple(self, asked: LookaheadConfig | None) -> LookaheadConfig:
+        """The triple of requests that name none: the one asked for, else the engine's own.
 
         TensorRT-LLM would take (4,3,4) without one, and fail at start.
 
@@ -76,11 +78,11 @@ class Engine:
             UsageError: it needs another max_draft_len, or the engine does not say its own.
         """
         draft_len = self.config.build_config.max_draft_len
-        server = asked or self.lookahead
-        if server is None:
+        triple = asked or self.lookahead
+        if triple is None:
             raise unknown_triple(self.name, draft_len)
-        check_server(server, draft_len, self.name)
-        return server
+        check_default(triple, draft_len, self.name)
+        return triple
 
     def batch_size(self, asked: int | None) -> int:
         """The number of requests in flight: the one asked for, else the engine's limit.
@@ -133,11 +135,11 @@ class Engine:
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
             )
-        from trtla.formats.checkpoint import RankFiles, full_tensors
+        from trtla.formats.checkpoint import Checkpoint
+        from trtla.formats.tensors import full_tensors
 
         config = self.config.pretrained_config
-        source = self.source or RankFiles(self.path, config)
-        return full_tensors(source, config)
+        return full_tensors(self.source or Checkpoint(self.path, config), config)
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -146,19 +148,24 @@ def open_engine(path: str | Path) -> Engine:
     An engine that trtllm-build made is opened too, without a manifest.
 
     Raises:
-        UsageError: no engine (the message tells what it is and what to run), another version's, or
+        UsageError: no engine (the message says what it is and what to run), another version's, or
             broken; the key or tensor at fault is named.
     """
     folder = Path(path)
+    check_is_engine(folder)
+    engine = read_engine(folder)
+    _check(engine)
+    return engine
+
+
+def check_is_engine(folder: Path) -> None:
+    """Raise `UsageError`, with what to run, where a folder is no engine."""
     kind = folder_kind(folder)
     if kind != "engine":
         raise UsageError(
             f"{folder} is a {kind}, not an engine",
             f"run trtla build --checkpoint-dir {folder} --output-dir ENGINE",
         )
-    engine = read_engine(folder)
-    _check(engine)
-    return engine
 
 
 def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
@@ -187,21 +194,49 @@ def _manifest(folder: Path) -> EngineManifest | None:
 
 
 def _check(engine: Engine) -> None:
-    from trtla.formats.checkpoint import RankFiles
+    from trtla.formats.checkpoint import Checkpoint, check_config
 
     check_manifest(engine)
     if engine.backend == "tensorrt-llm":
         check_compiled(engine.path, engine.config)
         return
     config = engine.config.pretrained_config
-    check_supported(config, str(engine.path / "config.json"))
+    check_config(engine.path, config)
     if config.mapping.world_size != 1:
         raise UsageError(
             f"{engine.name} is a torch engine of {config.mapping.world_size} ranks",
             "build it again from the checkpoint; torch engines have one rank",
         )
-    check_mapping(config)
-    RankFiles(engine.path, config)
+    Checkpoint(engine.path, config)
+
+
+def new_manifest(
+    backend: Literal["torch", "tensorrt-llm"],
+    build: EngineBuild,
+    sha256: str,
+    *,
+    tensorrt_llm_version: str | None = None,
+    compute_capability: str | None = None,
+) -> EngineManifest:
+    """The trtla.json of an engine that is built here; keys are those of `EngineManifest`.
+
+    Args:
+        sha256: of the weights and config.json that it is built from.
+    """
+    import torch
+
+    return EngineManifest(
+        backend=backend,
+        lookahead=build.lookahead.as_tuple(),
+        dtype=build.source.config.dtype,
+        trtla_version=__version__,
+        torch_version=torch.__version__,
+        source=build.source.folder.name or str(build.source.folder),
+        source_sha256=sha256,
+        settings=build.settings,
+        tensorrt_llm_version=tensorrt_llm_version,
+        compute_capability=compute_capability,
+    )
 
 
 def check_manifest(engine: Engine) -> None:
@@ -239,28 +274,16 @@ def engine_from_hugging_face(
         UsageError: the folder or the settings are not usable.
     """
     from trtla.formats.hf import HFModel
-
-    asked, model = settings or BuildSettings(), HFModel.open(path)
-    config = _with_dtype(model.config, dtype)
-    engine = EngineConfig(
-        version=__version__,
-        pretrained_config=config,
-        build_config=plan_build_config(asked, config),
-    )
-    return Engine(Path(path), engine, None, model, asked.lookahead)
-
-
-def _with_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
-    if dtype == "auto":
-        return config
     from trtla.formats.source import checkpoint_config
 
-    return checkpoint_config(config, dtype)
+    asked, model = settings or BuildSettings(), HFModel.open(path)
+    config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
+    return Engine(Path(path), _in_memory(config, asked), None, model, asked.lookahead)
 
 
-_LONGEST_SOURCE = 4096
-"""Most tokens of an encoder's input. Its attention knows no position limit, but grows with the
-square of the length."""
+def _in_memory(config: CheckpointConfig, asked: BuildSettings) -> EngineConfig:
+    limits, _ = plan_limits(asked, config)
+    return EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
 
 
 @dataclass(frozen=True)
@@ -297,7 +320,5 @@ def open_encoder_decoder(folder: Path, lookahead: LookaheadConfig) -> EncoderDec
         UsageError: config.json is broken, or the triple does not fit.
     """
     t5 = read_t5_config(folder)
-    decoder = decoder_config(folder, t5)
-    limits = plan_build_config(BuildSettings(lookahead), decoder)
-    config = EngineConfig(version=__version__, pretrained_config=decoder, build_config=limits)
+    config = _in_memory(decoder_config(folder, t5), BuildSettings(lookahead))
     return EncoderDecoder(folder, config, None, in_memory_lookahead=lookahead, t5=t5)

@@ -2,25 +2,30 @@
 
 The rules are those of TensorRT-LLM's `build()` (builder.py, _common.py): max_seq_len grows by
 max_draft_len, and max_num_tokens covers one generation step of a full batch, but no more than a
-full batch can hold. Every correction is told in one sentence.
+full batch can hold. Every correction is described in one sentence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtla.errors import UsageError
 from trtla.files import validate
-from trtla.formats.config import LOOKAHEAD_DECODING, NO_SPECULATION, BuildConfig, CheckpointConfig
+from trtla.formats.config import (
+    LOOKAHEAD_DECODING,
+    NO_SPECULATION,
+    TOKENS_PER_BLOCK,
+    BuildConfig,
+    CheckpointConfig,
+)
+from trtla.settings.fields import wrong
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 DEFAULT_INPUT_LEN = 1024
 DEFAULT_SEQ_LEN = 2048
 DEFAULT_NUM_TOKENS = 8192
 """TensorRT-LLM's BuildConfig default."""
-TOKENS_PER_BLOCK = 32
-"""TensorRT-LLM's default for the paged K/V cache."""
 RECOMMENDED_NUM_TOKENS = 16384
 """TensorRT-LLM warns of a larger max_num_tokens (check_max_num_tokens)."""
 
@@ -46,19 +51,11 @@ class BuildSettings:
     """Logits of the prompt; TensorRT-LLM has them in plain engines only."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLimits:
+class PlannedLimits(NamedTuple):
     """The limits of an engine, and a sentence for each one that differs from what was asked."""
 
     build_config: BuildConfig
     notes: tuple[str, ...]
-
-
-def plan_build_config(
-    settings: BuildSettings, config: CheckpointConfig, backend: str = "torch"
-) -> BuildConfig:
-    """The limits that an engine of this model stores in its config.json; see `plan_limits`."""
-    return plan_limits(settings, config, backend).build_config
 
 
 def plan_limits(
@@ -71,9 +68,7 @@ def plan_limits(
     Raises:
         UsageError: a limit is below 1, contradicts another one, or exceeds the model's.
     """
-    _check_positive(settings)
-    draft_len = _draft_len(settings)
-    _check_context_logits(settings, draft_len)
+    _check(settings)
     seq_len = _seq_len(settings.max_seq_len, config)
     input_len = settings.max_input_len or min(DEFAULT_INPUT_LEN, seq_len)
     if input_len > seq_len:
@@ -81,8 +76,8 @@ def plan_limits(
             f"max_input_len {input_len} is above max_seq_len {seq_len}",
             "lower --max-input-len, or raise --max-seq-len",
         )
-    sizes = _Sizes(settings.max_batch_size, input_len, seq_len, draft_len)
-    num_tokens, notes = _num_tokens(settings.max_num_tokens, sizes, backend)
+    draft_len = settings.lookahead.max_draft_len
+    num_tokens, notes = _num_tokens(settings, input_len, seq_len, compiled=backend != "torch")
     data: dict[str, Any] = {
         "max_batch_size": settings.max_batch_size,
         "max_input_len": input_len,
@@ -99,89 +94,65 @@ def plan_limits(
             "tokens_per_block": TOKENS_PER_BLOCK,
         },
     }
-    notes = [*_seq_len_note(sizes, backend), *notes]
     return PlannedLimits(validate(BuildConfig, data, "the build settings"), tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Limits that max_num_tokens follows; `seq_len` is without draft tokens."""
+def _num_tokens(
+    settings: BuildSettings, input_len: int, seq_len: int, *, compiled: bool
+) -> tuple[int, list[str]]:
+    """max_num_tokens after all corrections; every limit's corrections, in the order of `build()`.
 
-    batch_size: int
-    input_len: int
-    seq_len: int
-    draft_len: int
-
-
-def _seq_len_note(sizes: _Sizes, backend: str) -> list[str]:
-    if not sizes.draft_len:
-        return []
-    total = sizes.seq_len + sizes.draft_len
-    if backend == "tensorrt-llm":
-        raised = f"build() raises max_seq_len {sizes.seq_len}"
-    else:
-        raised = f"max_seq_len {sizes.seq_len} is raised"
-    return [f"{raised} by max_draft_len {sizes.draft_len} to {total}"]
-
-
-def _num_tokens(asked: int | None, sizes: _Sizes, backend: str) -> tuple[int, list[str]]:
-    """max_num_tokens after all corrections, and what they were, in the order of `build()`."""
-    tokens, notes = asked or DEFAULT_NUM_TOKENS, []
-    full = sizes.batch_size * sizes.seq_len
-    if backend == "tensorrt-llm" and tokens > full:
-        rule = f"max_batch_size {sizes.batch_size} x max_seq_len {sizes.seq_len}"
-        notes.append(f"build() lowers max_num_tokens {tokens} to {full} = {rule}")
-        tokens = full
-    for need, rule in _token_needs(sizes, backend):
-        if need > tokens:
-            notes.append(f"max_num_tokens {tokens} is raised to {need}{rule}")
-            tokens = need
-    if backend == "tensorrt-llm" and tokens > RECOMMENDED_NUM_TOKENS:
-        notes.append(
-            f"max_num_tokens {tokens} is above {RECOMMENDED_NUM_TOKENS}, which TensorRT-LLM "
-            f"advises against: max_batch_size {sizes.batch_size} feeds "
-            f"{sizes.batch_size * (sizes.draft_len + 1)} tokens in a step"
-        )
-    return tokens, notes
-
-
-def _token_needs(sizes: _Sizes, backend: str) -> list[tuple[int, str]]:
-    """Lower bounds of max_num_tokens, and why."""
-    step = sizes.batch_size * (sizes.draft_len + 1)
-    drafts = f" x (max_draft_len {sizes.draft_len} + 1)" if sizes.draft_len else ""
-    needs = [(step, f" = max_batch_size {sizes.batch_size}{drafts}")]
-    if backend == "tensorrt-llm":
+    Args:
+        compiled: whether TensorRT-LLM's own rules hold as well.
+    """
+    batch_size, draft_len = settings.max_batch_size, settings.lookahead.max_draft_len
+    notes: list[str] = []
+    if draft_len:
+        what = f"max_seq_len {seq_len}"
+        raised = f"build() raises {what}" if compiled else f"{what} is raised"
+        notes.append(f"{raised} by max_draft_len {draft_len} to {seq_len + draft_len}")
+    step = batch_size * (draft_len + 1)
+    drafts = f" x (max_draft_len {draft_len} + 1)" if draft_len else ""
+    needs = [(step, f" = max_batch_size {batch_size}{drafts}")]
+    num_tokens = settings.max_num_tokens or DEFAULT_NUM_TOKENS
+    if compiled:
+        full = batch_size * seq_len
+        if num_tokens > full:
+            rule = f"max_batch_size {batch_size} x max_seq_len {seq_len}"
+            notes.append(f"build() lowers max_num_tokens {num_tokens} to {full} = {rule}")
+            num_tokens = full
         # Longer prompts than max_num_tokens are refused one by one (trtGptModel.h).
-        needs.append((sizes.input_len, " = max_input_len: a prompt is read in one step"))
+        needs.append((input_len, " = max_input_len: a prompt is read in one step"))
         needs.append((TOKENS_PER_BLOCK, ", one block of the K/V cache"))
-    return needs
+    for need, rule in needs:
+        if need > num_tokens:
+            notes.append(f"max_num_tokens {num_tokens} is raised to {need}{rule}")
+            num_tokens = need
+    if compiled and num_tokens > RECOMMENDED_NUM_TOKENS:
+        notes.append(
+            f"max_num_tokens {num_tokens} is above {RECOMMENDED_NUM_TOKENS}, which TensorRT-LLM "
+            f"advises against: max_batch_size {batch_size} feeds {step} tokens in a step"
+        )
+    return num_tokens, notes
 
 
-def _check_positive(settings: BuildSettings) -> None:
+def _check(settings: BuildSettings) -> None:
     for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"):
         value = getattr(settings, name)
         if value is not None and value < 1:
-            flag = name.replace("_", "-")
-            raise UsageError(f"{name} is {value}", f"--{flag} must be at least 1")
-
-
-def _draft_len(settings: BuildSettings) -> int:
+            raise wrong(name, value, "at least 1")
     needed, pasted = settings.lookahead.max_draft_len, settings.max_draft_len
     if pasted is not None and pasted != needed:
         raise UsageError(
             f"max_draft_len {pasted} disagrees with lookahead {settings.lookahead}, "
             f"which needs {needed}",
-            "leave --max-draft-len away, it is computed, or correct --lookahead",
+            "omit --max-draft-len, it is computed, or correct --lookahead",
         )
-    return needed
-
-
-def _check_context_logits(settings: BuildSettings, draft_len: int) -> None:
-    if settings.gather_context_logits and draft_len:
+    if settings.gather_context_logits and needed:
         raise UsageError(
             f"gather_context_logits does not go with lookahead {settings.lookahead}: TensorRT-LLM "
             "gathers no context logits in engines with draft tokens",
-            "leave --gather-context-logits away, or build a plain engine without --lookahead",
+            "omit --gather-context-logits, or build a plain engine without --lookahead",
         )
 
 
@@ -192,7 +163,7 @@ def _seq_len(asked: int | None, config: CheckpointConfig) -> int:
         return min(DEFAULT_SEQ_LEN, longest)
     if asked > positions:
         raise UsageError(
-            f"max_seq_len {asked} is above the {positions} positions the model knows",
+            f"max_seq_len {asked} is above the {positions} positions of the model",
             f"use --max-seq-len {longest} or less",
         )
     if asked > longest:

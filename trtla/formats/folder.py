@@ -1,4 +1,4 @@
-"""Tells Hugging Face models, TensorRT-LLM checkpoints and engines apart by their config.json."""
+"""What kind of folder holds a model, and its files beside the weights: tokenizer and end ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from trtla.files import read_json, write_json
 from trtla.formats.atomic import restore
 
 FolderKind = Literal["Hugging Face model", "checkpoint", "engine"]
+
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
 
 
 def folder_kind(path: Path) -> FolderKind:
@@ -32,7 +46,7 @@ def folder_kind(path: Path) -> FolderKind:
     kind = config_kind(read_json(path / "config.json"))
     if kind is None:
         raise UsageError(
-            f"{path / 'config.json'} belongs to no kind of folder that trtla knows",
+            f"{path / 'config.json'} belongs to no Hugging Face model, checkpoint or engine",
             "give a Hugging Face model, checkpoint or engine folder",
         )
     return kind
@@ -51,21 +65,6 @@ def config_kind(data: Any) -> FolderKind | None:
     return None
 
 
-GENERATION_CONFIG = "generation_config.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-_ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
-
-
 def tokenizer_dir(folder: Path) -> Path | None:
     """The folder itself if it holds a tokenizer, else None."""
     found = any((folder / name).is_file() for name in _ANY_ONE_MAKES_A_TOKENIZER)
@@ -80,8 +79,8 @@ def side_files(source: Path) -> list[str]:
     return names
 
 
-def copy_side_files(source: Path, target: Path) -> list[str]:
-    """Copy tokenizer files and the generation config, and return their names.
+def copy_side_files(source: Path, target: Path) -> None:
+    """Copy tokenizer files and the generation config.
 
     End ids that only the model's config.json names are added to the generation config, because the
     checkpoint's own config.json has no place for them.
@@ -96,7 +95,6 @@ def copy_side_files(source: Path, target: Path) -> list[str]:
             found = sorted(end_ids(source))
             generation["eos_token_id"] = found[0] if len(found) == 1 else (found or None)
         write_json(target / GENERATION_CONFIG, generation)
-    return names
 
 
 def end_ids(folder: Path) -> frozenset[int]:

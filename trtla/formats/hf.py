@@ -1,7 +1,7 @@
-"""A Hugging Face Llama or Mistral folder: its config, and its tensors read lazily.
+"""Hugging Face folders: Llama tensors read lazily, and whatever transformers itself has to load.
 
 Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brought to the form
-`model.layers.0...`; old checkpoints lack the prefix, and their rotary buffers are left out.
+`model.layers.0...`; old checkpoints lack the prefix, and their rotary buffers are omitted.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ import torch
 
 from trtla.errors import UsageError, sentence
 from trtla.files import read_json
-from trtla.formats.config import CheckpointConfig, DType
+from trtla.formats.config import CheckpointConfig, as_dtype
+from trtla.formats.folder import folder_kind
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
-from trtla.formats.weight_files import BinFile, Entry, SafetensorsFile, raise_first, tensor_problems
+from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile
-
-_STORED: dict[torch.dtype, DType] = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-}
+_Where = dict[str, tuple[WeightFile, str]]
+"""Canonical name -> the file and the tensor's name in it."""
 _COMPARE_ROWS = 1024
 _HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
 
@@ -39,8 +36,7 @@ class HFModel:
 
     path: Path
     config: CheckpointConfig
-    _where: dict[str, tuple[WeightFile, str]]
-    """Canonical name -> the file and the tensor's name in it."""
+    _where: _Where
 
     @classmethod
     def open(cls, path: str | Path) -> HFModel:
@@ -51,53 +47,52 @@ class HFModel:
                 config: the first missing, unexpected or misshapen tensor is named.
         """
         folder = Path(path)
-        if not folder.is_dir():
-            raise UsageError(f"{folder} is not a folder", "give a Hugging Face model folder")
-        if not (folder / "config.json").is_file():
-            raise UsageError(
-                f"{folder} has no config.json",
-                "give a Hugging Face model folder, see trtla inspect",
-            )
+        folder_kind(folder)
         config, dtype = read_hf_config(folder / "config.json")
-        where = _locate(folder)
-        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
-        tied = config.tie_word_embeddings and _tie(where)
-        raise_first(tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT))
-        stored = dtype or _stored_dtype(where)
-        update = {"dtype": stored, "tie_word_embeddings": tied}
+        where, problems = _weights(folder, config)
+        raise_first(problems)
+        file, name = where[EMBEDDING]
+        update = {
+            "dtype": dtype or as_dtype(str(file.entries[name].dtype)),
+            "tie_word_embeddings": config.tie_word_embeddings and _is_tied(where),
+        }
         return cls(folder, config.model_copy(update=update), where)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All tensors, `lm_head.weight` included when it is the tied embedding."""
-        return tuple(hf_shapes(self.config))
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows [start, stop) of a tensor, in the stored dtype."""
         file, stored = self._where[name]
         return file.read(stored, start, stop)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor, in the stored dtype."""
-        file, stored = self._where[name]
-        return file.read(stored, 0, file.entries[stored].shape[0])
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors as stored; a tied lm_head counts once."""
-        stored = {(id(file), name): file.entries[name] for file, name in self._where.values()}
-        return sum(entry.row_bytes * entry.shape[0] for entry in stored.values())
-
 
 def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
     """Everything wrong with the weights of a model folder whose config.json is sound."""
     try:
-        where = _locate(folder)
-        _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
+        return _weights(folder, config)[1]
     except UsageError as error:
         return [error]
-    if config.tie_word_embeddings and (EMBEDDING in where) != (LM_HEAD in where):
-        _tie(where)
-    return tensor_problems(str(folder), _found(where), hf_shapes(config), _HINT)
+
+
+def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[UsageError]]:
+    """Where the tensors are, and everything that is wrong with them.
+
+    If the config ties embedding and lm_head, the one that is there stands for both.
+    """
+    where = _locate(folder)
+    _check_layers(folder, "num_hidden_layers", config.num_hidden_layers, len(where))
+    if config.tie_word_embeddings and (stored := where.get(EMBEDDING) or where.get(LM_HEAD)):
+        where = {EMBEDDING: stored, LM_HEAD: stored, **where}
+    found = {name: file.entries[stored] for name, (file, stored) in where.items()}
+    return where, tensor_problems(str(folder), found, hf_shapes(config), _HINT)
+
+
+def _is_tied(where: _Where) -> bool:
+    """transformers ties no stored tensors that differ, whatever the config says."""
+    (one, name), (other, other_name) = where[EMBEDDING], where[LM_HEAD]
+    rows = one.entries[name].shape[0]
+    spans = ((row, min(row + _COMPARE_ROWS, rows)) for row in range(0, rows, _COMPARE_ROWS))
+    return where[EMBEDDING] == where[LM_HEAD] or all(
+        torch.equal(one.read(name, *span), other.read(other_name, *span)) for span in spans
+    )
 
 
 def stored_parameters(folder: Path) -> int:
@@ -118,9 +113,8 @@ def check_layers(folder: Path) -> None:
     Raises:
         UsageError: it has, or config.json or the weights cannot be read.
     """
-    config, tensors = read_json(folder / "config.json"), 0
-    for file in _open_files(folder):
-        tensors += len(file.entries)
+    config = read_json(folder / "config.json")
+    tensors = sum(len(file.entries) for file in _open_files(folder))
     for key, value in config.items() if isinstance(config, dict) else ():
         if key.endswith("layers") and isinstance(value, int):
             _check_layers(folder, key, value, tensors)
@@ -133,11 +127,10 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
         )
 
 
-def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:
-    """Canonical tensor name -> its file, for every tensor that belongs to the model."""
-    found: dict[str, tuple[WeightFile, str]] = {}
-    for file in _open_files(folder):
-        found.update({name: (file, name) for name in file.entries})
+def _locate(folder: Path) -> _Where:
+    """Every tensor that belongs to the model."""
+    files = _open_files(folder)
+    found: _Where = {name: (file, name) for file in files for name in file.entries}
     found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
     if any(name.startswith("model.") for name in found):
         return found
@@ -145,14 +138,16 @@ def _locate(folder: Path) -> dict[str, tuple[WeightFile, str]]:
 
 
 def _open_files(folder: Path) -> Iterable[WeightFile]:
-    if (folder / "model.safetensors").is_file():
-        return [SafetensorsFile(folder / "model.safetensors")]
-    if (folder / "model.safetensors.index.json").is_file():
-        return [SafetensorsFile(path) for path in _shards(folder / "model.safetensors.index.json")]
-    if (folder / "pytorch_model.bin").is_file():
-        return [BinFile(folder / "pytorch_model.bin")]
-    if (folder / "pytorch_model.bin.index.json").is_file():
-        return [BinFile(path) for path in _shards(folder / "pytorch_model.bin.index.json")]
+    kinds: dict[str, type[WeightFile]] = {
+        "model.safetensors": SafetensorsFile,
+        "pytorch_model.bin": BinFile,
+    }
+    for name, kind in kinds.items():
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [kind(folder / name)]
+        if index.is_file():
+            return [kind(path) for path in _shards(index)]
     raise UsageError(
         f"{folder} has no weights",
         "it must hold model.safetensors or pytorch_model.bin, or their .index.json with the shards",
@@ -174,43 +169,6 @@ def _shards(index: Path) -> list[Path]:
     if missing is not None:
         raise UsageError(f"{index.parent} lacks the shard {missing}", "copy the missing file")
     return [index.parent / name for name in names]
-
-
-def _tie(where: dict[str, tuple[WeightFile, str]]) -> bool:
-    """Let the stored one of embedding and lm_head stand for both; False if both differ.
-
-    transformers does the same: two different stored tensors are not tied, whatever the config says.
-    """
-    if LM_HEAD in where and EMBEDDING in where:
-        return _equal(where[EMBEDDING], where[LM_HEAD])
-    if EMBEDDING in where:
-        where[LM_HEAD] = where[EMBEDDING]
-    elif LM_HEAD in where:
-        where[EMBEDDING] = where[LM_HEAD]
-    return True
-
-
-def _equal(one: tuple[WeightFile, str], other: tuple[WeightFile, str]) -> bool:
-    shapes = [file.entries[name].shape for file, name in (one, other)]
-    if shapes[0] != shapes[1] or not shapes[0]:
-        return False
-    rows = shapes[0][0]
-    return all(
-        torch.equal(
-            one[0].read(one[1], row, min(row + _COMPARE_ROWS, rows)),
-            other[0].read(other[1], row, min(row + _COMPARE_ROWS, rows)),
-        )
-        for row in range(0, rows, _COMPARE_ROWS)
-    )
-
-
-def _found(where: dict[str, tuple[WeightFile, str]]) -> dict[str, Entry]:
-    return {name: file.entries[stored] for name, (file, stored) in where.items()}
-
-
-def _stored_dtype(where: dict[str, tuple[WeightFile, str]]) -> DType:
-    file, stored = where[EMBEDDING]
-    return _STORED[file.entries[stored].dtype]
 
 
 def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> Any:
@@ -276,6 +234,6 @@ def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -
                 "give a folder whose model and tokenizer are among those of transformers",
             ) from None
         reason = sentence(error)
-        if "ignore_mismatched_sizes" in reason:  # an argument that nobody can give
+        if "ignore_mismatched_sizes" in reason:  # an argument that users cannot give
             reason = "a tensor has another shape than config.json asks for"
         raise UsageError(f"{what} cannot be loaded: {reason}", hint) from None

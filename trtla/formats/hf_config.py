@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size
+from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size, as_dtype
 from trtla.formats.folder import config_kind
 from trtla.formats.support import ARCHITECTURES, check_supported
 from trtla.formats.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
@@ -124,19 +124,13 @@ def _check_architecture(data: Any, path: Path) -> None:
 
 
 def _dtype(name: str | None, path: Path) -> DType | None:
-    plain = (name or "").removeprefix("torch.")
-    if plain == "float16":
-        return "float16"
-    if plain == "bfloat16":
-        return "bfloat16"
-    if plain == "float32":
-        return "float32"
-    if not plain:
-        return None
-    raise UsageError(
-        f"{path}: dtype {name} is not supported",
-        "trtla reads float16, bfloat16 and float32 checkpoints",
-    )
+    found = as_dtype(name or "")
+    if name and found is None:
+        raise UsageError(
+            f"{path}: dtype {name} is not supported",
+            "trtla reads float16, bfloat16 and float32 checkpoints",
+        )
+    return found
 
 
 def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:

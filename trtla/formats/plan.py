@@ -2,7 +2,7 @@
 
 One list of targets a rank is the only description of the format: conversion streams it, reassembly
 inverts it, validation compares files with it. Shapes and names follow TensorRT-LLM's
-models/llama/convert.py and models/modeling_utils.py. Nothing here reads a tensor.
+models/llama/convert.py and models/modeling_utils.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from math import prod
 
 from trtla.errors import UsageError
-from trtla.formats.config import CheckpointConfig, Mapping
+from trtla.formats.config import DTYPE_BYTES, FP8, CheckpointConfig, Mapping
 
 Span = tuple[int, int]
 """Half-open range [start, stop)."""
-
-FP8 = "float8_e4m3fn"
-"""The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
-"""Bytes of one element of every type in a checkpoint."""
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -52,23 +47,9 @@ class Target:
     """The checkpoint's dtype; with FP8 also float8_e4m3fn, and float32 for scales."""
 
     @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Number of bytes."""
-        return self.numel * DTYPE_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """One linear layer's Hugging Face shape (out, in) and the name of its tensors' prefix."""
-
-    name: str
-    out_size: int
-    in_size: int
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def check_mapping(config: CheckpointConfig) -> None:
@@ -122,10 +103,10 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        for linear in _linears(config, prefix):
-            shapes[f"{linear.name}.weight"] = (linear.out_size, linear.in_size)
-            if config.attn_bias if ".self_attn." in linear.name else config.mlp_bias:
-                shapes[f"{linear.name}.bias"] = (linear.out_size,)
+        for name, out_size, in_size in _linears(config):
+            shapes[f"{prefix}.{name}.weight"] = (out_size, in_size)
+            if config.attn_bias if name.startswith("self_attn.") else config.mlp_bias:
+                shapes[f"{prefix}.{name}.bias"] = (out_size,)
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
     return {**shapes, FINAL_NORM: (hidden,), LM_HEAD: (vocab, hidden)}
@@ -169,17 +150,18 @@ def fp8_linears(config: CheckpointConfig) -> tuple[str, ...]:
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
-def _linears(config: CheckpointConfig, prefix: str) -> Iterator[Linear]:
+def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
+    """Name, outputs and inputs of every linear of a layer, as Hugging Face has them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_size
     keys = config.num_key_value_heads * config.head_size
-    yield Linear(f"{prefix}.self_attn.q_proj", queries, hidden)
-    yield Linear(f"{prefix}.self_attn.k_proj", keys, hidden)
-    yield Linear(f"{prefix}.self_attn.v_proj", keys, hidden)
-    yield Linear(f"{prefix}.self_attn.o_proj", hidden, queries)
-    yield Linear(f"{prefix}.mlp.gate_proj", inner, hidden)
-    yield Linear(f"{prefix}.mlp.up_proj", inner, hidden)
-    yield Linear(f"{prefix}.mlp.down_proj", hidden, inner)
+    yield "self_attn.q_proj", queries, hidden
+    yield "self_attn.k_proj", keys, hidden
+    yield "self_attn.v_proj", keys, hidden
+    yield "self_attn.o_proj", hidden, queries
+    yield "mlp.gate_proj", inner, hidden
+    yield "mlp.up_proj", inner, hidden
+    yield "mlp.down_proj", hidden, inner
 
 
 @dataclass(frozen=True)
@@ -204,18 +186,18 @@ class _RankPlanner:
     def _layer(self, local: int, layer: int) -> Iterator[Target]:
         config = self.config
         to, source = f"transformer.layers.{local}", f"model.layers.{layer}"
-        queries = config.num_attention_heads * config.head_size
-        inner, mlp = config.intermediate_size, config.mlp_bias
+        queries = self._chunk(config.num_attention_heads * config.head_size)
+        inner, mlp = self._chunk(config.intermediate_size), config.mlp_bias
+        hidden = (0, config.hidden_size)
         yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
-        yield from self._row_split(
-            f"{to}.attention.dense", f"{source}.self_attn.o_proj", queries, config.attn_bias
-        )
+        dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
+        yield from self._linear(dense, out, hidden, queries, config.attn_bias)
         yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
-        yield from self._column_split(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, mlp)
-        yield from self._column_split(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, mlp)
-        yield from self._row_split(f"{to}.mlp.proj", f"{source}.mlp.down_proj", inner, mlp)
+        yield from self._linear(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, hidden, mlp)
+        yield from self._linear(f"{to}.mlp.gate", f"{source}.mlp.up_proj", inner, hidden, mlp)
+        yield from self._linear(f"{to}.mlp.proj", f"{source}.mlp.down_proj", hidden, inner, mlp)
         if config.fp8_kv_cache:
             yield self._scale(f"{to}.attention.kv_cache_scaling_factor", kv_scale(layer))
 
@@ -234,16 +216,8 @@ class _RankPlanner:
             biases = [Block(f"{source}.{name}.bias", span, None) for name, span in rows]
             yield self._target(f"{to}.bias", *biases)
 
-    def _column_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
-        """A linear whose output is split: rows of the weight and of the bias."""
-        rows, cols = self._chunk(size), (0, self.config.hidden_size)
-        yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
-        if bias:
-            yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))
-
-    def _row_split(self, to: str, source: str, size: int, bias: bool) -> Iterator[Target]:
-        """A linear whose input is split: columns of the weight; the bias is whole on every rank."""
-        rows, cols = (0, self.config.hidden_size), self._chunk(size)
+    def _linear(self, to: str, source: str, rows: Span, cols: Span, bias: bool) -> Iterator[Target]:
+        """A linear that is split by outputs (rows, of the bias too) or by inputs (columns)."""
         yield from self._weight(to, source, Block(f"{source}.weight", rows, cols))
         if bias:
             yield self._target(f"{to}.bias", Block(f"{source}.bias", rows, None))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
-from trtla.formats.checkpoint import Checkpoint, TensorSource
-from trtla.formats.config import CheckpointConfig, DType, Mapping
+from trtla.files import validate
+from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
+from trtla.formats.config import DTYPES, BuildConfig, CheckpointConfig, DType, Mapping, as_dtype
 from trtla.formats.folder import FolderKind, folder_kind
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import check_mapping
+from trtla.formats.tensors import TensorSource
+from trtla.settings.lookahead import LookaheadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +34,28 @@ class BuildSource:
         return self.kind == "checkpoint" and self.config.dtype == self.stored.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class EngineBuild:
+    """Everything that goes into an engine."""
+
+    source: BuildSource
+    tensors: TensorSource
+    limits: BuildConfig
+    lookahead: LookaheadConfig
+    settings: dict[str, str]
+    """Where each setting came from."""
+
+
 def read_source(folder: Path, dtype: str | None) -> BuildSource:
     """Read config.json only; without a dtype there or here, a Hugging Face folder is float16.
 
     Raises:
         UsageError: no such folder, an engine, or a config trtla does not support.
     """
-    kind, path = _kind(folder), folder / "config.json"
+    kind = _kind(folder)
     if kind == "checkpoint":
-        return _checkpoint_source(
-            folder, validate(CheckpointConfig, read_json(path), str(path)), dtype
-        )
-    config, named = read_hf_config(path)
+        return _checkpoint_source(folder, read_checkpoint_config(folder), dtype)
+    config, named = read_hf_config(folder / "config.json")
     asked = dtype or "auto"
     if asked == "auto" and not named:
         asked = "float16"
@@ -111,13 +123,9 @@ def resolve_dtype(dtype: str, stored: DType) -> DType:
     """
     if dtype == "auto":
         return "float16" if stored == "float32" else stored
-    if dtype == "float16":
-        return "float16"
-    if dtype == "bfloat16":
-        return "bfloat16"
-    if dtype == "float32":
-        return "float32"
-    raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
+    if dtype not in DTYPES or (found := as_dtype(dtype)) is None:
+        raise UsageError(f"dtype {dtype!r} is unknown", "use auto, float16, bfloat16 or float32")
+    return found
 
 
 def config_json(config: CheckpointConfig) -> dict[str, Any]:

@@ -65,15 +65,12 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
 
 
 def _check_excluded(patterns: Sequence[str], config: CheckpointConfig, where: str) -> None:
-    """trtla knows layers that are FP8 as a whole.
-
-    Patterns are matched as in its quantization/quantize.py.
-    """
+    """Refuse layers that are FP8 in part; patterns match as in TensorRT-LLM's quantize.py."""
     linears = fp8_linears(config)
-    left_out = next((n for p in patterns for n in linears if fnmatchcase(n, p)), None)
-    if left_out is not None:
+    excluded = next((n for p in patterns for n in linears if fnmatchcase(n, p)), None)
+    if excluded is not None:
         raise UsageError(
-            f"{where}: exclude_modules leaves {left_out} unquantised, which is not supported",
+            f"{where}: exclude_modules leaves {excluded} unquantised, which is not supported",
             "quantise all linears of the layers, see trtla convert --dtype fp8",
         )
 

@@ -1,7 +1,6 @@
 """A Hugging Face config.json of the T5 family (T5, Flan-T5, mT5, UMT5), read without torch.
 
-Keys have Hugging Face's names. Such models are run as they are: they are neither converted nor
-built, and nothing here knows how they compute.
+Keys have Hugging Face's names. Such models are run as they are, neither converted nor built.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, CheckpointConfig, Count, Size
+from trtla.formats.config import DTYPES, LARGEST, CheckpointConfig, Count, Size
 from trtla.formats.folder import folder_kind
 
 ENCODER_DECODERS = (
@@ -22,8 +21,7 @@ ENCODER_DECODERS = (
     "UMT5ForConditionalGeneration",
 )
 _BY_MODEL_TYPE = dict(zip(("t5", "mt5", "umt5"), ENCODER_DECODERS, strict=True))
-_POSITIONS = 1024  # relative positions know no limit: what to plan with where none is named
-_DTYPES = ("float32", "bfloat16", "float16")
+_POSITIONS = 1024  # relative positions have no limit: what to plan with where none is named
 
 
 class T5Config(BaseModel):
@@ -64,8 +62,8 @@ class T5Config(BaseModel):
         exact, longest = self.relative_attention_num_buckets // 2, "relative_attention_max_distance"
         if self.relative_attention_max_distance <= exact:
             raise ValueError(f"{longest} must be above {exact}, half of the buckets")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype {self.dtype} is not one of {', '.join(_DTYPES)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
         if self.decoder_start_token_id >= self.vocab_size:
             raise ValueError(
                 f"decoder_start_token_id {self.decoder_start_token_id} is outside the vocabulary"
@@ -128,7 +126,7 @@ def read_t5_config(folder: Path) -> T5Config:
 
 
 def decoder_config(folder: Path, config: T5Config) -> CheckpointConfig:
-    """The decoder in the words that engines are described with."""
+    """The decoder in terms of a checkpoint's config."""
     data = {
         "architecture": architecture(read_json(folder / "config.json")),
         "dtype": config.dtype,

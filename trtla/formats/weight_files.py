@@ -1,8 +1,8 @@
-"""Safetensors files, read and written with plain file calls.
+"""Weight files: safetensors and PyTorch's `.bin`, and how their tensors differ from a config's.
 
-The header is parsed and checked here, so that a truncated file is named before any work, and
-reading goes through the page cache without mapping it: resident memory is what is asked for and no
-more.
+The header of a safetensors file is parsed and checked here, so that a truncated file is named
+before any work, and reading goes through the page cache without mapping it: resident memory is what
+is asked for and no more.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
+from trtla.formats.config import DTYPES
 
 _DTYPES = {
     "F64": torch.float64,
@@ -35,6 +37,9 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FLOATS = tuple(getattr(torch, name) for name in DTYPES)
+_FP8 = (torch.float8_e4m3fn, torch.int8)  # TensorRT-LLM re-views int8 tensors as FP8
+_DROP_AFTER = 128 * 2**20  # bytes read of a mapped .bin file before it is mapped anew
 _MAX_HEADER = 100 * 2**20  # the format's own limit
 _COPY_AGAIN = "copy the file again, or make it again"
 
@@ -76,12 +81,6 @@ class SafetensorsFile:
         _fill(self._file, tensor_bytes(raw), self.path, name)
         return raw.view(entry.dtype).view(stop - start, *entry.shape[1:])
 
-    def close(self) -> None:
-        """Close the file; the next read opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
 
 def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> bytes:
     """The header of a file that will hold these tensors, in this order, without gaps."""
@@ -109,20 +108,12 @@ def _fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
 
 
 def _read_header(path: Path) -> dict[str, Entry]:
-    try:
+    with _refusing(path, "has a broken safetensors header"), path.open("rb") as file:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > _MAX_HEADER or 8 + length > size:
-                raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
-            header = parse_json(file.read(length))
-        entries = dict(_entries(header, 8 + length))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", "copy the missing file") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(f"{path} has a broken safetensors header", _COPY_AGAIN) from None
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > _MAX_HEADER or 8 + length > size:
+            raise UsageError(f"{path} is truncated or not safetensors", _COPY_AGAIN)
+        entries = dict(_entries(parse_json(file.read(length)), 8 + length))
     _check_layout(path, entries, 8 + length, size)
     return entries
 
@@ -164,9 +155,6 @@ def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -
         raise UsageError(f"{path} holds {size - end} bytes after its last tensor", _COPY_AGAIN)
 
 
-_DROP_AFTER = 128 * 2**20
-
-
 class BinFile:
     """A state dict in a `.bin` file.
 
@@ -176,25 +164,19 @@ class BinFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._state: dict[str, torch.Tensor] | None = None
-        self._touched = 0
+        self._touched, self._state = 0, self._load()
         self.entries = {
             name: Entry(tensor.dtype, tuple(tensor.shape), 0)
-            for name, tensor in self._load().items()
+            for name, tensor in self._state.items()
         }
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows [start, stop) of a tensor with at least one dimension, in memory of their own."""
-        if self._touched > _DROP_AFTER:
-            self.close()
-        state = self._state if self._state is not None else self._load()
-        rows = state[name][start:stop].clone(memory_format=torch.contiguous_format)
+        if self._touched > _DROP_AFTER:  # mapped anew, which gives the memory back
+            self._touched, self._state = 0, self._load()
+        rows = self._state[name][start:stop].clone(memory_format=torch.contiguous_format)
         self._touched += rows.numel() * rows.element_size()
         return rows
-
-    def close(self) -> None:
-        """Drop the mapping; the next read makes it again."""
-        self._state, self._touched = None, 0
 
     def _load(self) -> dict[str, torch.Tensor]:
         state = _load(self.path)
@@ -208,33 +190,35 @@ class BinFile:
                 )
             if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
                 raise UsageError(f"{self.path}: {name} is no plain tensor", "save the model again")
-        self._state = state
         return state
 
 
 def _load(path: Path) -> object:
-    try:
+    with _refusing(path, "is truncated or no PyTorch file"):
         # Files older than PyTorch 1.6 are no zip archives and cannot be mapped.
         with path.open("rb") as file:
             mapped = file.read(2) == b"PK"
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+@contextmanager
+def _refusing(path: Path, broken: str) -> Iterator[None]:
+    """Every way in which a file cannot be read as a sentence; `broken` is about its content."""
+    try:
+        yield
+    except UsageError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", "copy the missing file") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
     except pickle.UnpicklingError:
         raise UsageError(
             f"{path} holds objects other than tensors, which trtla does not load",
             "save the model as safetensors where you trust it",
         ) from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
-    except Exception:  # a broken pickle ends in whatever its bytes happen to say
-        raise UsageError(
-            f"{path} is truncated or no PyTorch file", "copy the file again, or make it again"
-        ) from None
-
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_FP8 = (torch.float8_e4m3fn, torch.int8)  # TensorRT-LLM re-views int8 tensors as FP8
+    except Exception:  # a broken pickle raises whatever its bytes make it raise
+        raise UsageError(f"{path} {broken}", _COPY_AGAIN) from None
 
 
 def tensor_problems(
@@ -274,7 +258,7 @@ def tensor_problems(
 
 
 def raise_first(problems: Sequence[UsageError]) -> None:
-    """Raise the first problem, if any, and tell how many more there are.
+    """Raise the first problem, if any, and say how many more there are.
 
     Raises:
         UsageError: there is a problem.

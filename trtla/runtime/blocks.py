@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trtla.formats import config
+
 Tokens = tuple[int, ...]
 
 
@@ -107,7 +109,7 @@ class KeptBlocks:
             yield tuple(text[end - self._size : end])
 
 
-TOKENS_PER_BLOCK = 32
+TOKENS_PER_BLOCK = config.TOKENS_PER_BLOCK
 
 
 class BlockPool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, did_you_mean, trtllm_cannot
 from trtla.settings.fields import check, option
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -221,9 +221,9 @@ def check_draft_place(
             continue
         flag = f"--{name.replace('_', '-')}"
         if trtllm is not None:
-            raise UsageError(
-                f"{trtllm} is a TensorRT-LLM engine, which makes its drafts itself: {name} "
-                f"{value} cannot be chosen",
+            raise trtllm_cannot(
+                trtllm,
+                f"which makes its drafts itself: {name} {value} cannot be chosen",
                 f"leave {flag} away, or build with --backend torch",
             )
         if not has_draft_model:

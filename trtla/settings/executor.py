@@ -53,7 +53,7 @@ class ExecutorOptions:
     """
 
     lookahead: LookaheadConfig | None = None
-    """The server's triple; None takes the engine's own."""
+    """The default triple of requests; None takes the engine's own."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N (torch)."""
     dtype: str = "auto"

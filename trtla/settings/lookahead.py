@@ -116,7 +116,7 @@ AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 """Plain autoregressive decoding."""
 
 Lookahead = LookaheadConfig | Literal["auto"]
-"""A triple that every step feeds, or `auto`: what pays of the server's, chosen step by step."""
+"""A triple that every step feeds, or `auto`: what pays of the default, chosen step by step."""
 
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
@@ -150,33 +150,33 @@ def _usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
     return (w != g, abs(n - w), n)
 
 
-def check_server(server: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
-    """Check an executor's triple against the engine (design: equality, the README's stricter rule).
+def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
+    """Check an executor's default triple against the engine, which was built for one max_draft_len.
 
     Raises:
         UsageError: the triple does not need exactly the engine's max_draft_len.
     """
-    if server.max_draft_len == engine_max_draft_len:
+    if triple.max_draft_len == engine_max_draft_len:
         return
     raise UsageError(
-        f"lookahead {server} needs max_draft_len {server.max_draft_len}, "
+        f"lookahead {triple} needs max_draft_len {triple.max_draft_len}, "
         f"but {engine_name} was built with max_draft_len {engine_max_draft_len}",
-        f"rebuild with trtla build --lookahead {server}, leave --lookahead away, or set a smaller "
+        f"rebuild with trtla build --lookahead {triple}, omit --lookahead, or set a smaller "
         "triple for single requests with --request-lookahead",
     )
 
 
-def check_request(request: LookaheadConfig, server: LookaheadConfig, request_name: str) -> None:
-    """Check one request's triple against the server's, component by component.
+def check_request(request: LookaheadConfig, default: LookaheadConfig, request_name: str) -> None:
+    """Check one request's triple against the default triple, component by component.
 
     Raises:
-        UsageError: a component is larger than the server's.
+        UsageError: a component is larger than the default's.
     """
-    if request.fits(server):
+    if request.fits(default):
         return
     raise UsageError(
-        f"{request_name} asks for lookahead {request}, more than the server's {server}",
-        f"use at most {server.describe()}, or rebuild the engine with --lookahead {request}",
+        f"{request_name} asks for lookahead {request}, more than the default triple {default}",
+        f"use at most {default.describe()}, or rebuild the engine with --lookahead {request}",
     )
 
 

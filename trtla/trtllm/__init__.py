@@ -1,1 +1,1 @@
-"""Everything that knows TensorRT-LLM: its library, rules, builds and C++ executor."""
+"""TensorRT-LLM: its library, rules, builds and C++ executor."""

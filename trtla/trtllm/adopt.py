@@ -1,7 +1,7 @@
-"""Takes an engine that trtllm-build made as it is, and writes beside it what trtla has to know.
+"""Makes an engine of trtllm-build one of trtla's, by adding files and changing none.
 
-That is trtla.json with the lookahead triple, of which the engine itself tells only max_draft_len,
-and the tokenizer files. Nothing that TensorRT-LLM wrote is touched.
+They are trtla.json with the lookahead triple, of which the engine itself has only max_draft_len,
+and the tokenizer files.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trtla.files import json_text, write_whole
 from trtla.formats.atomic import os_failure
 from trtla.formats.compiled import check_compiled, some_triples, unknown_triple
 from trtla.formats.config import EngineManifest
-from trtla.formats.engine import MANIFEST, Engine, open_engine, read_engine
-from trtla.formats.folder import copy_side_files, folder_kind, tokenizer_dir
+from trtla.formats.engine import MANIFEST, Engine, check_is_engine, open_engine, read_engine
+from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.trtllm.build import file_digest
+from trtla.trtllm.build import folder_digest
 from trtla.version import __version__
 
 
@@ -69,12 +69,10 @@ def adopt_engine(
 
 def _foreign_engine(folder: Path, force: bool) -> Engine:
     """The engine without its manifest, after every check."""
-    kind = folder_kind(folder)
-    if kind != "engine":
-        raise UsageError(f"{folder} is a {kind}, not an engine", "build it with --checkpoint-dir")
+    check_is_engine(folder)
     if (folder / MANIFEST).exists() and not force:
         raise UsageError(
-            f"{folder} has a {MANIFEST} already, so trtla knows its triple",
+            f"{folder} has a {MANIFEST} already, which names its triple",
             "run it as it is, or add --force to write another one",
         )
     engine = read_engine(folder, manifest=False)
@@ -89,7 +87,6 @@ def _foreign_engine(folder: Path, force: bool) -> Engine:
 
 def _manifest(engine: Engine, triple: LookaheadConfig, settings: dict[str, str]) -> EngineManifest:
     ranks = engine.config.pretrained_config.mapping.world_size
-    names = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
     return EngineManifest(
         backend="tensorrt-llm",
         lookahead=triple.as_tuple(),
@@ -98,6 +95,6 @@ def _manifest(engine: Engine, triple: LookaheadConfig, settings: dict[str, str])
         torch_version=torch.__version__,
         tensorrt_llm_version=engine.config.version,
         source="trtllm-build",
-        source_sha256=file_digest(engine.path / name for name in names),
+        source_sha256=folder_digest(engine.path, ranks, "engine"),
         settings=settings,
     )

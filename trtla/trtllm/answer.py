@@ -1,4 +1,4 @@
-"""A request in TensorRT-LLM's executor: what is certain of it, and what its responses mean."""
+"""A request in TensorRT-LLM's executor: its recorded outputs, and what its responses mean."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class TrtllmAnswer:
         """C++ would not count the time in its queue (llmRequest.h)."""
         self.record: list[tuple[Output, Any]] = []
         """Outputs, each with the response that it comes from; None: it was ended here. An output is
-        committed by the one `append` to it: tokens and counters can be made anew from the record.
-        """
+        committed by the one `append` to it: tokens and counters can be rebuilt from the record."""
         self.output_ids: list[int] = []
         self.stats = RequestStats(lookahead, fed=None, drafted=None)
         self._was_interrupted = False
@@ -78,10 +77,10 @@ class TrtllmAnswer:
         reason, error = reason or ended, None
         if reason == "length" and start + count < self.request.sampling.max_output_len:
             reason, error = "failed", self._shortened(start + count)
-        told = (self.request.request_id, tuple(tokens[:count]), reason, self.stats, (), error)
+        output = (self.request.request_id, tuple(tokens[:count]), reason, self.stats, (), error)
         # Iterations whose tokens were cut off make no earlier token a drawn one.
         accepted = max(0, start + count - result.decoding_iter - self.stats.accepted)
-        return Output(*told, start=start, accepted=accepted if count else 0)
+        return Output(*output, start=start, accepted=accepted if count else 0)
 
     def ending(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
         """The output that ends it after what is in the record."""
@@ -103,7 +102,7 @@ class TrtllmAnswer:
             self.stats.accepted += output.accepted
 
     def rewind(self) -> None:
-        """Go back to the record after an interrupt: what was counted is counted anew."""
+        """Go back to the record after an interrupt, and count again."""
         self._was_interrupted = True
         self.output_ids = []
         self.stats.step_lengths.clear()

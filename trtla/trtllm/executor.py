@@ -1,4 +1,4 @@
-"""TensorRT-LLM's C++ executor behind the `Executor` protocol, for releases 0.20 to 1.2.
+"""TensorRT-LLM's C++ executor as an `Executor`, for releases 0.20 to 1.2.
 
 Built on `tensorrt_llm.bindings.executor` alone. Whatever the C++ side would only find out in a
 decoder step is checked here before a request is enqueued: an oversized lookahead configuration ends
@@ -6,9 +6,7 @@ every active request there (lookaheadDecodingLayer.cpp, executorImpl.cpp).
 
 Requests always stream, so that end ids, stop strings and limits are decided by the same function as
 in the torch executor. The C++ executor gets one end id; what else ends a text is cut off and
-cancelled here.
-
-What an interrupt leaves behind is made anew from each request's record, as in the torch executor.
+cancelled here. After an interrupt the state is rebuilt from each request's record.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
     ) -> None:
         super().__init__(limits, ExecutorStats(fed=None, drafted=None, forward_s=None))
         self._bindings, self._executor = bindings, executor
-        self._description = description
-        self._is_leader = bool(executor.can_enqueue_requests())
+        self._description, self._is_leader = description, bool(executor.can_enqueue_requests())
         self._running: dict[int, TrtllmAnswer] = {}
         """The executor's id -> the request that has not ended."""
         self._arrived: deque[Any] = deque()
@@ -66,7 +63,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         return self._is_leader
 
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened; passes are counted by TensorRT-LLM."""
+        """Counters since the executor was opened; steps are counted by TensorRT-LLM."""
         if not self._closed:
             self._read_iterations()
         return super().stats()
@@ -130,7 +127,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         return self._report()
 
     def _recover(self) -> None:
-        """Make all anew from the records, and report all of them again."""
+        """Rebuild everything from the records, and report all outputs again."""
         answers = self._in_flight.sequences.values()
         for answer in answers:
             answer.rewind()
@@ -142,9 +139,9 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
     def _await(self) -> None:
         """Wait for responses; they are kept the moment they arrive.
 
-        The library returns each of them once. No instruction of the interpreter lies between its
-        return and their being kept, so that an interrupt, which the interpreter raises between
-        two of them, comes before or after.
+        The library returns each of them once. No instruction of the interpreter lies between that
+        return and their storage, so that an interrupt, which the interpreter raises between
+        instructions, loses none.
         """
         if not self._arrived:
             wait = partial(self._executor.await_responses, timeout=self._patience())
@@ -161,7 +158,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
             self._end(answer, "timed_out")
 
     def _take(self) -> None:
-        """Record what has arrived; a response is let go of when its output is recorded."""
+        """Record what has arrived; a response is dropped when its output is recorded."""
         self._read_iterations()
         while self._arrived:
             response = self._arrived[0]
@@ -196,7 +193,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         """Drain the iteration statistics; the library keeps the last 1000 only.
 
         One record more, with nothing scheduled, comes whenever the executor runs empty. Latencies
-        are of no use: they come a pass late, and hold the time that the executor was idle.
+        are of no use: they come a step late, and include the time that the executor was idle.
         """
         for iteration in self._executor.get_latest_iteration_stats():
             if not iteration.inflight_batching_stats.num_scheduled_requests:
@@ -220,15 +217,15 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
             executor.__exit__(None, None, None)
 
 
-def effective_lookahead(request: Request, server: LookaheadConfig) -> LookaheadConfig:
-    """The triple that a request runs with: its own or the server's, its N cut to a short prompt.
+def effective_lookahead(request: Request, default: LookaheadConfig) -> LookaheadConfig:
+    """The triple that a request runs with: its own or the default, its N cut to a short prompt.
 
     Set-up copies the last N - 1 prompt tokens without a bounds check (lookaheadAlgorithm.cpp). A
     prompt of L < N - 1 tokens therefore runs with N = L + 1: W and G stay, the triple is still at
-    most the server's, and a prompt of one token runs with N = 2.
+    most the default, and a prompt of one token runs with N = 2.
     """
     plain = request.drafter is not None and not request.drafter.uses_lookahead
-    triple = AUTOREGRESSIVE if plain else request.lookahead or server
+    triple = AUTOREGRESSIVE if plain else request.lookahead or default
     longest = len(request.input_ids) + 1
     if triple.ngram_size <= longest:
         return triple

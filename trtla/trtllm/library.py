@@ -1,7 +1,7 @@
-"""TensorRT-LLM, if it is here: its release, its modules, and whether the TensorRT backend is left.
+"""TensorRT-LLM, if installed: its release, its modules, whether it has the TensorRT backend; MPI.
 
 The only file that imports it. Importing takes seconds, starts MPI and prints a banner on stdout, so
-nothing here happens before somebody asks, and the banner goes to stderr.
+it is imported on demand only, and the banner goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from trtla.errors import TrtlaError, sentence
 
 PACKAGE = "tensorrt_llm"
-SUPPORTED = ">=0.20,<1.3"
+_OLDEST, _REMOVED_IN = (0, 20), (1, 3)
+SUPPORTED = ">={}.{},<{}.{}".format(*_OLDEST, *_REMOVED_IN)
 """Releases with the TensorRT backend and lookahead decoding, as the extra pins them."""
 
 REMOVED = (
@@ -34,13 +35,6 @@ REMOVED = (
 HOW_TO_INSTALL = "how to install it: README.md, With TensorRT-LLM"
 
 PROGRAM = "the program trtllm-build"
-_BACKEND = (
-    "the module tensorrt_llm.builder",
-    "tensorrt_llm.bindings.executor.Executor",
-    "tensorrt_llm.bindings.executor.LookaheadDecodingConfig",
-    PROGRAM,
-    "lookahead_config of tensorrt_llm.bindings.executor.Request",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,13 @@ class Library:
     def lost(self) -> tuple[str, ...]:
         """The missing parts that trtla itself cannot do without."""
         return tuple(part for part in self.missing if part != PROGRAM)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its release is a known one that trtla is not written for."""
+        major, minor, *_ = [*(self.version or "").split("."), ""]
+        known = major.isdecimal() and minor.isdecimal()
+        return known and not _OLDEST <= (int(major), int(minor)) < _REMOVED_IN
 
     @property
     def has_backend(self) -> bool:
@@ -90,25 +91,24 @@ def probe() -> Library:
     if version is None:
         return Library(None)
     try:
-        found = dict(zip(_BACKEND, _parts(), strict=True))
+        return Library(version, tuple(name for name, found in _parts() if not found))
     except Exception as error:  # a broken CUDA, MPI or driver fails inside its import
         return Library(version, failure=sentence(error))
-    return Library(version, tuple(name for name, there in found.items() if not there))
 
 
-def _parts() -> Iterator[bool]:
+def _parts() -> Iterator[tuple[str, bool]]:
+    """Every part that trtla asks for, and whether it is there."""
     load()
-    yield _has_module("builder")
+    yield "the module tensorrt_llm.builder", _has_module("builder")
     executor = load("bindings.executor")
-    yield hasattr(executor, "Executor")
-    yield hasattr(executor, "LookaheadDecodingConfig")
-    yield _program("trtllm-build") is not None
-    yield "lookahead_config" in dir(getattr(executor, "Request", None))
-
-
-def _program(name: str) -> str | None:
-    """A program on PATH, or beside the interpreter, for environments that are not activated."""
-    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    path = f"{PACKAGE}.bindings.executor"
+    for name in ("Executor", "LookaheadDecodingConfig"):
+        yield f"{path}.{name}", hasattr(executor, name)
+    beside = str(Path(sys.executable).parent)  # of an environment that is not activated
+    found = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=beside)
+    yield PROGRAM, found is not None
+    request = getattr(executor, "Request", None)
+    yield f"lookahead_config of {path}.Request", "lookahead_config" in dir(request)
 
 
 def _has_module(name: str) -> bool:
@@ -139,8 +139,8 @@ def deprecations_once(*, silent: bool = False) -> Iterator[None]:
     """Show every deprecation once in a process, or not at all, and never raise it.
 
     They are FutureWarnings (_deprecation.py), one for every entry point, and come again with every
-    rank; a caller that turns warnings into errors must not break on them. The filter "once" would
-    forget them each time that any filter changes.
+    rank; a caller that turns warnings into errors must not break on them. The filter "once" forgets
+    them whenever any filter changes.
     """
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -162,11 +162,11 @@ def same_release(built: str, installed: str) -> bool:
 
 
 def known_trouble(version: str | None) -> str | None:
-    """What NVIDIA's issues say against lookahead in a release; None where that is nothing."""
+    """A known problem of lookahead in a release, from NVIDIA's issues; None where there is none."""
     if version is None or not version.startswith("0.20."):
         return None
     return (
-        f"lookahead may fail on TensorRT-LLM {version}: its issue 5451 reports that a pass with "
+        f"lookahead may fail on TensorRT-LLM {version}: its issue 5451 reports that a step with "
         'drafts ends all requests there, "invalid configuration argument"; 1.2.1 is recommended'
     )
 
@@ -179,10 +179,7 @@ def require_backend() -> Library:
     """
     library = probe()
     if library.version is None:
-        raise TrtlaError(
-            "TensorRT-LLM is not installed",
-            f"use --backend torch; {HOW_TO_INSTALL}",
-        )
+        raise TrtlaError("TensorRT-LLM is not installed", f"use --backend torch; {HOW_TO_INSTALL}")
     if library.failure is not None:
         raise TrtlaError(
             f"TensorRT-LLM {library.version} cannot be imported: {library.failure}",
@@ -195,18 +192,14 @@ def require_backend() -> Library:
     return library
 
 
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-
-
 def rank() -> int:
     """This process's rank; 0 outside of MPI."""
-    return _first(_RANK, 0)
+    return _first(("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"), 0)
 
 
 def world_size() -> int:
-    """Processes in the run; 1 outside of MPI, or where the launcher does not tell."""
-    return _first(_SIZE, 1)
+    """Processes in the run; 1 outside of MPI, or where the launcher does not say."""
+    return _first(("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), 1)
 
 
 def _first(names: tuple[str, ...], default: int) -> int:

@@ -1,7 +1,7 @@
-"""One rank's engine through TensorRT-LLM's Python API, in the order of its commands/build.py.
+"""Builds ranks with TensorRT-LLM: through its Python API, or as command lines to paste.
 
-Everything that the library's classes are called with is here; what is built and where it goes is
-decided in trtla.trtllm.build.
+Everything that its builder is called with is here, in the order of its commands/build.py. Several
+ranks are built by processes of their own, each on its GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -29,6 +29,9 @@ from trtla.trtllm.library import deprecations_once, load
 
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
+CONVERT_SCRIPT = "examples/models/core/llama/convert_checkpoint.py"
+"""In TensorRT-LLM's repository."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,7 @@ class RankBuild:
         builder, limits = load("builder"), self.limits
         modes = load("models").SpeculativeDecodingMode
         return builder.BuildConfig(
-            max_input_len=limits.max_input_len,
-            max_seq_len=limits.max_text_len,  # build() adds max_draft_len itself
-            max_batch_size=limits.max_batch_size,
-            max_beam_width=limits.max_beam_width,
-            max_num_tokens=limits.max_num_tokens,
-            opt_num_tokens=opt_num_tokens(limits),
+            **_build_limits(limits),
             max_draft_len=limits.max_draft_len,
             speculative_decoding_mode=(
                 modes.LOOKAHEAD_DECODING if limits.max_draft_len else modes.NONE
@@ -84,15 +82,12 @@ class RankBuild:
     def _plugin_config(self) -> Any:
         """A dataclass up to 1.0 and a pydantic model from 1.1 on: both take assignments."""
         config = load("plugin").PluginConfig()
-        for name, value in plugin_settings(self.dtype).items():
+        for name, value in _plugin_settings(self.dtype).items():
             setattr(config, name, value)
         # build() makes kv_cache_type PAGED of it. That itself has one enumeration up to 1.1, that
         # of the bindings, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
         return config
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +100,12 @@ class Failure:
     disk: int | None = None
 
     def error(self) -> Exception:
-        """As an exception, whichever process it came from."""
+        """As an exception, in whichever process it happened."""
         if self.disk is not None:
             return OSError(self.disk, self.said)
         error = TrtlaError(
             f"TensorRT-LLM cannot build rank {self.rank}: {self.said}",
-            "its log above tells more; --verbose adds the traceback",
+            "see its log above; --verbose adds the traceback",
         )
         error.__cause__ = RuntimeError(self.trace)
         return error
@@ -162,7 +157,7 @@ def _run(build: RankBuild, ranks: int, workers: int) -> None:
 
 
 def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> None:
-    """In a process of its own: tell every rank as it begins, and the failure that ends it."""
+    """In a process of its own: report every rank as it begins, and the failure that ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     for rank in ranks:
         out.send(rank)
@@ -174,20 +169,20 @@ def _work(build: RankBuild, ranks: Iterable[int], gpu: int, out: Connection) -> 
 
 
 def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, int]) -> None:
-    """Read what the workers tell; `current` is the rank that each is at."""
+    """Read what the workers report; `current` is the rank that each is at."""
     open_ends = set(processes)
     while open_ends:
         for end in open_ends.intersection(wait(open_ends)):
             try:
-                told = end.recv()
+                report = end.recv()
             except EOFError:  # killed, or crashed inside the library
                 raise _died(processes[end], current[end]) from None
-            if told is None:
+            if report is None:
                 open_ends.remove(end)
-            elif isinstance(told, Failure):
-                raise told.error()
+            elif isinstance(report, Failure):
+                raise report.error()
             else:
-                current[end] = told
+                current[end] = report
 
 
 def _died(process: BaseProcess, rank: int) -> TrtlaError:
@@ -195,80 +190,61 @@ def _died(process: BaseProcess, rank: int) -> TrtlaError:
     return TrtlaError(
         f"TensorRT-LLM cannot build rank {rank}: its process ended with exit code "
         f"{process.exitcode}",
-        "its log above tells more; a killed process (-9) often ran out of memory: use fewer "
-        "--workers",
+        "see its log above; a killed process (-9) often ran out of memory: use fewer --workers",
     )
 
 
-CONVERT_SCRIPT = "examples/models/core/llama/convert_checkpoint.py"
-"""In TensorRT-LLM's repository."""
+def command_lines(
+    source: BuildSource, output_dir: Path, limits: BuildConfig, workers: int = 1
+) -> tuple[str, ...]:
+    """The commands of TensorRT-LLM that build the same engine, quoted for a shell.
 
-
-@dataclass(frozen=True, slots=True)
-class TrtllmCommand:
-    """What the command lines depend on."""
-
-    source: BuildSource
-    output_dir: Path
-    limits: BuildConfig
-    workers: int = 1
-
-    def lines(self) -> tuple[str, ...]:
-        """The command lines, one after the other, quoted for a shell.
-
-        Empty where TensorRT-LLM cannot do it: it has no program that changes a checkpoint's dtype.
-        """
-        if self.source.is_checkpoint:
-            return (_line(self._build(self.source.folder)),)
-        if self.source.kind == "checkpoint":
+    Empty where TensorRT-LLM cannot do it: it has no program that changes a checkpoint's dtype.
+    """
+    checkpoint, commands = source.folder, []
+    if not source.is_checkpoint:
+        if source.kind == "checkpoint":
             return ()
-        name = self.output_dir.name or "engine"
-        checkpoint = self.output_dir.parent / f"{name}-checkpoint"
-        return (_line(self._convert(checkpoint)), _line(self._build(checkpoint)))
-
-    def _convert(self, checkpoint: Path) -> list[str]:
-        return [
-            *("python", CONVERT_SCRIPT),
-            *("--model_dir", str(self.source.folder)),
-            *("--output_dir", str(checkpoint)),
-            *("--dtype", self.source.config.dtype),
-        ]
-
-    def _build(self, checkpoint: Path) -> list[str]:
-        limits = self.limits
-        flags: dict[str, object] = {
-            "checkpoint_dir": checkpoint,
-            "output_dir": self.output_dir,
-            "max_batch_size": limits.max_batch_size,
-            "max_input_len": limits.max_input_len,
-            "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
-            "max_beam_width": limits.max_beam_width,
-            "max_num_tokens": limits.max_num_tokens,
-            "opt_num_tokens": opt_num_tokens(limits),
-            **self._speculation(),
-            **_flag_values(plugin_settings(self.source.config.dtype)),
-            "kv_cache_type": "paged",
-            "workers": self.workers,
+        checkpoint = output_dir.parent / f"{output_dir.name or 'engine'}-checkpoint"
+        convert = {
+            "model_dir": source.folder,
+            "output_dir": checkpoint,
+            "dtype": source.config.dtype,
         }
-        pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-        gather = ["--gather_context_logits"] if limits.gather_context_logits else []
-        return ["trtllm-build", *pairs, *gather]
-
-    def _speculation(self) -> dict[str, object]:
-        if not self.limits.max_draft_len:
-            return {}
-        return {
-            "max_draft_len": self.limits.max_draft_len,
-            "speculative_decoding_mode": "lookahead_decoding",
-        }
-
-
-def opt_num_tokens(limits: BuildConfig) -> int:
-    """What TensorRT tunes for: a step of a full batch. Its own default does not count drafts."""
-    return limits.max_batch_size * (limits.max_draft_len + 1)
+        commands.append(_line(f"python {CONVERT_SCRIPT}", convert))
+    flags: dict[str, object] = {
+        "checkpoint_dir": checkpoint,
+        "output_dir": output_dir,
+        **_build_limits(limits),
+    }
+    if limits.max_draft_len:
+        flags["max_draft_len"] = limits.max_draft_len
+        flags["speculative_decoding_mode"] = "lookahead_decoding"
+    for name, value in _plugin_settings(source.config.dtype).items():
+        flags[name] = "enable" if value is True else value
+    flags |= {"kv_cache_type": "paged", "workers": workers}
+    gather = " --gather_context_logits" if limits.gather_context_logits else ""
+    return (*commands, _line("trtllm-build", flags) + gather)
 
 
-def plugin_settings(dtype: str) -> dict[str, str | bool]:
+def _line(program: str, flags: Mapping[str, object]) -> str:
+    return " ".join((program, *(f"--{k} {shlex.quote(str(v))}" for k, v in flags.items())))
+
+
+def _build_limits(limits: BuildConfig) -> dict[str, object]:
+    """Limits under the names that flags and BuildConfig share."""
+    return {
+        "max_batch_size": limits.max_batch_size,
+        "max_input_len": limits.max_input_len,
+        "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
+        "max_beam_width": limits.max_beam_width,
+        "max_num_tokens": limits.max_num_tokens,
+        # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts.
+        "opt_num_tokens": limits.max_batch_size * (limits.max_draft_len + 1),
+    }
+
+
+def _plugin_settings(dtype: str) -> dict[str, str | bool]:
     """The fields of TensorRT-LLM's PluginConfig that are not left at their default.
 
     Both plugins take the dtype of the activations, also for FP8 checkpoints: those products that
@@ -281,14 +257,3 @@ def plugin_settings(dtype: str) -> dict[str, str | bool]:
         "context_fmha": True,
         "use_paged_context_fmha": True,
     }
-
-
-def _flag_values(settings: dict[str, str | bool]) -> dict[str, object]:
-    words = {True: "enable", False: "disable"}
-    return {
-        name: words[value] if isinstance(value, bool) else value for name, value in settings.items()
-    }
-
-
-def _line(parts: list[str]) -> str:
-    return " ".join(shlex.quote(part) for part in parts)

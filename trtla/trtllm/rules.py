@@ -1,7 +1,7 @@
-"""On which GPUs and for which models TensorRT-LLM's lookahead kernels exist.
+"""What TensorRT-LLM can build and run: GPUs and models that its lookahead kernels exist for.
 
-Read in its attention kernels (attentionOp.cpp, decoderMaskedMultiheadAttention, xqaDispatcher.cpp)
-as releases 0.20 to 1.2 have them. Rules only: it looks at no machine and no file.
+The rules are read from its attention kernels (attentionOp.cpp, decoderMaskedMultiheadAttention,
+xqaDispatcher.cpp) as releases 0.20 to 1.2 have them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ MAX_QUERY_GROUP = 32
 DTYPES = ("float16", "bfloat16")
 
 _NEWEST_SEEN = (9, 0)
+_XQA = '"No available XQA kernels are found for speculative decoding mode"'
+_TORCH = "use --backend torch"
 _JIT = (
     "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
 )
@@ -51,7 +53,7 @@ _YES = Verdict(True)
 def lookahead_on(capability: Capability | None) -> Verdict:
     """Lookahead decoding in TensorRT-LLM on a GPU."""
     if capability is None:
-        return Verdict(None, "its compute capability is not known")
+        return Verdict(None, "its compute capability is unknown")
     shown = show(capability)
     if capability < MIN_CAPABILITY:
         return Verdict(False, f"compute capability {shown} is below {show(MIN_CAPABILITY)}")
@@ -74,7 +76,8 @@ def head_size(size: int) -> Verdict:
         return _YES
     if size % JIT_MULTIPLE == 0 and size <= JIT_LARGEST:
         return Verdict(None, f"head_size {size}: {_JIT}")
-    return Verdict(False, f"head_size {size} has no kernel; {_shown_sizes()} have")
+    have = " and ".join(map(str, HEAD_SIZES))
+    return Verdict(False, f"head_size {size} has no kernel; {have} have")
 
 
 def query_group(heads: int, kv_heads: int) -> Verdict:
@@ -110,12 +113,14 @@ def show(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def _shown_sizes() -> str:
-    return " and ".join(map(str, HEAD_SIZES))
+def gpu_capability() -> Capability | None:
+    """The compute capability of the first GPU that PyTorch can use; None without one."""
+    import torch
 
-
-_XQA = '"No available XQA kernels are found for speculative decoding mode"'
-_TORCH = "use --backend torch"
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major, minor
 
 
 def check_trtllm(
@@ -124,7 +129,7 @@ def check_trtllm(
     capability: Capability | None,
     release: str | None = None,
 ) -> tuple[str, ...]:
-    """Refuse an engine that TensorRT-LLM cannot build or start; what is not verified is told.
+    """Refuse an engine that TensorRT-LLM cannot build or start; return what is not verified.
 
     Args:
         config: the checkpoint's config with the dtype of the engine.
@@ -197,13 +202,3 @@ def _fp8_notes(config: CheckpointConfig) -> Iterator[str]:
             "build() switches paged-context FMHA off, and with it the reuse of K/V blocks: "
             "the K/V cache is FP8 and the weights are not"
         )
-
-
-def gpu_capability() -> Capability | None:
-    """The compute capability of the first GPU that PyTorch can use; None without one."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return major, minor

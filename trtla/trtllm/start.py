@@ -1,20 +1,17 @@
-"""Starting TensorRT-LLM's executor on an engine: what must hold before, and its configuration.
-
-The executor itself is in trtla.trtllm.executor.
-"""
+"""Starts TensorRT-LLM's executor on an engine, after checking that both fit the options."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.console import counted
+from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
 from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm.executor import TrtllmExecutor, lookahead_config
+from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
     from trtla.formats.config import BuildConfig
@@ -30,7 +27,7 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
         TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
     """
     refuse_torch_choices(engine, options)
-    settings, server = options.trtllm, engine.server_triple(options.lookahead)
+    settings, triple = options.trtllm, engine.default_triple(options.lookahead)
     _check_chunks(engine, settings)
     batch_size = engine.batch_size(options.max_batch_size)
     library = trtllm_library.require_backend()
@@ -38,9 +35,9 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     _check_gpu(engine)
     _check_ranks(engine)
     bindings = trtllm_library.load("bindings.executor")
-    limits = _limits(engine, server, batch_size, settings)
+    limits = _limits(engine, triple, batch_size, settings)
     description = _describe(engine, str(library.version))
-    config = executor_config(bindings, server, batch_size, settings)
+    config = executor_config(bindings, triple, batch_size, settings)
     try:
         executor = bindings.Executor(engine.path, bindings.ModelType.DECODER_ONLY, config)
     except (RuntimeError, ValueError, MemoryError) as error:
@@ -56,31 +53,28 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     """Raise `UsageError` where something is asked for that only the torch executor can do."""
     own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
     if device != "auto" and not device.startswith("cuda"):
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, device {device} cannot run it",
-            "leave --device away, or build with --backend torch",
-        )
+        reason = f"device {device} cannot run it"
+        raise trtllm_cannot(engine.name, reason, "omit --device, or build with --backend torch")
     if dtype not in ("auto", own):
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine in {own}, it cannot compute in {dtype}",
-            "leave --dtype away, or build with --backend torch",
-        )
+        reason = f"it computes in {own}, not in {dtype}"
+        raise trtllm_cannot(engine.name, reason, "omit --dtype, or build with --backend torch")
     if changed := options.draft_options.changed:
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, which makes its drafts itself: lookahead "
-            f"{', '.join(changed)} cannot be chosen",
+        raise trtllm_cannot(
+            engine.name,
+            f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen",
             "omit --lookahead-..., or build with --backend torch",
         )
     if options.block_reuse:
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, whose executor shares K/V blocks itself",
+        raise trtllm_cannot(
+            engine.name,
+            "whose executor shares K/V blocks itself",
             "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
             "kv_cache_enable_block_reuse=True), instead of block_reuse",
         )
 
 
 def executor_config(
-    bindings: Any, server: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
+    bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
 ) -> Any:
     """The library's ExecutorConfig; every default that changed between releases is given."""
     policies = bindings.CapacitySchedulerPolicy
@@ -99,10 +93,10 @@ def executor_config(
     if hasattr(config, "fail_fast_on_attention_window_too_large"):  # from 1.0 on
         # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
         config.fail_fast_on_attention_window_too_large = True
-    if server.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
+    if triple.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
         decoding = bindings.DecodingConfig()
         # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
-        decoding.lookahead_decoding_config = lookahead_config(bindings, server)
+        decoding.lookahead_decoding_config = lookahead_config(bindings, triple)
         config.decoding_config = decoding
     config.parallel_config = bindings.ParallelConfig(
         bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
@@ -111,7 +105,7 @@ def executor_config(
 
 
 def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
-    """An unfinished chunk shifts the lengths by which accepted drafts of others are moved.
+    """Refuse what corrupts answers: unfinished chunks shift the lengths by which drafts are moved.
 
     The move runs over all scheduled sequences, the lengths over those that were decoded
     (trtGptModelInflightBatching.cpp, kvCacheUpdateKernels.cu).
@@ -134,15 +128,12 @@ def _check_release(engine: Engine, installed: str) -> None:
 
 
 def _check_gpu(engine: Engine) -> None:
-    """They also run on the GPU architecture that built them only."""
-    built = engine.manifest.compute_capability if engine.manifest else None
-    if built is None or not torch.cuda.is_available():
-        return
-    major, minor = torch.cuda.get_device_capability()
-    if built != f"{major}.{minor}":
+    """Compiled engines run only on the GPU architecture that built them."""
+    built, here = engine.manifest and engine.manifest.compute_capability, gpu_capability()
+    if built and here and built != show(here):
         raise TrtlaError(
             f"{engine.name} was built for compute capability {built}, and this GPU has "
-            f"{major}.{minor}",
+            f"{show(here)}",
             "build the engine again on this machine",
         )
 
@@ -152,7 +143,7 @@ def _check_ranks(engine: Engine) -> None:
     processes = int(trtllm_library.load().mpi_world_size())
     if processes != ranks:
         raise UsageError(
-            f"{engine.name} has {ranks} rank{'s' if ranks > 1 else ''}, and {processes} "
+            f"{engine.name} has {counted(ranks, 'rank')}, and {processes} "
             f"process{'es run' if processes > 1 else ' runs'}",
             f"start it with mpirun -n {ranks} trtla ..."
             if ranks > 1
@@ -161,7 +152,7 @@ def _check_ranks(engine: Engine) -> None:
 
 
 def _limits(
-    engine: Engine, server: LookaheadConfig, batch_size: int, settings: TrtllmSettings
+    engine: Engine, triple: LookaheadConfig, batch_size: int, settings: TrtllmSettings
 ) -> ExecutorLimits:
     """The engine's limits, and those of streaming under MAX_UTILIZATION.
 
@@ -180,8 +171,8 @@ def _limits(
         text_len,
         build.max_num_tokens,
         engine.config.pretrained_config.vocab_size,
-        server,
-        greedy_only=server.max_draft_len > 0,
+        triple,
+        greedy_only=triple.max_draft_len > 0,
         fixed_triples=True,
         input_len_hint=input_hint,
         text_len_hint=text_hint,

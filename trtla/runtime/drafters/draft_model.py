@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trtla.errors import UsageError
+from trtla.errors import UsageError, trtllm_cannot
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, StepLimit
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
@@ -309,8 +309,9 @@ def open_draft_model(
     checkpoint = engine.config.pretrained_config
     check_vocabulary(checkpoint.vocab_size, limits.vocab_size)
     if engine.backend == "tensorrt-llm":
-        raise UsageError(
-            f"{engine.name} is a TensorRT-LLM engine, which cannot draft for another",
+        raise trtllm_cannot(
+            engine.name,
+            "which cannot draft for another",
             "give the draft model's Hugging Face folder, or build it with --backend torch",
         )
     on = resolve_device(device, "--draft-device")

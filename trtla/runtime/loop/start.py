@@ -25,7 +25,7 @@ def open_torch_executor(
 ) -> TorchExecutor:
     """Load an engine's weights and make its cache; arguments as in `open_executor`."""
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    default = engine.server_triple(options.lookahead)
+    default = engine.default_triple(options.lookahead)
     batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
     limits = ExecutorLimits(
         batch_size,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.e4m3 import E4M3, dequantize
+from trtla.formats.tensors import E4M3, dequantize
 
 
 class Group(Protocol):

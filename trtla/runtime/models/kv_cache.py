@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from trtla.e4m3 import quantize
+from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 
 

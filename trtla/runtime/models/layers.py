@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.e4m3 import quantize
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.tensors import quantize
 
 _STEP_TOKENS = 16
 """Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.e4m3 import E4M3, dequantize
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.tensors import E4M3, dequantize
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from trtla.e4m3 import E4M3
+from trtla.formats.tensors import E4M3
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 
 HEADER = 3

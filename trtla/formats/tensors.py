@@ -1,0 +1,122 @@
+"""The numbers of a checkpoint: their types in torch, rounding to FP8, and tensors in pieces.
+
+FP8 (e4m3) is per tensor: value = number x scale, with one float32 scale. Scales are TensorRT-LLM's
+scaling factors: multipliers that undo the quantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trtla.errors import UsageError
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import Block, Span, Target, rank_plan, single_rank
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MAX = 448.0
+"""The largest number of the type."""
+CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
+"""How much of a tensor is in memory at a time while streaming."""
+_FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
+
+
+class TensorSource(Protocol):
+    """Reads rows of the tensors that `plan.source_shapes` lists."""
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop), or elements of a vector, as stored, in memory of their own.
+
+        What the checkpoint holds in FP8 comes in FP8: only a source can quantise.
+        """
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """A checkpoint's float16, bfloat16, float32 or float8_e4m3fn as torch's dtype."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def scale_of(largest: float) -> float:
+    """The scale, in float32, with which the largest absolute value becomes E4M3_MAX.
+
+    Of zeros it is 1: any scale gives them back.
+    """
+    return (torch.tensor(largest) / E4M3_MAX).item() or 1.0
+
+
+def quantize(values: Tensor, scale: Tensor) -> Tensor:
+    """The nearest FP8 numbers to values / scale; what lies beyond the range becomes +-448.
+
+    Args:
+        scale: float32, one element.
+    """
+    # Dividing in half precision would round twice.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return (values.to(wide) / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def dequantize(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """FP8 numbers x scale in another type, rounded once."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return (numbers.to(wide) * scale).to(dtype)
+
+
+def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the one-rank checkpoint of this model, one by one."""
+    for target in rank_plan(single_rank(config), 0):
+        yield target.name, _materialize(target, source)
+
+
+def _materialize(target: Target, source: TensorSource) -> Tensor:
+    """The whole target as one tensor."""
+    out, row = torch.empty(target.shape, dtype=torch_dtype(target.dtype)), 0
+    for piece in stream(target, source):
+        if piece.shape == target.shape:
+            return piece  # small tensors come in one piece, nothing to put together
+        out[row : row + len(piece)] = piece
+        row += len(piece)
+    return out
+
+
+def stream(target: Target, source: TensorSource) -> Iterator[Tensor]:
+    """The target's rows from top to bottom, in contiguous pieces of about CHUNK_BYTES.
+
+    Raises:
+        UsageError: a value is too large for float16.
+    """
+    for block in target.blocks:
+        for start, stop in row_spans(block.rows, block.cols[1] if block.cols else 1):
+            yield _piece(block, start, stop, source, torch_dtype(target.dtype))
+
+
+def row_spans(rows: Span, width: int) -> Iterator[Span]:
+    """Stretches of rows whose whole width takes about CHUNK_BYTES in float32."""
+    first, last = rows
+    step = max(1, CHUNK_BYTES // (4 * width))
+    for start in range(first, last, step):
+        yield start, min(start + step, last)
+
+
+def _piece(block: Block, start: int, stop: int, source: TensorSource, dtype: torch.dtype) -> Tensor:
+    if block.source is None:
+        width = (block.cols[1] - block.cols[0],) if block.cols else ()
+        return torch.zeros((stop - start, *width), dtype=dtype)
+    rows = source.read(block.source, start, stop)
+    part = rows[:, slice(*block.cols)] if block.cols else rows
+    if dtype == torch.float16 != part.dtype:
+        _check_float16(part, block.source)
+    return part.to(dtype).contiguous()
+
+
+def _check_float16(tensor: Tensor, name: str) -> None:
+    low, high = tensor.aminmax()
+    largest = max(-low.item(), high.item())
+    if largest >= _FLOAT16_OVERFLOW:
+        raise UsageError(
+            f"tensor {name} holds {largest:.4g}, too large for float16",
+            "convert with --dtype bfloat16 or --dtype float32",
+        )
