@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtla.bench.ablation_arms import METHODS
-from trtla.bench.peer_names import PEERS
+from trtla.bench.arms import PEERS
 from trtla.report.measures import is_plain, method
 from trtla.settings.drafting import DRAFTERS
 

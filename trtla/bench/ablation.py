@@ -15,20 +15,22 @@ from pathlib import Path
 from trtla.bench.ablation_arms import AblationArm, Case
 from trtla.bench.ablation_table import (
     Cells,
-    Decoding,
     RowFile,
+    figures_of,
     grouped,
     means,
     means_path,
     means_text,
     row_of,
     run_id,
+    typed,
 )
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.opened import Note, OpenedModel, Setup
 from trtla.bench.rounds import turns
 from trtla.data.prompt_sets import Ids
 from trtla.files import write_whole
+from trtla.results.bench_documents import AblationRow
 from trtla.runtime.loop.scores import perplexity
 from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.runtime.stats import accepted_per_pos
@@ -58,19 +60,13 @@ class Ablated:
     accepted_lengths: dict[str, Sequence[int] | None] = field(default_factory=dict)
     """Of each step; rows that were there before this run have none."""
 
-    def _overall(self) -> list[Cells]:
-        return [{**row, "task": ""} for row in self.rows.values()]
-
-    def summary(self) -> list[Cells]:
+    def overall(self) -> list[AblationRow]:
         """The means over all tasks, one row an arm, setting and processor."""
-        return means(self._overall())
+        groups = grouped([{**row, "task": ""} for row in self.rows.values()])
+        return [typed(means(members)[0], self._accepted_per_pos(members)) for members in groups]
 
-    def accepted_per_pos(self) -> list[list[float] | None]:
-        """For each row of the summary: item i is the share of steps accepted at depth i + 1."""
-        return [
-            accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
-            for members in grouped(self._overall())
-        ]
+    def _accepted_per_pos(self, members: Sequence[Cells]) -> list[float] | None:
+        return accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
 
 
 def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
@@ -154,8 +150,8 @@ class _Turns:
         scored = None
         if reference is not None:
             scored = rouge_l(self._model.tokenizer.decode(output_ids), reference)
-        found = Decoding(ids, run, plain, scored, self._perplexity(ids, output_ids))
-        row = row_of(self._settings(self._arms[arm], case, ids), found)
+        figures = figures_of(run, plain, ids, scored, self._perplexity(ids, output_ids))
+        row = row_of(self._settings(self._arms[arm], case, ids), figures)
         lengths = run.accepted_lengths
         self._found.accepted_lengths[row["run_id"]] = None if lengths is None else lengths[0]
         self._table.append(row)

@@ -11,26 +11,12 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import Arm, Run, add
+from trtla.bench.arms import Arm, Run
 from trtla.bench.opened import peak_bytes, reset_peak
 from trtla.data.prompt_sets import Ids
+from trtla.results.bench_documents import Cell
+from trtla.results.metrics import add
 from trtla.settings.sampling import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The circumstances that arms of one table row group share."""
-
-    device: str
-    dtype: str
-    threads: int
-    batch_size: int
-    prompt_len: int | None
-    """None: the prompts' own lengths."""
-    temperature: float
-    category: str
-    top_k: int = 0
-    top_p: float = 1.0
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.bench.peer_names import PEERS
+from trtla.bench.arms import PEERS
 from trtla.cli.ablation import ablation_flags, check_read, run_ablation_command
 from trtla.cli.bench_flags import (
     BenchFlags,
@@ -229,15 +229,13 @@ def _name(measured: Measured) -> str:
 
 
 def _speeds(measured: Measured) -> str:
-    from trtla.bench.figures import tokens_per_s
-
-    last = ((name, tokens_per_s(runs[-1])) for name, runs in measured.runs.items())
+    last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
     return ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
     from trtla.bench.report import csv_text, document, markdown_text
-    from trtla.results.environment import environment
+    from trtla.results.documents import environment
 
     found = environment(command_line())
     if output_format == "json":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
+from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DrafterFlags
 from trtla.cli.engine_check import check_triples
 from trtla.cli.options import TrtllmFlags

@@ -42,24 +42,11 @@ from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trtla.bench.summarize import Article, Side
+    from trtla.bench.summarize import Article, Measured
     from trtla.llm.llm import LLM
+    from trtla.results.documents import Side
     from trtla.runtime.limits import ExecutorLimits
     from trtla.settings.sampling import SamplingParams
-
-COLUMNS = {
-    "name": "side",
-    "latency_s": "latency s",
-    "output_tokens": "output tokens",
-    "tokens_per_s": "tokens/s",
-    "steps": "steps",
-    "tokens_per_step": "tokens/step",
-    "distinct_4grams": "distinct 4-grams",
-    "rouge1": "rouge1",
-    "rouge2": "rouge2",
-    "rougeL": "rougeL",
-    "rougeLsum": "rougeLsum",
-}
 
 
 @dataclass(frozen=True)
@@ -161,7 +148,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
     if given.output:
         _write(Path(given.output), work.items(sides, prompts))
     if given.rouge1_threshold is not None:
-        work.check_rouge1(sides[0], given.rouge1_threshold)
+        work.check_rouge1(sides[0].figures(), given.rouge1_threshold)
 
 
 def _check(given: SummarizeFlags) -> SamplingParams:
@@ -192,7 +179,7 @@ def _measure(
     sampling: SamplingParams,
     drafter: DrafterSettings,
     articles: list[Article],
-) -> tuple[list[Side], list[list[int]]]:
+) -> tuple[list[Measured], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
     from trtla.bench.summarize import encode, hf_side, measure, score
 
@@ -216,7 +203,7 @@ def _measure(
 
 def _engine_sides(
     llm: LLM, sampling: SamplingParams, prompts: list[list[int]], given: SummarizeFlags
-) -> Iterator[Side]:
+) -> Iterator[Measured]:
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
 
     yield measure(ENGINE, engine_side(llm, sampling), prompts, given.batch_size)
@@ -262,33 +249,40 @@ def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]
     }
 
 
-def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
+def _print(console: Console, measured: Sequence[Measured], settings: dict[str, Any]) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
-    from trtla.bench.summarize import ROUGE, document, equal_to_plain
-    from trtla.results.environment import environment
+    from trtla.bench.summarize import ROUGE, equal_to_plain
+    from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
 
+    sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
     if console.json:
-        found = {"environment": environment(command_line()), **settings}
-        console.document(document(sides, found))
+        found = {"environment": environment(command_line()), **settings, "sides": sides}
+        found |= {} if equal is None else {"equal_to_plain": equal}
+        console.document(Summarize(schema_version=SCHEMA_VERSION, **found).document())
         return
-    rows = [side.figures() for side in sides]
-    for row in rows:
-        name = row["name"]
-        console.out(f"{name} (total latency: {row['latency_s']} sec)")
-        console.out(f"{name} (total output tokens: {row['output_tokens']})")
-        console.out(f"{name} (tokens per second: {row['tokens_per_s']})")
-        console.out(f"{name} beam 0 result")
+    for side in sides:
+        console.out(f"{side.name} (total latency: {side.latency_s} sec)")
+        console.out(f"{side.name} (total output tokens: {side.output_tokens})")
+        console.out(f"{side.name} (tokens per second: {side.tokens_per_s})")
+        console.out(f"{side.name} beam 0 result")
         for key in ROUGE:
-            console.out(f"  {key}: {row[key]}")
-    console.table(list(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
-    _print_speed_up(console, rows)
-    equal = equal_to_plain(sides)
+            console.out(f"  {key}: {getattr(side, key)}")
+    rows = [side.document() for side in sides]
+    heads = [_HEADS.get(key, key.replace("_", " ")) for key in rows[0]]
+    console.table(heads, [list(row.values()) for row in rows])
+    _print_speed_up(console, sides)
     if equal is not None:
         console.out(f"summaries equal to plain decoding's: {equal} of {settings['items']}")
 
 
-def _print_speed_up(console: Console, rows: list[dict[str, Any]]) -> None:
-    speed = {row["name"]: row["tokens_per_s"] for row in rows}
+_HEADS = {
+    "name": "side", "tokens_per_s": "tokens/s", "tokens_per_step": "tokens/step",
+    "distinct_4grams": "distinct 4-grams",
+}  # fmt: skip
+
+
+def _print_speed_up(console: Console, sides: Sequence[Side]) -> None:
+    speed = {side.name: side.tokens_per_s for side in sides}
     for other, label in (
         ("trtla_without_lookahead", "plain decoding"),
         ("hugging_face", "Hugging Face"),

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.results.run import Decoded, Totals, distinct_4grams, divergence
+from trtla.results.metrics import Metrics, distinct_4grams
+from trtla.results.run import Decoded, divergence
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -135,7 +136,7 @@ def _row(completion: Completion) -> list[object]:
     ]
 
 
-def total_row(name: str, totals: Totals) -> list[object]:
+def total_row(name: str, totals: Metrics) -> list[object]:
     """A table row for figures over several texts."""
     return [
         name,

@@ -8,9 +8,8 @@ from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_outcome import Candidate, outcome_of
 from trtla.explain.words import Words, why
+from trtla.results.documents import SCHEMA_VERSION
 from trtla.results.run import result
-
-SCHEMA_VERSION = 1
 
 
 def document(
@@ -29,7 +28,7 @@ def document(
         "engine": engine,
         "executor": executor,
         "step": chosen.number,
-        "result": result(run.completion),
+        "result": result(run.completion).document(),
         "steps": [_step(run, step, words) for step in run.steps],
     }
 

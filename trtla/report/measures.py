@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trtla.console import counted
 from trtla.report.reading import Source
-from trtla.results.documents import Ablation, AblationRow, Bench, BenchRow, Tune, Verified
+from trtla.results.bench_documents import Ablation, AblationRow, Bench, BenchRow
+from trtla.results.documents import Tune, Verified
 from trtla.settings.sampling import filters_text
 
 GREEDY = "greedy"
@@ -65,8 +66,7 @@ class Measure:
 
 
 def measures(source: Source) -> list[Measure]:
-    """The figures of a document that compare arms; none of summarize and run, which are told
-    on their own."""
+    """The figures of a document that compare arms; summarize and run have tables of their own."""
     match source.document:
         case Bench() as bench:
             model = Path(bench.settings.model or "model not recorded").name
@@ -81,7 +81,7 @@ def measures(source: Source) -> list[Measure]:
 
 
 def _of_bench(number: int, model: str, row: BenchRow) -> Measure:
-    filters = filters_text(row.temperature, row.top_k or 0, 1.0 if row.top_p is None else row.top_p)
+    filters = filters_text(row.temperature, row.top_k, row.top_p)
     sampling = GREEDY if row.temperature == 0 else filters
     return Measure(
         number,
@@ -115,29 +115,31 @@ def short(arm: str) -> str:
 
 def _of_ablation(number: int, ablation: Ablation) -> Iterator[Measure]:
     for row in ablation.means:
-        spread, mean = row.speedup_vs_ar_std, row.speedup_vs_ar_mean
-        known = spread is not None and mean is not None
-        count = round(row.rows)
+        mean, spread = row.figure("speedup_vs_ar_mean"), row.figure("speedup_vs_ar_std")
+        low = high = None
+        if mean is not None and spread is not None:
+            low, high = mean - spread, mean + spread
+        peak, same = row.figure("peak_mem_mib_mean"), row.figure("same_as_ar_mean")
         yield Measure(
             number,
             _ablation_conditions(row),
             *_ablation_arm(row),
             row.task or None,
             mean,
-            row.tokens_per_s_mean,
-            row.tokens_per_step_mean,
-            mean - spread if known and mean is not None and spread is not None else None,
-            mean + spread if known and mean is not None and spread is not None else None,
-            None if row.peak_mem_mib_mean is None else row.peak_mem_mib_mean * 2**20 / 1e6,
-            row.distinct_4grams_mean,
-            None if row.same_as_ar_mean is None else count,
-            None if row.same_as_ar_mean is None else round(row.same_as_ar_mean * count),
+            row.figure("tokens_per_s_mean"),
+            row.figure("tokens_per_step_mean"),
+            low,
+            high,
+            None if peak is None else peak * 2**20 / 1e6,
+            row.figure("distinct_4grams_mean"),
+            None if same is None else row.rows,
+            None if same is None else round(same * row.rows),
         )
 
 
 def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
     """Lookahead's arms are named as bench names them."""
-    triple = _triple(row.window, row.ngram, row.guesses)
+    triple = _triple(row)
     if row.method == "lookahead" and triple:
         return f"lookahead {triple}", None
     return row.method, _setting(row)
@@ -145,35 +147,29 @@ def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
 
 def _ablation_conditions(row: AblationRow) -> Conditions:
     filters = (("T", row.temperature), ("k", row.top_k), ("p", row.top_p))
-    given = [f"{name} {_plain(value)}" for name, value in filters if value is not None]
+    given = [f"{name} {value:g}" for name, value in filters if value is not None]
     sampling = GREEDY if row.processor == GREEDY else " ".join([row.processor or "", *given])
     model = row.model or "model not recorded"
     return Conditions(model, row.device or "", row.dtype or "", 1, sampling.strip() or "sampled")
 
 
-def _plain(value: float | str) -> str:
-    try:
-        return f"{float(value):g}"
-    except ValueError:
-        return str(value)
-
-
 def _setting(row: AblationRow) -> str | None:
-    """What an arm is set to, as short as it can be told."""
-    gammas = (row.gamma_min, row.gamma_max)
-    told = [
-        f"gamma {_plain(row.gamma)}" if row.gamma else "",
-        f"gamma {_plain(gammas[0])} to {_plain(gammas[1])}" if gammas[0] and gammas[1] else "",
-        f"EMA {_plain(row.ema_beta)}" if row.ema_beta else "",
-        f"{row.ngram_kind} {_plain(row.ngram_n)}" if row.ngram_kind and row.ngram_n else "",
-        f"filler {_plain(row.top_k_filler)}" if row.top_k_filler else "",
-        _triple(row.window, row.ngram, row.guesses),
-    ]
-    return ", ".join(part for part in told if part) or None
+    """What an arm is set to, in short."""
+    parts = {
+        "gamma {0:g}": (row.gamma,),
+        "gamma {0:g} to {1:g}": (row.gamma_min, row.gamma_max),
+        "EMA {0:g}": (row.ema_beta,),
+        "{0} {1:g}": (row.ngram_kind, row.ngram_n),
+        "filler {0:g}": (row.top_k_filler,),
+        _triple(row): (),
+    }
+    shown = [text.format(*values) for text, values in parts.items() if text and all(values)]
+    return ", ".join(shown) or None
 
 
-def _triple(*values: str | None) -> str:
-    return ",".join(_plain(value) for value in values if value) if all(values) else ""
+def _triple(row: AblationRow) -> str:
+    sizes = (row.window, row.ngram, row.guesses)
+    return ",".join(f"{size:g}" for size in sizes if size is not None) if None not in sizes else ""
 
 
 def _of_tune(number: int, tune: Tune, one: Verified) -> Measure:

@@ -15,8 +15,7 @@ import torch
 from trtla.bench.opened import take_tokenizer
 from trtla.console import command_line, counted
 from trtla.llm.llm import LLM
-from trtla.results.documents import Cost, CostRow, GridPoint, Tune, Verified
-from trtla.results.environment import environment
+from trtla.results.documents import Cost, CostRow, GridPoint, Tune, Verified, environment
 from trtla.runtime.auto.costs import CostPlan, CostTable
 from trtla.tune.measurements import Measurements, engine_facts, fingerprint
 from trtla.tune.plan import TuneSettings

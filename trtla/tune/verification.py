@@ -208,6 +208,6 @@ def decode_s(llm: LLM, one: Contender, samples: Sequence[Sample], size: int) -> 
     """Seconds that samples take in batches, the last of which is filled up from the front."""
     arm = EngineArm(llm, one.lookahead, one.drafter)
     return sum(
-        arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).wall_s
+        arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).time_s
         for batch in batches(samples, size)
     )

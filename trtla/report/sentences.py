@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from trtla.report.comparison import Comparison, Row
 from trtla.report.measures import Measure
 from trtla.report.reading import Source
-from trtla.results.documents import Bench, Run, Summarize, Tune
+from trtla.results.bench_documents import Bench
+from trtla.results.documents import Run, Summarize, Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _LOOPS = 0.5
@@ -85,7 +86,7 @@ def side_ratios(summarize: Summarize) -> dict[str, float]:
     return {name: value / plain for name, value in speed.items()} if plain else {}
 
 
-def range_told(row: Row) -> str | None:
+def range_text(row: Row) -> str | None:
     """The slowest and the fastest task of an arm."""
     if row.plain or row.tasks < 2 or row.low is None or row.high is None:
         return None
