@@ -19,7 +19,7 @@ from trtla.bench.rounds import measure
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.results.bench_documents import Cell
+from trtla.results.bench_documents import BenchRow, Cell
 from trtla.results.metrics import add, agreement
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.stats import DraftTotals
@@ -89,7 +89,17 @@ def test_figures_are_the_arithmetic_of_the_runs() -> None:
     assert fast.rounds == 3
 
 
-def test_what_a_run_does_not_tell_is_none() -> None:
+def test_a_counter_that_gets_a_field_is_in_the_row() -> None:
+    class Wider(BenchRow):
+        steps: int | None = None
+        drafted: int | None = None
+
+    row = Wider.fill(CELL, replace(FAST, drafted=3), arm="x").document()
+    assert list(row.items())[-2:] == [("steps", 4), ("drafted", 3)]
+    assert row["device"] == "cpu"
+
+
+def test_what_a_run_does_not_report_is_none() -> None:
     silent = replace(PLAIN, fed=None, forward_s=None)
     measured = measure(CELL, [FakeArm("ar", silent)], [[(1,), (2,)]], SamplingParams(), 1)
     (row,) = rows(measured, Hardware(1, 1.0))

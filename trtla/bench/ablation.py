@@ -1,4 +1,4 @@
-"""The ablation: every case decoded by all arms in turn, each row written as it comes.
+"""The ablation: every case decoded by all arms one after the other, each row written as it comes.
 
 Plain decoding is the first of a case's arms and the base of the others' speed-up and equality. A
 case that an interruption left half-done is decoded plainly once more for that, without a new row.
@@ -27,7 +27,8 @@ from trtla.bench.ablation_table import (
 )
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.opened import Note, OpenedModel, Setup
-from trtla.bench.rounds import turns
+from trtla.bench.rounds import alternate
+from trtla.bench.summarize import rouge
 from trtla.data.prompt_sets import Ids
 from trtla.files import write_whole
 from trtla.results.bench_documents import AblationRow
@@ -80,12 +81,12 @@ def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
     for device, dtype in product(ablation.devices, ablation.dtypes):
         with ablation.open(device, dtype) as llm:
             model = OpenedModel(llm, ablation, resolve_device(device), dtype)
-            _Turns(ablation, model, table, found).run(on_row, on_note)
+            _Decoder(ablation, model, table, found).run(on_row, on_note)
     write_whole(means_path(ablation.output), means_text(found.rows.values()))
     return found
 
 
-class _Turns:
+class _Decoder:
     """All cases on one opened model."""
 
     def __init__(
@@ -132,7 +133,7 @@ class _Turns:
         sampling = case.sampling(self._ablation.sampling)
         self._warm_up(wanted, ids, sampling)
         plain: Run | None = None
-        for arm, run in turns(wanted, [([ids], [sampling])], self._model.device):
+        for arm, run in alternate(wanted, [([ids], [sampling])], self._model.device):
             plain = plain or run
             if names[arm] in missing:
                 yield self._write(arm, case, ids, run, plain)
@@ -146,10 +147,10 @@ class _Turns:
                 arm.warm_up([ids], [few])
 
     def _write(self, arm: EngineArm, case: Case, ids: Ids, run: Run, plain: Run) -> Cells:
-        output_ids, reference = run.outputs[0], case.prompt.reference
-        scored = None
-        if reference is not None:
-            scored = rouge_l(self._model.tokenizer.decode(output_ids), reference)
+        output_ids, reference, scored = run.outputs[0], case.prompt.reference, None
+        if reference is not None and find_spec("rouge_score") is not None:
+            text = self._model.tokenizer.decode(output_ids)
+            scored = rouge(text, reference, ("rougeL",))["rougeL"]
         figures = figures_of(run, plain, ids, scored, self._perplexity(ids, output_ids))
         row = row_of(self._settings(self._arms[arm], case, ids), figures)
         lengths = run.accepted_lengths
@@ -195,13 +196,3 @@ def _draft_place(ablation: Ablation) -> dict[str, object]:
     """What is given of a draft model's device and type: rows of files without them stay known."""
     place = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
     return {name: value for name, value in place.items() if value is not None}
-
-
-def rouge_l(text: str, reference: str) -> float | None:
-    """ROUGE-L's F-measure x100, as `trtla summarize` has it; None without rouge-score."""
-    if find_spec("rouge_score") is None:
-        return None
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    return 100.0 * float(scorer.score(reference, text)["rougeL"].fmeasure)

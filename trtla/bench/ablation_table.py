@@ -26,7 +26,7 @@ Cells = dict[str, str]
 
 
 SETTING = tuple(AblationSetting.model_fields)
-"""What tells an arm's settings apart from another's."""
+"""The columns that identify an arm's settings."""
 _MEASURED = tuple(AblationFigures.model_fields)
 COLUMNS = ("run_id", *SETTING, "seed", "repeat", "task", "prompt_id", *_MEASURED)
 """One row is one decoding: an arm with one setting, on one prompt, once."""
@@ -99,13 +99,13 @@ class RowFile:
     def append(self, row: Cells) -> None:
         """Add a row; it is handed to the system in one piece."""
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_csv(COLUMNS, [row]))
+            file.write(csv_lines(COLUMNS, [row]))
         self.rows[row["run_id"]] = row
 
 
 def _read(path: Path) -> list[Cells]:
     """The complete rows of a file, which is made or mended where it has to be."""
-    header = _csv(COLUMNS, [], header=True)
+    header = csv_lines(COLUMNS, [], header=True)
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
@@ -118,7 +118,10 @@ def _read(path: Path) -> list[Cells]:
     return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values()]
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Cells], *, header: bool = False) -> str:
+def csv_lines(
+    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
+) -> str:
+    """Rows as CSV, below the columns' names if asked for."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     if header:
@@ -178,4 +181,4 @@ def typed(row: Mapping[str, str], accepted_per_pos: Sequence[float] | None = Non
 def means_text(rows: Iterable[Cells]) -> str:
     """The second file."""
     found = means(rows)
-    return _csv(list(found[0]), found, header=True)
+    return csv_lines(list(found[0]), found, header=True)

@@ -163,7 +163,7 @@ class _Context:
         self.seconds += time.perf_counter() - start
         if failed:
             raise TrtlaError(f"llama_decode of llama.cpp failed with {failed}")
-        self.fed += count if self.forwards else 0  # the first one is the prompt pass
+        self.fed += count if self.forwards else 0  # the first one is the prefill
         self.forwards += 1
 
 

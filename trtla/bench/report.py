@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
+from trtla.bench.ablation_table import csv_lines
 from trtla.bench.arms import LLAMA_CPP
 from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell as shown
@@ -38,21 +37,11 @@ _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digit
 
 def document(results: Results, sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
-    settings = BenchSettings(
-        model=sweep.model,
-        executors=tuple(results.executors),
-        rounds=sweep.rounds,
-        max_output_len=sweep.sampling.max_output_len,
-        seed=sweep.sampling.seed,
-        ignore_eos=sweep.ignore_eos,
+    settings = BenchSettings.fill(results, sweep, sweep.sampling)
+    filled = Bench.fill(
+        results, schema_version=SCHEMA_VERSION, environment=found, settings=settings
     )
-    return Bench(
-        schema_version=SCHEMA_VERSION,
-        environment=found,
-        settings=settings,
-        cells=tuple(results.cells),
-        rows=tuple(results.rows),
-    ).document()
+    return filled.document()
 
 
 def csv_text(results: Results, found: dict[str, Any]) -> str:
@@ -61,11 +50,7 @@ def csv_text(results: Results, found: dict[str, Any]) -> str:
         key: found[key] for key in ("cpu", "cores", "torch", "transformers", "trtla", "commit")
     }
     lines = [{**row.document(), **extra} for row in results.rows]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
+    return csv_lines(list(lines[0]), lines, header=True)
 
 
 def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
@@ -92,7 +77,7 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
             f"{found['python']}, torch {found['torch']}, transformers {found['transformers']}"
             f"{peer}",
             f"- engine: {', '.join(results.executors)}; {sweep.sampling.max_output_len} tokens a "
-            f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} in turns, medians",
+            f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )
     )
 

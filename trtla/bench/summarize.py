@@ -19,7 +19,6 @@ from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.data.prompt_sets import Ids
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
-from trtla.llm.answer import Completion
 from trtla.results.documents import Side
 from trtla.results.metrics import Metrics
 from trtla.results.run import divergence
@@ -31,6 +30,7 @@ from trtla.settings.sampling import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from trtla.llm.answer import Completion
     from trtla.llm.llm import LLM
     from trtla.runtime.request import FinishReason
 
@@ -50,7 +50,7 @@ class Article(BaseModel):
     id: str | None = None
 
 
-Generate = Callable[[Sequence[list[int]]], Sequence[Completion]]
+Generate = Callable[[Sequence[list[int]]], "Sequence[Completion]"]
 """Decodes one batch of prompts."""
 
 
@@ -176,6 +176,8 @@ def hf_side(
 
 def _completion(prompt: Ids, output: Ids, output_len: int) -> Completion:
     """An answer of transformers, whose steps feed one token each."""
+    from trtla.llm.answer import Completion
+
     steps = max(len(output) - 1, 0)
     stats = RequestStats(drafter=NO_DRAFTER.name, steps=steps, fed=None, drafted=None)
     reason: FinishReason = "end_id" if len(output) < output_len else "length"
@@ -183,15 +185,19 @@ def _completion(prompt: Ids, output: Ids, output_len: int) -> Completion:
 
 
 def score(side: Measured, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]) -> None:
-    """Fill in a side's texts and ROUGE F-measures, x100, as `evaluate`'s rouge by default."""
+    """Fill in a side's texts and their ROUGE."""
+    for answer, item in zip(side.answers, articles, strict=True):
+        text = str(tokenizer.decode(list(answer.output_ids), skip_special_tokens=True))
+        side.texts.append(text)
+        side.scores.append(rouge(text, item.highlights))
+
+
+def rouge(text: str, reference: str, kinds: Sequence[str] = ROUGE) -> dict[str, float]:
+    """ROUGE F-measures x100, as `evaluate`'s rouge by default; needs the package rouge-score."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE), use_stemmer=False)
-    for answer, item in zip(side.answers, articles, strict=True):
-        text = tokenizer.decode(list(answer.output_ids), skip_special_tokens=True)
-        found = scorer.score(item.highlights, str(text))
-        side.texts.append(str(text))
-        side.scores.append({key: 100.0 * found[key].fmeasure for key in ROUGE})
+    found = RougeScorer(list(kinds), use_stemmer=False).score(reference, text)
+    return {kind: 100.0 * found[kind].fmeasure for kind in kinds}
 
 
 def equal_to_plain(sides: Sequence[Measured]) -> int | None:

@@ -148,7 +148,7 @@ class _Bench:
     ) -> None:
         """Measure the cells of this device and type."""
         results.executors.append(self._llm.description)
-        size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers know no FP8
+        size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
         for cell, prompts in self._cells(sets, tuple(bandwidth)):
             set_threads(cell.threads)
             measured = self._measure(cell, prompts, on_round)

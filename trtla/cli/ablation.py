@@ -20,13 +20,13 @@ from trtla.bench.ablation_arms import (
     cases,
     load_tasks,
 )
-from trtla.cli.bench_flags import BenchFlags, shared_setup
+from trtla.cli.bench_flags import BenchFlags, check_choices, shared_setup
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
@@ -124,17 +124,17 @@ def check_read(ablation: bool) -> None:
 
 
 def run_ablation_command(
-    console: Console, given: BenchFlags, server: LookaheadConfig | None
+    console: Console, given: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
     """Check, measure with a note a row, and print a summary.
 
     Args:
-        server: the triple to open the model with; None is the engine's own.
+        lookahead: the triple to open the model with; None is the engine's own.
 
     Raises:
         UsageError: a flag, a folder or the output file is not usable.
     """
-    ablation = _check(given, server)
+    ablation = _check(given, lookahead)
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
 
@@ -155,7 +155,7 @@ def run_ablation_command(
         _print(console, done.overall())
 
 
-def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
+def _check(given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
     """What can be refused before torch is imported."""
     if len(given.threads) > 1:
         raise UsageError(
@@ -172,7 +172,7 @@ def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
 
     drafting = [arm.drafting for arm in made if arm.drafting.most_tokens]
     return Ablation(
-        **shared_setup(given, server, drafting, models),
+        **shared_setup(given, lookahead, drafting, models),
         sampling=SamplingParams(given.max_output_len, seed=given.seed),
         arms=tuple(made),
         cases=tuple(cases(prompts, processors, given.repeats, given.seed)),
@@ -181,10 +181,7 @@ def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
 
 
 def _arms(given: BenchFlags) -> list[AblationArm]:
-    for name in given.arms:
-        if name not in METHODS:
-            guess = did_you_mean(name, METHODS)
-            raise UsageError(f"--arms has the unknown {name}", f"{guess}use {', '.join(METHODS)}")
+    check_choices("--arms", given.arms, METHODS)
     return arms(
         given.arms,
         given.draft_model,

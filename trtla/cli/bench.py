@@ -66,7 +66,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 
 @click.command(
     cls=Command,
-    short_help="Lookahead, plain decoding and peers, measured in turns.",
+    short_help="Lookahead, plain decoding and peers, measured in rounds.",
     examples=[
         "trtla bench --engine-dir engine --lookahead 7,7,7 3,4,2",
         "trtla bench --engine-dir llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
@@ -143,7 +143,13 @@ axis = partial(listed, section="Lists: every combination is measured")
     default=True,
     help="Whether texts go on behind an end token, so that all arms write the same number.",
 )
-@setting("--rounds", section="Output", type=COUNT, default=5, help="Turns of every arm.")
+@setting(
+    "--rounds",
+    section="Output",
+    type=COUNT,
+    default=5,
+    help="Runs of every arm.",
+)
 @drafter_arms
 @draft_flags
 @ablation_flags
@@ -160,11 +166,12 @@ axis = partial(listed, section="Lists: every combination is measured")
 )
 @click.pass_obj
 def bench(console: Console, /, **flags: Any) -> None:
-    """Measure arms in turns, in one process: plain decoding, lookahead triples, peers.
+    """Measure arms in rounds, in one process: plain decoding, lookahead triples, peers.
 
-    Every arm warms up on the first batch, then all take turns (A B A B). Figures are medians over
-    rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
-    is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
+    Every arm warms up on the first batch, then all decode in rounds (A B A B). Figures are medians
+    over rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step,
+    efficiency is speed-up / S. A low share of distinct 4-grams says that texts loop, which flatters
+    S.
     """
     given = BenchFlags(**flags)
     check_read(given.ablation)
@@ -174,7 +181,7 @@ def bench(console: Console, /, **flags: Any) -> None:
         return
     sweep, sets = _check(given)
     results = _run(console, sweep, sets)
-    if results is not None:  # a serving rank of mpirun has nothing to tell
+    if results is not None:  # a serving rank of mpirun has nothing to report
         _print(console, results, sweep, given.output_format)
 
 
@@ -188,7 +195,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     check_peers(given, is_engine)
     filters = filters_of(given)
     sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
-    server = check_lookahead(given)
+    lookahead = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     drafters = [drafter_settings(name, given) for name in dict.fromkeys(given.drafter)]
     named = [("--drafter", one) for one in drafters]
@@ -197,7 +204,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     from trtla.bench.sweep import Sweep
 
     sweep = Sweep(
-        **shared_setup(given, server, drafters, models),
+        **shared_setup(given, lookahead, drafters, models),
         sampling=sampling[0],
         batch_sizes=given.batch_size,
         trtllm=trtllm_settings(given),

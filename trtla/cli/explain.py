@@ -79,7 +79,7 @@ class ExplainFlags(ModelFlags):
 
 @click.command(
     cls=Command,
-    short_help="One decoding step, told and drawn.",
+    short_help="One decoding step, described and drawn.",
     examples=[
         "trtla explain --engine-dir engine --input-text 'def f('",
         "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
@@ -99,8 +99,8 @@ class ExplainFlags(ModelFlags):
     "--request-lookahead",
     section="Model",
     type=TRIPLE,
-    show_default="the server's",
-    help="The request's own triple, at most the server's.",
+    show_default="the default triple",
+    help="The request's own triple, at most the default one.",
 )
 @setting("--max-output-len", section="Sampling", type=int, default=32, help="Most tokens to write.")
 @sampling_flags
@@ -114,7 +114,7 @@ class ExplainFlags(ModelFlags):
     type=click.IntRange(0),
     metavar="K",
     show_default="the step that accepted the most",
-    help="Which step to tell; 0 is the prompt pass.",
+    help="Which step to describe; 0 is the prefill.",
 )
 @setting(
     "-o",
@@ -228,7 +228,7 @@ def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
         last = len(run.steps) - 1
         raise UsageError(
             f"--step {number}: this run has the steps 0 to {last}",
-            "leave --step away for the one that accepted the most",
+            "omit --step for the one that accepted the most",
         )
     return run.steps[number]
 

@@ -142,9 +142,9 @@ def summarize(console: Console, /, **flags: Any) -> None:
     work.require_extras(given.dataset)
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, given.seed)
     sides, prompts = _measure(console, given, sampling, drafter, articles)
-    if not sides:  # a serving rank of mpirun has nothing to tell
+    if not sides:  # a serving rank of mpirun has nothing to report
         return
-    _print(console, sides, _settings(given, prompts))
+    _print(console, sides, given)
     if given.output:
         _write(Path(given.output), work.items(sides, prompts))
     if given.rouge1_threshold is not None:
@@ -160,7 +160,7 @@ def _check(given: SummarizeFlags) -> SamplingParams:
     if given.test_hf and given.temperature > 0:
         raise UsageError(
             f"--test-hf is greedy, and temperature is {given.temperature}",
-            "leave --temperature or --test-hf away",
+            "omit --temperature or --test-hf",
         )
     if given.output:
         check_folder(Path(given.output), "--output")
@@ -237,28 +237,22 @@ def _tokenizer(llm: LLM) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]:
-    return {
-        "dataset": given.dataset,
-        "items": len(prompts),
-        "batch_size": given.batch_size,
-        "max_input_length": given.max_input_length,
-        "output_len": given.output_len,
-        "temperature": given.temperature,
-        "seed": given.seed,
-    }
-
-
-def _print(console: Console, measured: Sequence[Measured], settings: dict[str, Any]) -> None:
+def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
     from trtla.bench.summarize import ROUGE, equal_to_plain
     from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
 
     sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
     if console.json:
-        found = {"environment": environment(command_line()), **settings, "sides": sides}
-        found |= {} if equal is None else {"equal_to_plain": equal}
-        console.document(Summarize(schema_version=SCHEMA_VERSION, **found).document())
+        filled = Summarize.fill(
+            given,
+            schema_version=SCHEMA_VERSION,
+            environment=environment(command_line()),
+            items=len(measured[0].answers),
+            sides=sides,
+            **({} if equal is None else {"equal_to_plain": equal}),
+        )
+        console.document(filled.document())
         return
     for side in sides:
         console.out(f"{side.name} (total latency: {side.latency_s} sec)")
@@ -272,7 +266,7 @@ def _print(console: Console, measured: Sequence[Measured], settings: dict[str, A
     console.table(heads, [list(row.values()) for row in rows])
     _print_speed_up(console, sides)
     if equal is not None:
-        console.out(f"summaries equal to plain decoding's: {equal} of {settings['items']}")
+        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].answers)}")
 
 
 _HEADS = {

@@ -64,6 +64,16 @@ class Measure:
         """The arm with its setting."""
         return f"{self.arm} ({self.setting})" if self.setting else self.arm
 
+    @property
+    def method(self) -> Method:
+        """What the arm is."""
+        return method(self.arm)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what all others are compared with."""
+        return self.method is _PLAIN
+
 
 def measures(source: Source) -> list[Measure]:
     """The figures of a document that compare arms; summarize and run have tables of their own."""
@@ -194,85 +204,80 @@ def _of_tune(number: int, tune: Tune, one: Verified) -> Measure:
 class Method:
     """A way of decoding; the texts are cells of the comparison table."""
 
+    names: tuple[str, ...]
+    """What documents call it."""
     title: str
-    training: str
-    memory: str
-    when: str
+    training: str = "none"
+    memory: str = "none"
+    when: str = ""
 
 
-_WINDOW = "an n-gram pool, and K/V rows for the window and candidates of a step"
-_DRAFT = "the draft model's weights and its own K/V cache"
-_ITS_DRAFT = "a draft model with the same vocabulary"
+_DRAFT = (
+    "a draft model with the same vocabulary",
+    "the draft model's weights and its own K/V cache",
+)
+_WINDOW = ("none", "an n-gram pool, and K/V rows for the window and candidates of a step")
 
-_PLAIN = Method("plain decoding", "none", "none", "Large batches, and wherever nothing is faster")
+_PLAIN = Method(
+    ("ar", "none", "trtla_without_lookahead"),
+    "plain decoding",
+    when="Large batches, and wherever nothing is faster",
+)
 _LOOKAHEAD = Method(
+    ("lookahead",),
     "lookahead decoding",
-    "none",
-    _WINDOW,
+    *_WINDOW,
     "No draft model at hand, small batches, and compute to spare; best on code and repeating text",
 )
-_AUTO = Method(
-    "lookahead, fitted to each step",
-    "none",
-    _WINDOW,
-    "As lookahead, where batch size or kind of text changes",
-)
-_NGRAM = Method(
-    "n-grams of the text so far",
-    "none",
-    "n-gram tables of integers",
-    "Texts that repeat themselves; costs next to nothing, so slow processors too",
-)
-_PROMPT = Method(
-    "prompt lookup",
-    "none",
-    "none",
-    "Answers that quote their prompt: summaries, edits, code with its context",
-)
-_DRAFT_MODEL = Method(
-    "draft model, fixed gamma",
-    _ITS_DRAFT,
-    _DRAFT,
-    "A much smaller model of the same family exists, and memory for it",
-)
-_EGAG = Method(
-    "draft model, entropy-guided gamma",
-    _ITS_DRAFT,
-    _DRAFT,
-    "As with a draft model, on text that is now easy, now hard",
-)
 _CHAIN = Method(
-    "several drafters in turn",
+    ("chain",),
+    "several drafters, one after the other",
     "as its parts",
     "as its parts",
     "Kinds of text change, and no single drafter fits them all",
 )
-_HF = Method("transformers' generate", "none", "none", "The reference that most users start from")
-_LLAMA_CPP = Method("llama.cpp", "none", "none", "A quantised model on a processor")
-_UNKNOWN = Method("", "-", "-", "-")
-
-_NAMES = {
-    "ar": _PLAIN,
-    "none": _PLAIN,
-    "trtla_without_lookahead": _PLAIN,
-    "lookahead": _LOOKAHEAD,
-    "lookahead-auto": _AUTO,
-    "lookahead auto": _AUTO,
-    "auto": _AUTO,
-    "nasd": _NGRAM,
-    "ngram": _NGRAM,
-    "prompt-lookup": _PROMPT,
-    "sd": _DRAFT_MODEL,
-    "draft": _DRAFT_MODEL,
-    "egag": _EGAG,
-    "chain": _CHAIN,
-    "hf": _HF,
-    "hugging_face": _HF,
-    "hf-prompt-lookup": _PROMPT,
-    "hf-assisted": _DRAFT_MODEL,
-    "llama.cpp": _LLAMA_CPP,
-    "llama.cpp-prompt-lookup": _PROMPT,
-}
+_METHODS = (
+    _PLAIN,
+    _LOOKAHEAD,
+    _CHAIN,
+    Method(
+        ("lookahead-auto", "lookahead auto", "auto"),
+        "lookahead, fitted to each step",
+        *_WINDOW,
+        "As lookahead, where batch size or kind of text changes",
+    ),
+    Method(
+        ("nasd", "ngram"),
+        "n-grams of the text so far",
+        memory="n-gram tables of integers",
+        when="Texts that repeat themselves; costs next to nothing, so slow processors too",
+    ),
+    Method(
+        ("prompt-lookup", "hf-prompt-lookup", "llama.cpp-prompt-lookup"),
+        "prompt lookup",
+        when="Answers that quote their prompt: summaries, edits, code with its context",
+    ),
+    Method(
+        ("sd", "draft", "hf-assisted"),
+        "draft model, fixed gamma",
+        *_DRAFT,
+        "A much smaller model of the same family exists, and memory for it",
+    ),
+    Method(
+        ("egag",),
+        "draft model, entropy-guided gamma",
+        *_DRAFT,
+        "As with a draft model, on text that is now easy, now hard",
+    ),
+    Method(
+        ("hf", "hugging_face"),
+        "transformers' generate",
+        when="The reference that most users start from",
+    ),
+    Method(("llama.cpp",), "llama.cpp", when="A quantised model on a processor"),
+)
+_UNKNOWN = Method((), "", "-", "-", "-")
+_BY_NAME = {name: one for one in _METHODS for name in one.names}
 _NO_DRAFTS = ("1", "1", "0")
 _TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
 
@@ -286,9 +291,4 @@ def method(arm: str) -> Method:
         return replace(_LOOKAHEAD, title="W {}, N {}, G {}".format(*triple.groups()))
     if "," in arm:
         return _CHAIN
-    return _NAMES.get(arm) or _NAMES.get(arm.partition(":")[0], _UNKNOWN)
-
-
-def is_plain(arm: str) -> bool:
-    """Whether an arm is what all others are compared with."""
-    return method(arm) is _PLAIN
+    return _BY_NAME.get(arm) or _BY_NAME.get(arm.partition(":")[0], _UNKNOWN)

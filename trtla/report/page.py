@@ -76,7 +76,7 @@ def page(sources: Sequence[Source], title: str) -> str:
 
 
 def _mark(sources: Sequence[Source], number: int) -> str:
-    """What tells a chart's document apart, where there are several."""
+    """Names a chart's document where there are several."""
     return f" (document {number})" if len(sources) > 1 else ""
 
 
@@ -194,24 +194,24 @@ def _shown(key: str, value: Any) -> str:
 def _settings(source: Source) -> Iterator[tuple[str, str]]:
     match source.document:
         case Bench(settings=own):
-            told = {
+            facts = {
                 "model": own.model,
                 "rounds": own.rounds,
                 "tokens a prompt": own.max_output_len,
             }
         case Tune() as tune:
-            told = {"engine": tune.engine, "executor": tune.executor}
-            told["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
+            facts = {"engine": tune.engine, "executor": tune.executor}
+            facts["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
         case Summarize() as own_summaries:
-            told = {
+            facts = {
                 "data set": own_summaries.dataset,
                 "articles": own_summaries.items,
                 "batch size": own_summaries.batch_size,
                 "tokens a summary": own_summaries.output_len,
             }
         case Run() as run:
-            told = {"executor": run.executor, "prompts": len(run.results)}
+            facts = {"executor": run.executor, "prompts": len(run.results)}
         case ablation:
             models = dict.fromkeys(row.model for row in ablation.means if row.model)
-            told = {"model": ", ".join(models) or None}
-    yield from ((label, str(value)) for label, value in told.items() if value is not None)
+            facts = {"model": ", ".join(models) or None}
+    yield from ((label, str(value)) for label, value in facts.items() if value is not None)

@@ -86,7 +86,7 @@ def _object(path: Path, value: Any) -> tuple[Kind, Document]:
         raise UsageError(f"{path} reports an error, not results", "run that command again")
     for kind, model, needed in _JSON_KINDS:
         if keys.issuperset(needed):
-            return kind, _checked(path, model.model_validate(value))
+            return kind, _checked(path, model.model_validate(value), needed[0])
     raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
 
 
@@ -97,10 +97,11 @@ def _table(path: Path, text: str) -> tuple[Kind, Document]:
     if columns.issuperset(COLUMNS):
         rows = means(rows)
     elif columns.issuperset(("arm", "category", "speedup_vs_ar")):
-        return "bench", _checked(path, _bench_table(_with_none(rows)))
+        return "bench", _checked(path, _bench_table(_with_none(rows)), "rows")
     elif not columns.issuperset(("method", "speedup_vs_ar_mean")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    return "ablation", _checked(path, Ablation.model_validate({"means": _with_none(rows)}))
+    means_of = Ablation.model_validate({"means": _with_none(rows)})
+    return "ablation", _checked(path, means_of, "means")
 
 
 def _with_none(rows: Sequence[dict[str, str]]) -> list[dict[str, str | None]]:
@@ -114,10 +115,8 @@ def _bench_table(rows: Sequence[dict[str, str | None]]) -> Bench:
     return Bench.model_validate({"environment": environment, "rows": rows})
 
 
-def _checked(path: Path, document: Document) -> Document:
+def _checked(path: Path, document: Document, part: str) -> Document:
     """Refuse a document that holds nothing."""
-    parts = {Bench: "rows", Ablation: "means", Summarize: "sides", Run: "results"}
-    part = parts.get(type(document))
-    if part is not None and not getattr(document, part):
+    if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     return document

@@ -1,4 +1,4 @@
-"""What the page says in sentences: the headline, and what a reader must know beside the figures."""
+"""What the page says in sentences: the headline, and what a reader needs to judge the figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FEW_ROUNDS = 3
 
 
 def times(ratio: float) -> str:
-    """A speed-up as it is told, 1.73x."""
+    """A speed-up in words, 1.73x."""
     return f"{ratio:.2f}x"
 
 
@@ -26,9 +26,9 @@ def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
     if best is not None:
         return _measured(*best)
     for source in sources:
-        told = _without_arms(source)
-        if told:
-            return told
+        said = _without_arms(source)
+        if said:
+            return said
     return "Nothing in these documents compares a method with plain decoding."
 
 
@@ -57,8 +57,8 @@ def _without_arms(source: Source) -> str | None:
             w, n, g = chosen.lookahead
             ratio = chosen.measured_speedup or chosen.predicted_speedup
             kind = "measured" if chosen.measured_speedup else "predicted"
-            told = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{told}."
+            said = f" with {times(ratio)} ({kind})" if ratio else ""
+            return f"tune recommends W {w}, N {n}, G {g}{said}."
         case Summarize() as summarize:
             return _summarized(summarize)
         case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
@@ -114,10 +114,10 @@ def caveats(sources: Sequence[Source], measures: Sequence[Measure]) -> Iterator[
 def _machines(sources: Sequence[Source]) -> Iterator[str]:
     silent = [str(source.number) for source in sources if not source.document.environment]
     if len(silent) == 1:
-        yield f"Document {silent[0]} does not tell the machine it was made on."
+        yield f"Document {silent[0]} does not say which machine it was made on."
     elif silent:
-        told = f"{', '.join(silent[:-1])} and {silent[-1]}"
-        yield f"Documents {told} do not tell the machine they were made on."
+        said = f"{', '.join(silent[:-1])} and {silent[-1]}"
+        yield f"Documents {said} do not say which machine they were made on."
 
 
 def _loops(measures: Sequence[Measure]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _differences(measures: Sequence[Measure]) -> Iterator[str]:
     if names:
         yield (
             f"Some texts of {', '.join(names)} differ from plain decoding's. Rounding of "
-            "low-precision types does that; trtla run --check-lossless tells the margin there."
+            "low-precision types does that; trtla run --check-lossless reports the margin there."
         )
 
 

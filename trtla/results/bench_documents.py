@@ -23,7 +23,7 @@ def _listed(value: Any) -> Any:
 
 
 class Cell(Part):
-    """The circumstances that arms of one table share; what tells tables apart."""
+    """The circumstances that arms of one table share."""
 
     device: str
     dtype: str
@@ -100,7 +100,7 @@ class Bench(Part):
 
 
 class AblationSetting(Part):
-    """What tells an arm's settings apart from another's; None where a setting does not apply."""
+    """An arm's settings; None where a setting does not apply."""
 
     method: str
     gamma_policy: str | None = None

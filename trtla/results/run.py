@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trtla.data.prompts import PromptRequest
 from trtla.results.documents import (
     SCHEMA_VERSION,
     Beam,
@@ -19,12 +18,13 @@ from trtla.results.documents import (
     RunTotals,
 )
 from trtla.results.metrics import Metrics, distinct_4grams, first_difference
-from trtla.runtime.loop.beams import BeamSettings
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 
 if TYPE_CHECKING:
+    from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM, Chunk, Completion
+    from trtla.runtime.loop.beams import BeamSettings
 
 
 @dataclass(frozen=True, slots=True)
