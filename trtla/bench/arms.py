@@ -1,4 +1,4 @@
-"""What is compared: the protocol of an arm, what a decoding gives, and the arms of our engine.
+"""What is compared: an arm, what a decoding gives, and the arms of our engine.
 
 Peers decode in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
 ids: no arm pays for text.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError
@@ -94,35 +94,37 @@ class Run(Metrics):
         return 1000.0 * (self.time_s - self.forward_s) / self.forwards
 
 
-class Arm(Protocol):
+class Arm:
     """One way of decoding."""
 
     name: str
-    own: bool
+    own = False
     """Whether sampled text must equal that of `ar`: our noise depends on seed and position."""
 
     @property
     def setting(self) -> str | None:
         """What the arm chose for itself."""
+        return None
 
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
+        raise NotImplementedError
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         """Decode untimed, and choose what there is to choose."""
+        self.decode(prompts, sampling)
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
-        """Decode one batch."""
+        """Decode one batch, all prompts in flight at once where the arm can do that."""
+        raise NotImplementedError
 
 
-class EngineArm:
+class EngineArm(Arm):
     """Our engine with one drafter for all requests; None is the engine's own triple.
 
     Args:
         name: None: made from what it is given, where `ar` names all plain decoding.
     """
-
-    setting = None
 
     def __init__(
         self,
@@ -140,10 +142,6 @@ class EngineArm:
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
         return batch_size <= self._llm.limits.max_batch_size
-
-    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed."""
-        self.decode(prompts, sampling)
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
         """Decode one batch, all in flight at once."""
@@ -177,14 +175,12 @@ class EngineArm:
         )
 
 
-class PeerArm:
+class PeerArm(Arm):
     """A peer on the same weights, decoding as the fastest of its choices.
 
     Args:
         decode_with: decodes a batch with the options of a choice.
     """
-
-    own = False
 
     def __init__(
         self,
@@ -206,7 +202,7 @@ class PeerArm:
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         """Decode untimed, then once with each choice."""
-        self.decode(prompts, sampling)
+        super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
             self._chosen = min(
                 self._choices, key=lambda one: self._decode_with(prompts, sampling, one).time_s

@@ -144,18 +144,13 @@ def triple(value: Sequence[int]) -> str:
 
 _LABELS = {
     "cpu": "processor",
-    "cores": "cores",
     "instruction_sets": "instruction sets",
     "memory_bytes": "memory",
     "gpus": "GPUs",
-    "driver": "driver",
     "platform": "system",
     "python": "Python",
     "torch": "PyTorch",
-    "transformers": "transformers",
     "llama_cpp_python": "llama-cpp-python",
-    "trtla": "trtla",
-    "commit": "commit",
 }
 
 

@@ -53,26 +53,19 @@ def _measured(comparison: Comparison, row: Row) -> str:
 
 def _without_arms(source: Source) -> str | None:
     match source.document:
-        case Tune(recommendation=chosen) if chosen is not None:
+        case Tune(recommendation=chosen):
             w, n, g = chosen.lookahead
             ratio = chosen.measured_speedup or chosen.predicted_speedup
             kind = "measured" if chosen.measured_speedup else "predicted"
             said = f" with {times(ratio)} ({kind})" if ratio else ""
             return f"tune recommends W {w}, N {n}, G {g}{said}."
         case Summarize() as summarize:
-            return _summarized(summarize)
+            ratio = side_ratios(summarize).get("trtla")
+            return None if ratio is None else _as_fast("Summarizing", ratio)
         case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
             return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
         case _:
             return None
-
-
-def _summarized(summarize: Summarize) -> str | None:
-    ratios = side_ratios(summarize)
-    ratio = ratios.get("trtla")
-    if ratio is None:
-        return None
-    return _as_fast("Summarizing", ratio)
 
 
 def _as_fast(what: str, ratio: float) -> str:
