@@ -27,7 +27,7 @@ from tiny_llama_data import held_out_files, read_texts
 import trtla
 from trtla import LLM, Completion, DraftOptions, LookaheadConfig, SamplingParams
 from trtla.data.prompt_sets import load_sets
-from trtla.results.run import totals
+from trtla.results.metrics import Metrics
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 _START = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)
@@ -64,9 +64,9 @@ def draft_options(text: str) -> DraftOptions:
 
 def row(done: Sequence[Completion], seconds: float) -> str:
     """The figures of one table row."""
-    t, fed = totals(done, seconds), sum((c.stats.fed or 0) - len(c.input_ids) for c in done)
+    t = Metrics.of(done, seconds)
     return (
-        f"{t.output_tokens} | {t.tokens_per_step:.3f} | {fed / max(1, t.steps):.1f} | "
+        f"{t.output_tokens} | {t.tokens_per_step:.3f} | {t.fed_per_step or 0:.1f} | "
         f"{t.distinct_4grams or 0:.2f} | {t.accepted} / {t.drafted} | {t.tokens_per_s:.0f}"
     )
 

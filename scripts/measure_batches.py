@@ -20,7 +20,7 @@ import torch
 from measure_acceptance import SHIPPED, held_out_prompts
 
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.results.run import totals
+from trtla.results.metrics import Metrics
 from trtla.settings.lookahead import Lookahead
 
 ARMS: dict[str, Lookahead] = {
@@ -43,12 +43,11 @@ class Figures:
 
 def measure_round(llm: LLM, groups: list[list[str]], params: SamplingParams, arm: str) -> Figures:
     """Decode all groups once."""
-    before, started = llm.stats().fed or 0, time.perf_counter()
+    started = time.perf_counter()
     done = [c for group in groups for c in llm.generate(group, params, ARMS[arm])]
-    t = totals(done, time.perf_counter() - started)
-    fed = (llm.stats().fed or 0) - before - sum(len(c.input_ids) for c in done)
+    t = Metrics.of(done, time.perf_counter() - started)
     return Figures(
-        [t.tokens_per_s], t.tokens_per_step, fed / max(1, t.steps), t.distinct_4grams or 0.0
+        [t.tokens_per_s], t.tokens_per_step, t.fed_per_step or 0.0, t.distinct_4grams or 0.0
     )
 
 

@@ -99,7 +99,7 @@ class LadeArm:
         seconds, forwards = told["seconds"], told["forwards"]
         return Run(
             outputs=(tuple(told["ids"]),),
-            wall_s=seconds,
+            time_s=seconds,
             first_s=(seconds,),  # it does not report when its first token came
             last_s=(seconds,),
             steps=forwards - 1,
@@ -112,9 +112,9 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
     """Print one table."""
     from trtla import LLM, SamplingParams
     from trtla.bench.arms import engine_arms
-    from trtla.bench.rounds import Cell
     from trtla.bench.rounds import measure as in_turns
     from trtla.data.prompt_sets import batches, encode, fit, load_sets
+    from trtla.results.bench_documents import Cell
     from trtla.settings.lookahead import LookaheadConfig
 
     triples = [LookaheadConfig.parse(text) for text in args.lookahead]
@@ -126,7 +126,8 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
         with _start(args, dtype, _rope_theta(llm.engine.config.pretrained_config)) as process:
             arms = engine_arms(llm, [*triples, "auto"])
             arms += [LadeArm(process, triple) for triple in (None, *triples)]
-            cell = Cell("cpu", dtype, args.threads, 1, None, 0.0, "code")
+            cell = Cell(device="cpu", dtype=dtype, threads=args.threads, batch_size=1,
+                        temperature=0.0, category="code")  # fmt: skip
             sampling = SamplingParams(args.max_output_len)
             found = in_turns(cell, arms, batches(prompts, 1), sampling, args.rounds)
     print(f"\n{dtype}, {args.threads} threads, {len(prompts)} prompts, {args.rounds} rounds\n")
@@ -150,9 +151,9 @@ def _rope_theta(config: Any) -> float:
 
 def _print_table(runs: dict[str, list[Any]]) -> None:
     from trtla.bench.arms import AR
-    from trtla.bench.figures import agreement, fed_per_step, tokens_per_s, tokens_per_step
+    from trtla.results.metrics import agreement
 
-    speeds = {name: [tokens_per_s(run) for run in rounds] for name, rounds in runs.items()}
+    speeds = {name: [run.tokens_per_s for run in rounds] for name, rounds in runs.items()}
     best = max((n for n in runs if n.startswith("lade")), key=lambda name: median(speeds[name]))
     bases = (AR, LADE_PLAIN, best)
     print("| arm | tokens/s | min-max | S | fed/step | texts as ar |", end=" ")
@@ -161,7 +162,7 @@ def _print_table(runs: dict[str, list[Any]]) -> None:
         run, rates = rounds[0], speeds[name]
         same = agreement(run, runs[AR][0])
         cells = [name, f"{median(rates):.0f}", f"{min(rates):.0f}-{max(rates):.0f}"]
-        cells += [f"{tokens_per_step(run):.2f}", f"{fed_per_step(run):.1f}"]
+        cells += [f"{run.committed_per_step:.2f}", f"{run.fed_per_step:.1f}"]
         cells += [f"{same['equal_texts']} of {same['texts']}"]
         for base in bases:
             ratios = [mine / other for mine, other in zip(rates, speeds[base], strict=True)]

@@ -12,23 +12,27 @@ import torch
 
 from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM
-from trtla.bench.arms import EngineArm, Run, add
-from trtla.bench.figures import Hardware, agreement, rows
+from trtla.bench.arms import EngineArm, Run
+from trtla.bench.figures import Hardware, rows
 from trtla.bench.opened import peak_bytes, read_bandwidth, reset_peak
-from trtla.bench.rounds import Cell, measure
+from trtla.bench.rounds import measure
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
+from trtla.results.bench_documents import BenchRow, Cell
+from trtla.results.metrics import add, agreement
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import SamplingParams
 
-CELL = Cell("cpu", "float32", 1, 2, None, 0.0, "code")
+CELL = Cell(
+    device="cpu", dtype="float32", threads=1, batch_size=2, temperature=0.0, category="code"
+)
 PLAIN = Run(
     outputs=((1, 2, 3, 4, 5), (1, 1, 1, 1, 1)),
-    wall_s=2.0,
+    time_s=2.0,
     first_s=(0.5, 0.7),
     last_s=(1.8, 2.0),
     steps=8,
@@ -38,7 +42,7 @@ PLAIN = Run(
 )
 """Two requests of five tokens, one by one."""
 FAST = replace(
-    PLAIN, wall_s=1.25, first_s=(0.4, 0.6), last_s=(0.9, 1.1), steps=4, fed=40, forwards=3
+    PLAIN, time_s=1.25, first_s=(0.4, 0.6), last_s=(0.9, 1.1), steps=4, fed=40, forwards=3
 )
 
 
@@ -68,29 +72,39 @@ def test_figures_are_the_arithmetic_of_the_runs() -> None:
     arms = [FakeArm("ar", PLAIN), FakeArm("lookahead 7,7,7", FAST)]
     measured = measure(CELL, arms, [[(1,), (2,)]], SamplingParams(max_output_len=5), 3)
     plain, fast = rows(measured, Hardware(weight_bytes=10**9, read_bandwidth=4e9))
-    assert plain["tokens_per_s"] == 5.0
-    assert plain["tokens_per_step"] == plain["speedup_vs_ar"] == plain["efficiency"] == 1.0
-    assert plain["ttft_ms"] == pytest.approx(600.0)
-    assert plain["ms_per_token"] == pytest.approx(1000 * (1.3 + 1.3) / 8)
-    assert plain["host_ms_per_step"] == pytest.approx(100.0)
-    assert plain["read_gb_per_s"] == pytest.approx(5 / 1.5)
-    assert plain["share_of_bandwidth"] == pytest.approx(5 / 1.5 / 4)
-    assert plain["distinct_4grams"] == 0.75
-    assert fast["tokens_per_s"] == fast["tokens_per_s_min"] == 8.0
-    assert fast["tokens_per_step"] == 2.0
-    assert fast["speedup_vs_ar"] == pytest.approx(1.6)
-    assert fast["efficiency"] == pytest.approx(0.8)
-    assert fast["fed_per_step"] == 10.0
-    assert (fast["texts"], fast["equal_texts"], fast["first_divergence"]) == (2, 2, None)
-    assert fast["rounds"] == 3
+    assert plain.tokens_per_s == 5.0
+    assert plain.tokens_per_step == plain.speedup_vs_ar == plain.efficiency == 1.0
+    assert plain.ttft_ms == pytest.approx(600.0)
+    assert plain.ms_per_token == pytest.approx(1000 * (1.3 + 1.3) / 8)
+    assert plain.host_ms_per_step == pytest.approx(100.0)
+    assert plain.read_gb_per_s == pytest.approx(5 / 1.5)
+    assert plain.share_of_bandwidth == pytest.approx(5 / 1.5 / 4)
+    assert plain.distinct_4grams == 0.75
+    assert fast.tokens_per_s == fast.tokens_per_s_min == 8.0
+    assert fast.tokens_per_step == 2.0
+    assert fast.speedup_vs_ar == pytest.approx(1.6)
+    assert fast.efficiency == pytest.approx(0.8)
+    assert fast.fed_per_step == 10.0
+    assert (fast.texts, fast.equal_texts, fast.first_divergence) == (2, 2, None)
+    assert fast.rounds == 3
 
 
-def test_what_a_run_does_not_tell_is_none() -> None:
+def test_a_counter_that_gets_a_field_is_in_the_row() -> None:
+    class Wider(BenchRow):
+        steps: int | None = None
+        drafted: int | None = None
+
+    row = Wider.fill(CELL, replace(FAST, drafted=3), arm="x").document()
+    assert list(row.items())[-2:] == [("steps", 4), ("drafted", 3)]
+    assert row["device"] == "cpu"
+
+
+def test_what_a_run_does_not_report_is_none() -> None:
     silent = replace(PLAIN, fed=None, forward_s=None)
     measured = measure(CELL, [FakeArm("ar", silent)], [[(1,), (2,)]], SamplingParams(), 1)
     (row,) = rows(measured, Hardware(1, 1.0))
     for key in ("fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth"):
-        assert row[key] is None
+        assert getattr(row, key) is None
     assert add([silent, PLAIN]).fed is None
     assert add([PLAIN, PLAIN]).forward_s == 3.0
 
@@ -109,7 +123,7 @@ def test_a_sum_joins_every_field() -> None:
     second = replace(first, peak_bytes=5, draft_model=DraftTotals(forwards=1, steps=1, _gammas=2))
     found = add([first, second])
     assert {one.name for one in fields(Run) if getattr(found, one.name) is None} == set()
-    assert (found.output_tokens, found.wall_s, found.steps, found.drafted) == (20, 4.0, 16, 6)
+    assert (found.output_tokens, found.time_s, found.steps, found.drafted) == (20, 4.0, 16, 6)
     assert found.first_s == PLAIN.first_s * 2
     assert found.accepted_lengths == ((1, 0), (0,), (1, 0), (0,))
     assert (found.peak_bytes, found.weight_bytes) == (7, 100)
@@ -139,7 +153,7 @@ def test_a_run_has_the_sums_of_its_requests_counters() -> None:
     assert run.fed == sum(one.fed or 0 for one in stats) - 5
     assert run.draft_model is not None
     assert (run.draft_model.accepted, run.draft_model.steps) == (run.accepted, run.steps)
-    assert 0 < run.first_s[0] <= run.last_s[0] <= run.wall_s
+    assert 0 < run.first_s[0] <= run.last_s[0] <= run.time_s
 
 
 def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:
@@ -148,11 +162,11 @@ def test_speed_up_is_the_median_of_the_rounds_own_ratios() -> None:
         CELL, [FakeArm("ar", PLAIN), FakeArm("x", FAST)], [[(1,)]], SamplingParams(), 2
     )
     for runs in measured.runs.values():
-        runs[1] = replace(runs[1], wall_s=runs[1].wall_s * 3)
+        runs[1] = replace(runs[1], time_s=runs[1].time_s * 3)
     row = rows(measured, Hardware(1, 1.0))[1]
-    assert row["speedup_vs_ar_min"] == pytest.approx(1.6)
-    assert row["speedup_vs_ar_max"] == pytest.approx(1.6)
-    assert row["tokens_per_s_min"] < row["tokens_per_s"] < row["tokens_per_s_max"]
+    assert row.speedup_vs_ar_min == pytest.approx(1.6)
+    assert row.speedup_vs_ar_max == pytest.approx(1.6)
+    assert row.tokens_per_s_min < row.tokens_per_s < row.tokens_per_s_max
 
 
 def test_arms_take_turns_on_the_same_seeds() -> None:
@@ -168,9 +182,9 @@ def test_peers_sampled_texts_are_not_compared() -> None:
     arm = FakeArm("hf", FAST)
     arm.own = False
     for temperature, expected in ((0.0, 2), (0.5, None)):
-        cell = replace(CELL, temperature=temperature)
+        cell = CELL.model_copy(update={"temperature": temperature})
         measured = measure(cell, [FakeArm("ar", PLAIN), arm], [[(1,)]], SamplingParams(), 1)
-        assert rows(measured, Hardware(1, 1.0))[1]["equal_texts"] == expected
+        assert rows(measured, Hardware(1, 1.0))[1].equal_texts == expected
 
 
 def test_agreement_names_the_earliest_difference() -> None:

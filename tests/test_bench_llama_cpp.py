@@ -12,8 +12,7 @@ import torch
 
 from tests.build.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.bench.arms import Arm
-from trtla.bench.peer_names import LLAMA_CPP
+from trtla.bench.arms import LLAMA_CPP, Arm
 from trtla.data.prompt_sets import Ids, encode, load_sets
 
 pytest.importorskip("llama_cpp")
@@ -85,8 +84,8 @@ def test_counts_of_forwards_and_tokens(tmp_path: Path) -> None:
             assert run.fed is not None
             assert run.fed >= run.steps
             assert run.forward_s is not None
-            assert 0 < run.first_s[0] < run.last_s[0] <= run.wall_s
-            assert run.forward_s < run.wall_s
+            assert 0 < run.first_s[0] < run.last_s[0] <= run.time_s
+            assert run.forward_s < run.time_s
         assert plain.decode(PROMPTS[:1], [GREEDY]).steps == 47
         assert plain.decode(PROMPTS[:1], [GREEDY]).fed == 47
         assert (plain.setting, plain.takes(1), plain.takes(2)) == (None, True, False)

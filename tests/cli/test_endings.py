@@ -10,12 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import ROOT, refused, trtla
 from trtla.llm.llm import Completion
-from trtla.results.run import Divergence, distinct_4grams, divergence
+from trtla.results.documents import Divergence
+from trtla.results.metrics import distinct_4grams
+from trtla.results.run import divergence
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -81,22 +84,30 @@ def completion(ids: tuple[int, ...], margins: tuple[float, ...] = ()) -> Complet
 def test_divergence() -> None:
     plain = completion((5, 6, 7), (0.5, 0.25, 0.125))
     assert divergence(completion((5, 6, 7)), plain) is None
-    assert divergence(completion((5, 9, 7)), plain) == Divergence(1, 9, 6, 0.25)
-    assert divergence(completion((5, 6)), plain) == Divergence(2, None, 7, 0.125)
-    assert divergence(completion((5, 6, 7, 8)), plain) == Divergence(3, 8, None, None)
+    for ids, *expected in (
+        ((5, 9, 7), 1, 9, 6, 0.25),
+        ((5, 6), 2, None, 7, 0.125),
+        ((5, 6, 7, 8), 3, 8, None, None),
+    ):
+        assert divergence(completion(ids), plain) == difference(*expected)
+
+
+def difference(position: int, own: int | None, plain: int | None, margin: float | None) -> Any:
+    return Divergence(position=position, id=own, plain_id=plain, margin=margin, of="ids")
 
 
 def test_another_text_or_reason_of_the_same_ids_is_a_divergence() -> None:
     plain = completion((5, 6, 7))
     text, reason = replace(plain, text="texts"), replace(plain, finish_reason="stop_words")
-    assert divergence(text, plain) == Divergence(3, of="text")
-    assert divergence(reason, plain) == Divergence(3, of="finish_reason")
+    assert divergence(text, plain) == Divergence(position=3, of="text")
+    assert divergence(reason, plain) == Divergence(position=3, of="finish_reason")
 
 
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("trtla.cli.transcript")  # or it would keep the patched name for good
     monkeypatch.setattr(
-        "trtla.results.run.divergence", lambda ours, plain: Divergence(1, 9, 6, 0.25)
+        "trtla.results.run.divergence",
+        lambda ours, plain: difference(1, 9, 6, 0.25),
     )
     ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
     refused(ran, 3, "1 of 1 texts differ")

@@ -29,7 +29,7 @@ def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_run_and_its_step_are_printed(engine: Path) -> None:
     ran = trtla("explain", "--engine-dir", engine, *PROMPT)
     assert ran.code == 0, ran.err
-    assert re.search(r"^\d+ steps after the prompt pass, 24 tokens, S = \d\.\d\d", ran.out)
+    assert re.search(r"^\d+ steps after the prefill, 24 tokens, S = \d\.\d\d", ran.out)
     number = re.search(r"note: step (\d+) accepted the most", ran.err)
     assert number, ran.err
     assert f"\nStep {number[1]} of " in ran.out
@@ -121,10 +121,10 @@ def test_a_draft_model_that_is_the_model_is_always_right(model: Path) -> None:
     assert "whole_candidate" in reasons
 
 
-def test_the_prompt_pass_is_step_0(engine: Path, tmp_path: Path) -> None:
+def test_the_prefill_is_step_0(engine: Path, tmp_path: Path) -> None:
     ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "0", "-o", tmp_path / "0.svg")
     assert ran.code == 0, ran.err
-    assert "The prompt pass, step 0 of " in ran.out
+    assert "The prefill, step 0 of " in ran.out
     assert "accepted the most" not in ran.err
 
 
@@ -165,7 +165,7 @@ def test_bad_values_are_refused_before_a_model_is_loaded(no_weights, flags, part
 
 def test_a_step_beyond_the_run_names_those_it_has(engine: Path) -> None:
     ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "99")
-    refused(ran, 2, "--step 99: this run has the steps 0 to ", "leave --step away")
+    refused(ran, 2, "--step 99: this run has the steps 0 to ", "omit --step")
     assert not ran.out
 
 

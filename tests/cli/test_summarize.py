@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
-from trtla.bench.summarize import Article, Side, check_rouge1, load_articles, prompt_text
+from trtla.bench.summarize import Article, Measured, check_rouge1, load_articles, prompt_text
+from trtla.results.documents import Side
 
 SIDE_KEYS = {
     "name", "latency_s", "output_tokens", "tokens_per_s", "steps", "tokens_per_step",
@@ -82,16 +83,16 @@ def test_prompt_text() -> None:
 
 
 def test_rouge_is_that_of_rouge_score(model: Path) -> None:
-    from trtla.bench.summarize import Answer, score
+    from trtla.bench.summarize import _completion, score
     from trtla.llm.text import Tokenizer
 
     tokenizer = Tokenizer(model).inner
-    side = Side("s", answers=[Answer(tuple(tokenizer.encode("the cat sat")), 2, 0)])
+    side = Measured("s", answers=[_completion((), tuple(tokenizer.encode("the cat sat")), 9)])
     score(side, tokenizer, [Article(article="", highlights="the cat\nsat down")])
     figures = side.figures()
-    assert figures["rouge1"] == pytest.approx(100 * 2 * 3 / (3 + 4))
-    assert figures["rouge2"] == pytest.approx(100 * 2 * 2 / (2 + 3))
-    assert figures["rougeLsum"] == pytest.approx(100 * 2 * 3 / (3 + 4))
+    assert figures.rouge1 == pytest.approx(100 * 2 * 3 / (3 + 4))
+    assert figures.rouge2 == pytest.approx(100 * 2 * 2 / (2 + 3))
+    assert figures.rougeLsum == pytest.approx(100 * 2 * 3 / (3 + 4))
 
 
 def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
@@ -102,8 +103,7 @@ def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
 
 
 def test_threshold_of_a_side() -> None:
-    side = Side("trtla", scores=[dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 5.0)])
-    check_rouge1(side, 5.0)
+    check_rouge1(Side(name="trtla", latency_s=1.0, tokens_per_s=1.0, rouge1=5.0), 5.0)
 
 
 def test_bad_settings(engine: Path, articles: Path, tmp_path: Path) -> None:

@@ -100,12 +100,12 @@ def test_the_strip_has_a_row_a_step_and_its_tokens_are_the_output():
     told, fed = recorded(C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10)
     assert list(strip_lines(told, numbers(told), plain))[2:] == [
         "step   fed  tokens" + " " * 66 + "ended by",
-        "   0     6  2" + " " * 71 + "prompt pass",
+        "   0     6  2" + " " * 71 + "prefill",
         "   1     6  [3] [0] 1" + " " * 63 + "whole candidate",
         "   2     8  [2] [3] 0" + " " * 63 + "whole candidate",
         "   3     8  [1] [2] 3" + " " * 63 + "length",
     ]
-    assert summary(told) == "3 steps after the prompt pass, 10 tokens, S = 3.00 tokens a step " + (
+    assert summary(told) == "3 steps after the prefill, 10 tokens, S = 3.00 tokens a step " + (
         "(W,N,G = 3,3,3)"
     )
     assert [row.fed for row in strip_rows(told)] == fed

@@ -105,7 +105,7 @@ def test_all_kinds_make_one_page(tmp_path: Path) -> None:
         "W 4, N 3, G 3 for batch 1: predicted 3.00x, measured 2.90x over all",
         "+3.4 %", "prompt-lookup", "1.70x", "ROUGE-L",
         "a draft model with the same vocabulary", "2 of 2", "trtla bench --engine-dir engine",
-        "AMD EPYC", "16.0 GiB", "Documents 2, 4 and 5 do not tell the machine",
+        "AMD EPYC", "16.0 GiB", "Documents 2, 4 and 5 do not say which machine",
     ):  # fmt: skip
         assert part in said, part
     assert len(html) < 1_000_000

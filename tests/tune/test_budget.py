@@ -18,7 +18,7 @@ def test_without_a_budget_the_least_is_measured_and_said(tiny_llama, tmp_path):
         model=str(tiny_llama),
         engine="tiny",
         limit=LIMIT,
-        server=LIMIT,
+        lookahead=LIMIT,
         sets=tuple(load_sets(("code", "chat"), (), 3)),
         sampling=SamplingParams(8),
         batch_sizes=(1, 2),

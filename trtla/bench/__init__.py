@@ -1,1 +1,1 @@
-"""`trtla bench`: lookahead, plain decoding and peers on the same prompts, in turns."""
+"""`trtla bench`: lookahead, plain decoding and peers on the same prompts, in rounds."""

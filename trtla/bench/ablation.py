@@ -1,4 +1,4 @@
-"""The ablation: every case decoded by all arms in turn, each row written as it comes.
+"""The ablation: every case decoded by all arms one after the other, each row written as it comes.
 
 Plain decoding is the first of a case's arms and the base of the others' speed-up and equality. A
 case that an interruption left half-done is decoded plainly once more for that, without a new row.
@@ -15,20 +15,23 @@ from pathlib import Path
 from trtla.bench.ablation_arms import AblationArm, Case
 from trtla.bench.ablation_table import (
     Cells,
-    Decoding,
     RowFile,
+    figures_of,
     grouped,
     means,
     means_path,
     means_text,
     row_of,
     run_id,
+    typed,
 )
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.opened import Note, OpenedModel, Setup
-from trtla.bench.rounds import turns
+from trtla.bench.rounds import alternate
+from trtla.bench.summarize import rouge
 from trtla.data.prompt_sets import Ids
 from trtla.files import write_whole
+from trtla.results.bench_documents import AblationRow
 from trtla.runtime.loop.scores import perplexity
 from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.runtime.stats import accepted_per_pos
@@ -58,19 +61,13 @@ class Ablated:
     accepted_lengths: dict[str, Sequence[int] | None] = field(default_factory=dict)
     """Of each step; rows that were there before this run have none."""
 
-    def _overall(self) -> list[Cells]:
-        return [{**row, "task": ""} for row in self.rows.values()]
-
-    def summary(self) -> list[Cells]:
+    def overall(self) -> list[AblationRow]:
         """The means over all tasks, one row an arm, setting and processor."""
-        return means(self._overall())
+        groups = grouped([{**row, "task": ""} for row in self.rows.values()])
+        return [typed(means(members)[0], self._accepted_per_pos(members)) for members in groups]
 
-    def accepted_per_pos(self) -> list[list[float] | None]:
-        """For each row of the summary: item i is the share of steps accepted at depth i + 1."""
-        return [
-            accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
-            for members in grouped(self._overall())
-        ]
+    def _accepted_per_pos(self, members: Sequence[Cells]) -> list[float] | None:
+        return accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
 
 
 def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
@@ -84,12 +81,12 @@ def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
     for device, dtype in product(ablation.devices, ablation.dtypes):
         with ablation.open(device, dtype) as llm:
             model = OpenedModel(llm, ablation, resolve_device(device), dtype)
-            _Turns(ablation, model, table, found).run(on_row, on_note)
+            _Decoder(ablation, model, table, found).run(on_row, on_note)
     write_whole(means_path(ablation.output), means_text(found.rows.values()))
     return found
 
 
-class _Turns:
+class _Decoder:
     """All cases on one opened model."""
 
     def __init__(
@@ -136,7 +133,7 @@ class _Turns:
         sampling = case.sampling(self._ablation.sampling)
         self._warm_up(wanted, ids, sampling)
         plain: Run | None = None
-        for arm, run in turns(wanted, [([ids], [sampling])], self._model.device):
+        for arm, run in alternate(wanted, [([ids], [sampling])], self._model.device):
             plain = plain or run
             if names[arm] in missing:
                 yield self._write(arm, case, ids, run, plain)
@@ -150,12 +147,12 @@ class _Turns:
                 arm.warm_up([ids], [few])
 
     def _write(self, arm: EngineArm, case: Case, ids: Ids, run: Run, plain: Run) -> Cells:
-        output_ids, reference = run.outputs[0], case.prompt.reference
-        scored = None
-        if reference is not None:
-            scored = rouge_l(self._model.tokenizer.decode(output_ids), reference)
-        found = Decoding(ids, run, plain, scored, self._perplexity(ids, output_ids))
-        row = row_of(self._settings(self._arms[arm], case, ids), found)
+        output_ids, reference, scored = run.outputs[0], case.prompt.reference, None
+        if reference is not None and find_spec("rouge_score") is not None:
+            text = self._model.tokenizer.decode(output_ids)
+            scored = rouge(text, reference, ("rougeL",))["rougeL"]
+        figures = figures_of(run, plain, ids, scored, self._perplexity(ids, output_ids))
+        row = row_of(self._settings(self._arms[arm], case, ids), figures)
         lengths = run.accepted_lengths
         self._found.accepted_lengths[row["run_id"]] = None if lengths is None else lengths[0]
         self._table.append(row)
@@ -199,13 +196,3 @@ def _draft_place(ablation: Ablation) -> dict[str, object]:
     """What is given of a draft model's device and type: rows of files without them stay known."""
     place = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
     return {name: value for name, value in place.items() if value is not None}
-
-
-def rouge_l(text: str, reference: str) -> float | None:
-    """ROUGE-L's F-measure x100, as `trtla summarize` has it; None without rouge-score."""
-    if find_spec("rouge_score") is None:
-        return None
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    return 100.0 * float(scorer.score(reference, text)["rougeL"].fmeasure)

@@ -1,4 +1,4 @@
-"""An ablation's arms and cases: which drafter with which settings, and on which prompts. No torch.
+"""An ablation's arms and cases: which drafter with which settings, and on which prompts.
 
 The defaults are the four arms that speculative-decoding demos compare (plain, a fixed gamma, EGAG,
 n-grams), and beside them prompt lookup, lookahead, lookahead auto and a chain.
@@ -22,7 +22,7 @@ AR = "ar"
 METHODS = (
     AR, "sd", "egag", "nasd", "prompt-lookup", "lookahead", "lookahead-auto", "chain"
 )  # fmt: skip
-"""The arms, in the order in which they take turns."""
+"""The arms, in the order in which they run."""
 
 TASKS = ("dialogue", "translation", "continuation", "code")
 """The sets that come with trtla."""

@@ -1,4 +1,4 @@
-"""The ablation's tables: their columns, the file of rows, and the means. Nothing here decodes.
+"""The ablation's tables: their columns, the file of rows, and the means.
 
 A cell is a text; empty means that the column does not apply, or that the figure cannot be had. A
 row is on disk before the next one begins. A line that a killed process left half-written is dropped
@@ -11,73 +11,53 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 from trtla.bench.arms import Run
-from trtla.bench.figures import agreement, tokens_per_s, ttft_ms
 from trtla.data.prompt_sets import Ids
 from trtla.errors import UsageError
 from trtla.files import write_whole
+from trtla.results.bench_documents import AblationFigures, AblationRow, AblationSetting
+from trtla.results.metrics import agreement
 
 Cells = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """What a row's figures are made from; None where something cannot be had."""
-
-    prompt: Ids
-    run: Run
-    plain: Run
-    """The same prompt's plain decoding in this process."""
-    rouge_l: float | None
-    """F-measure x100 against the prompt's reference, where it has one."""
-    perplexity: float | None
-    """The target's own of the text, at temperature 1 without filters."""
-
-
-SETTING = (
-    "method", "gamma_policy", "gamma", "gamma_min", "gamma_max", "ema_beta", "ngram_kind",
-    "ngram_n", "top_k_filler", "window", "ngram", "guesses", "model", "drafter", "backend",
-    "device", "dtype", "use_cache", "processor", "temperature", "top_k", "top_p",
-)  # fmt: skip
-"""What tells an arm's settings apart from another's."""
-TEXTS = (
-    "method", "gamma_policy", "ngram_kind", "model", "drafter", "backend", "device", "dtype",
-    "processor", "task",
-)  # fmt: skip
-"""Settings that are no numbers, and the task."""
-_MEASURED: dict[str, Callable[[Decoding], object]] = {
-    "prompt_tokens": lambda one: len(one.prompt),
-    "new_tokens": lambda one: one.run.output_tokens,
-    "steps": lambda one: one.run.steps,
-    "drafter_forwards": lambda one: getattr(one.run.draft_model, "forwards", None),
-    "drafted": lambda one: one.run.drafted,
-    "accepted": lambda one: one.run.accepted,
-    "acceptance_rate": lambda one: _ratio(one.run.accepted, one.run.drafted),
-    "tokens_per_step": lambda one: 1.0 + (_ratio(one.run.accepted, one.run.steps) or 0.0),
-    "mean_gamma": lambda one: getattr(one.run.draft_model, "mean_gamma", None),
-    "mean_h_norm": lambda one: getattr(one.run.draft_model, "mean_entropy", None),
-    "time_s": lambda one: one.run.wall_s,
-    "ttft_ms": lambda one: ttft_ms(one.run),
-    "tokens_per_s": lambda one: tokens_per_s(one.run),
-    "ms_per_token": lambda one: 1000.0 / tokens_per_s(one.run),
-    "speedup_vs_ar": lambda one: tokens_per_s(one.run) / tokens_per_s(one.plain),
-    "peak_mem_mib": lambda one: round(one.run.peak_bytes / 2**20, 1),
-    "finish_reason": lambda one: one.run.reasons[0],
-    "output_sha256": lambda one: _sha256(" ".join(map(str, one.run.outputs[0]))),
-    "same_as_ar": lambda one: agreement(one.run, one.plain)["equal_texts"] == 1,
-    "rouge_l": lambda one: one.rouge_l,
-    "perplexity": lambda one: one.perplexity,
-}
+SETTING = tuple(AblationSetting.model_fields)
+"""The columns that identify an arm's settings."""
+_MEASURED = tuple(AblationFigures.model_fields)
 COLUMNS = ("run_id", *SETTING, "seed", "repeat", "task", "prompt_id", *_MEASURED)
 """One row is one decoding: an arm with one setting, on one prompt, once."""
 FIGURES = tuple(name for name in _MEASURED if name not in ("finish_reason", "output_sha256"))
 """What has a mean."""
-_SWITCHES = ("true", "false")
+
+
+def figures_of(
+    run: Run, plain: Run, prompt: Ids, rouge_l: float | None, perplexity: float | None
+) -> AblationFigures:
+    """What a decoding gave, beside the same prompt's plain decoding in this process."""
+    drafts = run.draft_model
+    return AblationFigures.fill(
+        run,
+        prompt_tokens=len(prompt),
+        new_tokens=run.output_tokens,
+        drafter_forwards=drafts.forwards if drafts else None,
+        mean_gamma=drafts.mean_gamma if drafts else None,
+        mean_h_norm=drafts.mean_entropy if drafts else None,
+        ms_per_token=1000.0 / run.tokens_per_s,
+        speedup_vs_ar=run.tokens_per_s / plain.tokens_per_s,
+        peak_mem_mib=round(run.peak_bytes / 2**20, 1),
+        finish_reason=run.reasons[0],
+        output_sha256=_sha256(" ".join(map(str, run.outputs[0]))),
+        same_as_ar=agreement(run, plain)["equal_texts"] == 1,
+        rouge_l=rouge_l,
+        perplexity=perplexity,
+    )
+
+
+_SWITCHES = {"true": 1.0, "false": 0.0}
 
 
 def run_id(settings: Mapping[str, object]) -> str:
@@ -85,15 +65,10 @@ def run_id(settings: Mapping[str, object]) -> str:
     return _sha256(json.dumps(settings, sort_keys=True, default=str))[:16]
 
 
-def row_of(settings: Mapping[str, object], found: Decoding) -> Cells:
+def row_of(settings: Mapping[str, object], figures: AblationFigures) -> Cells:
     """A whole row; settings that are no columns are left out."""
-    figures = {name: figure(found) for name, figure in _MEASURED.items()}
-    values = {**settings, "run_id": run_id(settings), **figures}
+    values = {**settings, "run_id": run_id(settings), **dict(figures)}
     return {column: _shown(values.get(column)) for column in COLUMNS}
-
-
-def _ratio(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def _sha256(text: str) -> str:
@@ -107,15 +82,6 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def typed(column: str, cell: str) -> object:
-    """A cell as a value: a number, true or false, a text, or None for an empty one."""
-    if column in TEXTS or not cell:
-        return cell or None
-    if cell in _SWITCHES:
-        return cell == "true"
-    return int(cell) if cell.isdecimal() else float(cell)
 
 
 class RowFile:
@@ -133,13 +99,13 @@ class RowFile:
     def append(self, row: Cells) -> None:
         """Add a row; it is handed to the system in one piece."""
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_csv(COLUMNS, [row]))
+            file.write(csv_lines(COLUMNS, [row]))
         self.rows[row["run_id"]] = row
 
 
 def _read(path: Path) -> list[Cells]:
     """The complete rows of a file, which is made or mended where it has to be."""
-    header = _csv(COLUMNS, [], header=True)
+    header = csv_lines(COLUMNS, [], header=True)
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
@@ -152,7 +118,10 @@ def _read(path: Path) -> list[Cells]:
     return [row for row in csv.DictReader(io.StringIO(whole)) if None not in row.values()]
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Cells], *, header: bool = False) -> str:
+def csv_lines(
+    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
+) -> str:
+    """Rows as CSV, below the columns' names if asked for."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     if header:
@@ -194,7 +163,7 @@ def _mean_cells(members: Sequence[Cells]) -> Cells:
         repeats: dict[str, list[float]] = {}
         for row in members:
             if cell := row[figure]:
-                value = float(cell == "true" if cell in _SWITCHES else cell)
+                value = float(_SWITCHES.get(cell, cell))
                 repeats.setdefault(row["repeat"], []).append(value)
         found = [value for values in repeats.values() for value in values]
         own = [mean(values) for values in repeats.values()]
@@ -203,7 +172,13 @@ def _mean_cells(members: Sequence[Cells]) -> Cells:
     return cells
 
 
+def typed(row: Mapping[str, str], accepted_per_pos: Sequence[float] | None = None) -> AblationRow:
+    """A row of means as values, empty cells as None; for the JSON document."""
+    values = {name: cell or None for name, cell in row.items()}
+    return AblationRow.model_validate({**values, "accepted_per_pos": accepted_per_pos})
+
+
 def means_text(rows: Iterable[Cells]) -> str:
     """The second file."""
     found = means(rows)
-    return _csv(list(found[0]), found, header=True)
+    return csv_lines(list(found[0]), found, header=True)

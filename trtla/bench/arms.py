@@ -1,4 +1,4 @@
-"""What is compared: the protocol of an arm, what a decoding gives, and the arms of our engine.
+"""What is compared: an arm, what a decoding gives, and the arms of our engine.
 
 Peers decode in trtla.bench.peers and trtla.bench.llama_cpp. All arms get token ids and give token
 ids: no arm pays for text.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from trtla.bench.peer_names import BATCHING
 from trtla.data.prompt_sets import Ids
-from trtla.runtime.request import FinishReason
-from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
+from trtla.errors import TrtlaError
+from trtla.results.metrics import Metrics
+from trtla.runtime.stats import DraftTotals
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import SamplingParams
@@ -32,101 +32,99 @@ LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What decoding one batch gave, or the sum over several; None: the arm does not report it.
+HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
+LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
+LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP)
+PEERS = (*HUGGING_FACE, *LLAMA_CPP)
+BATCHING = ("hf",)
+"""The peers that decode several prompts together."""
+INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit the peer"
+_PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 
-    Of our engine, a field with the name of one of `RequestStats` is its sum over the requests.
+
+def check_installed(names: Iterable[str]) -> None:
+    """Refuse peers before a model is loaded.
+
+    Raises:
+        TrtlaError: a package that one of them needs is not installed.
     """
+    asked = [name for name in names if name in LLAMA_CPP]
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if asked and missing:
+        raise TrtlaError(
+            f'--compare {asked[0]} needs the package "{missing[0]}"', INSTALL_LLAMA_CPP
+        )
 
-    outputs: tuple[Ids, ...]
-    wall_s: float
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Metrics):
+    """Metrics of one batch, or of several added up, with what only a benchmark asks for."""
+
     first_s: tuple[float, ...]
     """Seconds from the start to each request's first token."""
     last_s: tuple[float, ...]
     """Seconds from the start to each request's last token."""
-    steps: int
-    """Forwards after the prompt pass, summed over requests."""
     forwards: int
     forward_s: float | None = None
     """Seconds inside the forwards."""
-    fed: int | None = None
-    """Tokens fed in the steps."""
-    drafted: int | None = None
-    accepted: int | None = None
-    accepted_lengths: tuple[Sequence[int], ...] | None = None
-    """Accepted drafts of each step, per request."""
     draft_model: DraftTotals | None = None
     """What a draft model did, where there is one."""
-    reasons: tuple[FinishReason | None, ...] = ()
-    """Why each output ended; empty where the arm does not report it."""
     peak_bytes: int = field(default=0, metadata={"join": max})
     weight_bytes: int | None = field(default=None, metadata={"join": max})
     """Of weights that a forward reads; without it the model's in the cell's type count.
     The compiled forward holds float16 weights as they are also where it computes in float32."""
 
     @property
-    def output_tokens(self) -> int:
-        """All tokens written."""
-        return sum(map(len, self.outputs))
+    def ms_per_token(self) -> float | None:
+        """Milliseconds a request waits for each token after its first one."""
+        after = self.output_tokens - self.prompts
+        waited = sum(last - first for first, last in zip(self.first_s, self.last_s, strict=True))
+        return 1000.0 * waited / after if after else None
+
+    @property
+    def ttft_ms(self) -> float:
+        """Mean milliseconds until the first token."""
+        return 1000.0 * sum(self.first_s) / len(self.first_s)
+
+    @property
+    def host_ms_per_step(self) -> float | None:
+        """Milliseconds a forward's step spends outside the forward."""
+        if self.forward_s is None or not self.forwards:
+            return None
+        return 1000.0 * (self.time_s - self.forward_s) / self.forwards
 
 
-_COUNTERS = {one.name for one in fields(Run)} & {one.name for one in fields(RequestStats)}
-
-
-def add(runs: Iterable[Run]) -> Run:
-    """Several batches as one run; what one of them does not report, the sum does not."""
-    run: Run = _total(runs)
-    return run
-
-
-def _total(values: Iterable[Any]) -> Any:
-    return reduce(_joined, values)
-
-
-def _joined(first: Any, second: Any) -> Any:
-    """The sum of two numbers, tuples or records; a record's fields may say how they are joined."""
-    if first is None or second is None:
-        return None
-    if not isinstance(first, Run | DraftTotals):
-        return first + second
-    values = {}
-    for one in fields(first):
-        pair = getattr(first, one.name), getattr(second, one.name)
-        join = None if None in pair else one.metadata.get("join")
-        values[one.name] = _joined(*pair) if join is None else join(*pair)
-    return type(first)(**values)
-
-
-class Arm(Protocol):
+class Arm:
     """One way of decoding."""
 
     name: str
-    own: bool
+    own = False
     """Whether sampled text must equal that of `ar`: our noise depends on seed and position."""
 
     @property
     def setting(self) -> str | None:
         """What the arm chose for itself."""
+        return None
 
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
+        raise NotImplementedError
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         """Decode untimed, and choose what there is to choose."""
+        self.decode(prompts, sampling)
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
-        """Decode one batch."""
+        """Decode one batch, all prompts in flight at once where the arm can do that."""
+        raise NotImplementedError
 
 
-class EngineArm:
+class EngineArm(Arm):
     """Our engine with one drafter for all requests; None is the engine's own triple.
 
     Args:
         name: None: made from what it is given, where `ar` names all plain decoding.
     """
-
-    setting = None
 
     def __init__(
         self,
@@ -145,10 +143,6 @@ class EngineArm:
         """Whether the engine is made for such a batch."""
         return batch_size <= self._llm.limits.max_batch_size
 
-    def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
-        """Decode untimed."""
-        self.decode(prompts, sampling)
-
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
         """Decode one batch, all in flight at once."""
         first: dict[int, float] = {}
@@ -163,47 +157,30 @@ class EngineArm:
                 first.setdefault(chunk.index, last[chunk.index])
             if chunk.completion is not None:
                 done[chunk.index] = chunk.completion
-        wall_s = time.perf_counter() - start
-        order = range(len(prompts))
-        return Run(
-            wall_s=wall_s,
-            first_s=tuple(first[i] for i in order),
-            last_s=tuple(last[i] for i in order),
-            **self._counted([done[i] for i in order], before, self._llm.stats()),
-        )
-
-    def _counted(
-        self, done: Sequence[Completion], before: ExecutorStats, after: ExecutorStats
-    ) -> dict[str, Any]:
-        """The run's fields that are not read from a clock here."""
-        stats = [c.stats for c in done]
-        fed = [None if c.stats.fed is None else c.stats.fed - len(c.input_ids) for c in done]
-        accepted = [one.accepted_lengths for one in stats]
-        drafts = after.draft_models.since(before.draft_models)
+        time_s = time.perf_counter() - start
+        order, after = range(len(prompts)), self._llm.stats()
         forward_s = None
         if after.forward_s is not None:
             forward_s = after.forward_s - (before.forward_s or 0.0)
-        return {
-            "outputs": tuple(c.output_ids for c in done),
-            "reasons": tuple(c.finish_reason for c in done),
-            **{name: _total(getattr(one, name) for one in stats) for name in _COUNTERS},
-            "fed": _total(fed),
-            "accepted_lengths": None if None in accepted else tuple(accepted),
-            "draft_model": drafts if self._drafter.draft_model else None,
-            "forwards": after.steps - before.steps,
-            "forward_s": forward_s,
-            "weight_bytes": after.weight_bytes or _engine_bytes(self._llm),
-        }
+        drafts = after.draft_models.since(before.draft_models)
+        return Run.of(
+            [done[i] for i in order],
+            time_s,
+            first_s=tuple(first[i] for i in order),
+            last_s=tuple(last[i] for i in order),
+            draft_model=drafts if self._drafter.draft_model else None,
+            forwards=after.steps - before.steps,
+            forward_s=forward_s,
+            weight_bytes=after.weight_bytes or _engine_bytes(self._llm),
+        )
 
 
-class PeerArm:
+class PeerArm(Arm):
     """A peer on the same weights, decoding as the fastest of its choices.
 
     Args:
         decode_with: decodes a batch with the options of a choice.
     """
-
-    own = False
 
     def __init__(
         self,
@@ -225,10 +202,10 @@ class PeerArm:
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         """Decode untimed, then once with each choice."""
-        self.decode(prompts, sampling)
+        super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
             self._chosen = min(
-                self._choices, key=lambda one: self._decode_with(prompts, sampling, one).wall_s
+                self._choices, key=lambda one: self._decode_with(prompts, sampling, one).time_s
             )
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:

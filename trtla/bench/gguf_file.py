@@ -88,7 +88,7 @@ def _add_metadata(writer: Any, config: CheckpointConfig, dtype: torch.dtype) -> 
     writer.add_tokenizer_model("no_vocab")
     if config.rope_type == "dynamic":
         raise UsageError(
-            "llama.cpp does not know dynamic rotary scaling", "leave llama.cpp out of --compare"
+            "llama.cpp does not support dynamic rotary scaling", "omit llama.cpp from --compare"
         )
     if config.rope_type == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -171,4 +171,4 @@ def _layer_pieces(name: str, tensor: Tensor, config: CheckpointConfig) -> Iterat
     elif stem in _LAYER_NAMES:
         yield _Piece(f"blk.{layer}.{_LAYER_NAMES[stem]}.{kind}", tensor, name)
     else:
-        raise TrtlaError(f"GGUF has no place for {name}", "leave llama.cpp out of --compare")
+        raise TrtlaError(f"GGUF has no place for {name}", "omit llama.cpp from --compare")

@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trtla.bench.arms import LOOKUP_TOKENS, Arm, Options, PeerArm, Run
-from trtla.bench.peer_names import INSTALL_LLAMA_CPP, LLAMA_CPP_LOOKUP
+from trtla.bench.arms import (
+    INSTALL_LLAMA_CPP,
+    LLAMA_CPP_LOOKUP,
+    LOOKUP_TOKENS,
+    Arm,
+    Options,
+    PeerArm,
+    Run,
+)
 from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.settings.sampling import SamplingParams
@@ -156,7 +163,7 @@ class _Context:
         self.seconds += time.perf_counter() - start
         if failed:
             raise TrtlaError(f"llama_decode of llama.cpp failed with {failed}")
-        self.fed += count if self.forwards else 0  # the first one is the prompt pass
+        self.fed += count if self.forwards else 0  # the first one is the prefill
         self.forwards += 1
 
 
@@ -202,7 +209,7 @@ class LlamaCpp:
                     break
         return Run(
             outputs=(tuple(output),),
-            wall_s=time.perf_counter() - start,
+            time_s=time.perf_counter() - start,
             first_s=(seen[0],),
             last_s=(seen[-1],),
             steps=context.forwards - 1,

@@ -1,7 +1,7 @@
 """A model opened to be measured: how it is opened, what it runs on and in, and which prompts fit.
 
-Here alone an `LLM` is changed for measuring: it loses its tokenizer, so that no arm pays for text
-while it is timed, and its end ids where texts go on behind them.
+An `LLM` that is opened here loses its tokenizer, so that no arm pays for text while it is timed,
+and its end ids where texts go on behind them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What `trtla bench` opens its models with; each device and type is opened in turn."""
+    """What `trtla bench` opens its models with; one after the other for each device and type."""
 
     model: str
-    server: LookaheadConfig | None
+    lookahead: LookaheadConfig | None
     """The triple to open the model with; None is the engine's own."""
     tokenizer_dir: str | None
     devices: tuple[str, ...]
@@ -61,7 +61,7 @@ class Setup:
         """
         return LLM(
             self.model,
-            lookahead=self.server,
+            lookahead=self.lookahead,
             tokenizer_dir=self.tokenizer_dir,
             device=device,
             dtype=dtype,

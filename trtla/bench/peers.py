@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class _Meter:
 
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.forwards += 1
-        if self.forwards > 1:  # the first one is the prompt pass
+        if self.forwards > 1:  # the first one is the prefill
             self.fed += kwargs["input_ids"].numel()
         self._start = time.perf_counter()
 
@@ -73,20 +74,30 @@ class _Clock(BaseStreamer):
 
 
 class HuggingFace:
-    """A transformers model, ready for all its arms."""
+    """A transformers model, ready for all its arms.
+
+    Args:
+        end_ids: what ends a text; None is the model's own.
+    """
 
     def __init__(
-        self, folder: str, device: torch.device, dtype: torch.dtype, end_ids: frozenset[int]
+        self,
+        folder: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        end_ids: frozenset[int] | None = None,
     ) -> None:
         self.model = _load(folder, device, dtype)
         self.meter = _Meter(self.model)
-        self._end_ids = sorted(end_ids)
+        own = self.model.generation_config.eos_token_id
+        listed = own if isinstance(own, list) else [own] * (own is not None)
+        self._end_ids = sorted(listed if end_ids is None else end_ids)
 
     def decode(
         self,
         prompts: Sequence[Ids],
         sampling: Sequence[SamplingParams],
-        options: Options,
+        options: Options = MappingProxyType({}),
         assistant: Any = None,
     ) -> Run:
         """One call of generate, padded on the left; `options` join its configuration."""
@@ -106,14 +117,14 @@ class HuggingFace:
                 assistant_model=assistant,
             )
         rows = found[:, ids.shape[1] :].tolist()
-        wall_s = time.perf_counter() - start
-        return self._run([_until_end(row, self._end_ids) for row in rows], wall_s, clock)
+        time_s = time.perf_counter() - start
+        return self._run([_until_end(row, self._end_ids) for row in rows], time_s, clock)
 
-    def _run(self, outputs: Sequence[Ids], wall_s: float, clock: _Clock) -> Run:
+    def _run(self, outputs: Sequence[Ids], time_s: float, clock: _Clock) -> Run:
         meter = self.meter
         return Run(
             outputs=tuple(outputs),
-            wall_s=wall_s,
+            time_s=time_s,
             first_s=tuple(clock.when(1) for _ in outputs),
             last_s=tuple(clock.when(len(row)) for row in outputs),
             steps=(meter.forwards - 1) * len(outputs),

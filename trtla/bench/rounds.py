@@ -1,5 +1,6 @@
-"""Arms in turns (A B A B ...): warm-up, then in every round all arms decode each batch, one after
-the other, so that a machine that is slow for a while is so for all of them.
+"""Rounds of arms (A B A B ...): after the warm-up all arms decode each batch one after the other.
+
+So a machine that is slow for a while is so for all of them.
 """
 
 from __future__ import annotations
@@ -11,26 +12,12 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import Arm, Run, add
+from trtla.bench.arms import Arm, Run
 from trtla.bench.opened import peak_bytes, reset_peak
 from trtla.data.prompt_sets import Ids
+from trtla.results.bench_documents import Cell
+from trtla.results.metrics import add
 from trtla.settings.sampling import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The circumstances that arms of one table row group share."""
-
-    device: str
-    dtype: str
-    threads: int
-    batch_size: int
-    prompt_len: int | None
-    """None: the prompts' own lengths."""
-    temperature: float
-    category: str
-    top_k: int = 0
-    top_p: float = 1.0
 
 
 @dataclass(slots=True)
@@ -61,7 +48,7 @@ def measure(
     rounds: int,
     on_round: OnRound | None = None,
 ) -> Measured:
-    """Warm every arm up on the first batch, then let them take turns.
+    """Warm every arm up on the first batch, then measure the rounds.
 
     Request i of a cell is sampled with seed + i, in every arm and round.
     """
@@ -71,7 +58,7 @@ def measure(
         arm.warm_up(*work[0])
     for number in range(1, rounds + 1):
         found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
-        for arm, run in turns(arms, work, torch.device(cell.device)):
+        for arm, run in alternate(arms, work, torch.device(cell.device)):
             measured.order.append(arm.name)
             found[arm.name].append(run)
         for name, runs in found.items():
@@ -81,7 +68,7 @@ def measure(
     return measured
 
 
-def turns(
+def alternate(
     arms: Sequence[AnyArm], work: Iterable[Work], device: torch.device
 ) -> Iterator[tuple[AnyArm, Run]]:
     """All arms decode each batch, one after the other; yields each decoding as it ends."""

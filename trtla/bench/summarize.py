@@ -16,18 +16,23 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.data.prompt_sets import Ids
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
-from trtla.results.run import SCHEMA_VERSION, distinct_4grams
-from trtla.settings.drafting import DrafterSettings
+from trtla.results.documents import Side
+from trtla.results.metrics import Metrics
+from trtla.results.run import divergence
+from trtla.runtime.stats import RequestStats
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from trtla.llm.answer import Completion
     from trtla.llm.llm import LLM
     from trtla.runtime.request import FinishReason
-    from trtla.settings.sampling import SamplingParams
-
 
 ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
 """The sides of our engine: as it drafts, and decoding plainly."""
@@ -45,47 +50,29 @@ class Article(BaseModel):
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One summary and what it took."""
-
-    output_ids: tuple[int, ...]
-    steps: int
-    accepted: int
-    text: str | None = None
-    """As the side wrote it; None for Hugging Face, which gives ids."""
-    finish_reason: FinishReason | None = None
-
-
-Generate = Callable[[Sequence[list[int]]], list[Answer]]
+Generate = Callable[[Sequence[list[int]]], "Sequence[Completion]"]
 """Decodes one batch of prompts."""
 
 
 @dataclass(slots=True)
-class Side:
+class Measured:
     """One way of decoding, measured over all items; latency is the time inside generate."""
 
     name: str
     latency_s: float = 0.0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Completion] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    """Decoded alike for all sides, special tokens omitted."""
     scores: list[dict[str, float]] = field(default_factory=list)
 
-    def figures(self) -> dict[str, Any]:
-        """The side's totals under the names that table and JSON use."""
-        output_tokens = sum(len(a.output_ids) for a in self.answers)
-        steps = sum(a.steps for a in self.answers)
-        accepted = sum(a.accepted for a in self.answers)
-        return {
-            "name": self.name,
-            "latency_s": self.latency_s,
-            "output_tokens": output_tokens,
-            "tokens_per_s": output_tokens / self.latency_s if self.latency_s else 0.0,
-            "steps": steps,
-            "tokens_per_step": 1.0 + accepted / steps if steps else 1.0,
-            "distinct_4grams": distinct_4grams(a.output_ids for a in self.answers),
+    def figures(self) -> Side:
+        """The totals."""
+        return Side.fill(
+            Metrics.of(self.answers, self.latency_s),
+            name=self.name,
+            latency_s=self.latency_s,
             **{key: _mean(score[key] for score in self.scores) for key in ROUGE},
-        }
+        )
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -146,9 +133,11 @@ def encode(
     ]
 
 
-def measure(name: str, generate: Generate, prompts: Sequence[list[int]], batch_size: int) -> Side:
+def measure(
+    name: str, generate: Generate, prompts: Sequence[list[int]], batch_size: int
+) -> Measured:
     """Decode all prompts in batches; the first one once before, outside the timer."""
-    side = Side(name)
+    side = Measured(name)
     generate(prompts[:1])
     for at in range(0, len(prompts), batch_size):
         start = time.perf_counter()
@@ -162,116 +151,72 @@ def engine_side(
     llm: LLM, sampling: SamplingParams, drafter: DrafterSettings | None = None
 ) -> Generate:
     """Decode with an engine; None takes the drafter that it was opened with."""
-
-    def generate(batch: Sequence[list[int]]) -> list[Answer]:
-        return [
-            Answer(
-                done.output_ids,
-                done.stats.steps,
-                done.stats.accepted,
-                done.text,
-                done.finish_reason,
-            )
-            for done in llm.generate(list(batch), sampling, drafter=drafter)
-        ]
-
-    return generate
+    return lambda batch: llm.generate(list(batch), sampling, drafter=drafter)
 
 
 def hf_side(
     model_dir: str, device: str, dtype: str, engine_dtype: str, output_len: int
 ) -> Generate:
     """Decode with transformers' greedy generate, in the engine's arithmetic, padded on the left."""
-    import torch
-
-    from trtla.formats.hf import load_model
+    from trtla.bench.peers import HuggingFace
     from trtla.runtime.models.load import resolve_device, resolve_dtype
 
     on = resolve_device(device)
-    arithmetic = resolve_dtype(dtype, engine_dtype, on)
-    hint = "give a Hugging Face model folder with --hf-model-dir"
-    model = load_model("AutoModelForCausalLM", model_dir, arithmetic, hint).to(on)
-    end_ids = _as_ids(model.generation_config.eos_token_id)
+    model = HuggingFace(model_dir, on, resolve_dtype(dtype, engine_dtype, on))
+    greedy = SamplingParams(output_len)
 
-    def generate(batch: Sequence[list[int]]) -> list[Answer]:
-        longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in batch], device=on)
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch], device=on)
-        pad = min(end_ids, default=0)
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=output_len,
-                pad_token_id=pad,
-                temperature=None,
-                top_k=None,
-                top_p=None,
-            )
-        rows = [_until_end(row, end_ids) for row in out[:, longest:].tolist()]
-        return [Answer(tuple(row), max(len(row) - 1, 0), 0) for row in rows]
+    def generate(batch: Sequence[list[int]]) -> list[Completion]:
+        prompts = list(map(tuple, batch))
+        outputs = model.decode(prompts, [greedy] * len(prompts)).outputs
+        pairs = zip(prompts, outputs, strict=True)
+        return [_completion(prompt, output, output_len) for prompt, output in pairs]
 
     return generate
 
 
-def _as_ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)
+def _completion(prompt: Ids, output: Ids, output_len: int) -> Completion:
+    """An answer of transformers, whose steps feed one token each."""
+    from trtla.llm.answer import Completion
+
+    steps = max(len(output) - 1, 0)
+    stats = RequestStats(drafter=NO_DRAFTER.name, steps=steps, fed=None, drafted=None)
+    reason: FinishReason = "end_id" if len(output) < output_len else "length"
+    return Completion(0, None, prompt, output, None, reason, AUTOREGRESSIVE, stats)
 
 
-def _until_end(row: list[int], end_ids: set[int]) -> list[int]:
-    """The ids up to and with the first end id: a batch is padded behind it."""
-    end = next((i for i, token in enumerate(row) if token in end_ids), len(row))
-    return row[: end + 1]
+def score(side: Measured, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]) -> None:
+    """Fill in a side's texts and their ROUGE."""
+    for answer, item in zip(side.answers, articles, strict=True):
+        text = str(tokenizer.decode(list(answer.output_ids), skip_special_tokens=True))
+        side.texts.append(text)
+        side.scores.append(rouge(text, item.highlights))
 
 
-def score(side: Side, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]) -> None:
-    """Fill in a side's texts and ROUGE F-measures, x100, as `evaluate`'s rouge by default."""
+def rouge(text: str, reference: str, kinds: Sequence[str] = ROUGE) -> dict[str, float]:
+    """ROUGE F-measures x100, as `evaluate`'s rouge by default; needs the package rouge-score."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE), use_stemmer=False)
-    for answer, item in zip(side.answers, articles, strict=True):
-        text = tokenizer.decode(list(answer.output_ids), skip_special_tokens=True)
-        found = scorer.score(item.highlights, str(text))
-        side.texts.append(str(text))
-        side.scores.append({key: 100.0 * found[key].fmeasure for key in ROUGE})
+    found = RougeScorer(list(kinds), use_stemmer=False).score(reference, text)
+    return {kind: 100.0 * found[kind].fmeasure for kind in kinds}
 
 
-def document(sides: Sequence[Side], settings: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document of a summarize run."""
-    equal = equal_to_plain(sides)
-    if equal is not None:
-        settings = {**settings, "equal_to_plain": equal}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **settings,
-        "sides": [side.figures() for side in sides],
-    }
-
-
-def equal_to_plain(sides: Sequence[Side]) -> int | None:
+def equal_to_plain(sides: Sequence[Measured]) -> int | None:
     """How many summaries have plain decoding's ids, text and reason; None: it did not run."""
     answers = {side.name: side.answers for side in sides}
     if ENGINE not in answers or PLAIN not in answers:
         return None
     pairs = zip(answers[ENGINE], answers[PLAIN], strict=True)
-    return sum(_said(ours) == _said(theirs) for ours, theirs in pairs)
+    return sum(divergence(ours, theirs) is None for ours, theirs in pairs)
 
 
-def _said(answer: Answer) -> tuple[object, ...]:
-    return (answer.output_ids, answer.text, answer.finish_reason)
-
-
-def items(sides: Sequence[Side], prompts: Sequence[list[int]]) -> Iterable[dict[str, Any]]:
+def items(sides: Sequence[Measured], prompts: Sequence[list[int]]) -> Iterable[dict[str, Any]]:
     """What --output writes: one object an article, with every side's text and scores."""
     for index, prompt in enumerate(prompts):
         found = {
             side.name: {
                 "text": side.texts[index],
                 "output_tokens": len(side.answers[index].output_ids),
-                "steps": side.answers[index].steps,
+                "steps": side.answers[index].stats.steps,
                 **side.scores[index],
             }
             for side in sides
@@ -285,7 +230,7 @@ def check_rouge1(side: Side, threshold: float) -> None:
     Raises:
         CheckFailed: it is below.
     """
-    rouge1 = side.figures()["rouge1"]
+    rouge1 = side.rouge1 or 0.0
     if rouge1 < threshold:
         raise CheckFailed(
             f"rouge1 {rouge1:.2f} of {side.name} is below the threshold {threshold:g}",

@@ -1,26 +1,25 @@
 """The cells of a benchmark one after the other: models opened, arms made, prompts cut, rounds run.
 
-Nothing here prints; `on_note` and `on_round` tell how far it is.
+Progress goes to `on_note` and `on_round`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 import torch
 
-from trtla.bench.arms import Arm, engine_arms
-from trtla.bench.figures import Hardware, rows, tokens_per_s
+from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms
+from trtla.bench.figures import Hardware, rows
 from trtla.bench.opened import Note, OpenedModel, Setup, read_bandwidth
-from trtla.bench.peer_names import HUGGING_FACE, LLAMA_CPP
-from trtla.bench.rounds import Cell, Measured, OnRound, measure
+from trtla.bench.rounds import Measured, OnRound, measure
 from trtla.data.prompt_sets import Ids, PromptSet, batches, encode
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
 from trtla.llm.llm import LLM
+from trtla.results.bench_documents import BenchRow, Cell, MeasuredCell
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.settings.drafting import LOOKAHEAD
@@ -50,8 +49,8 @@ class Sweep(Setup):
 class Results:
     """Rows for the table, and what every cell was measured with."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    cells: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
+    cells: list[MeasuredCell] = field(default_factory=list)
     executors: list[str] = field(default_factory=list)
 
 
@@ -149,7 +148,7 @@ class _Bench:
     ) -> None:
         """Measure the cells of this device and type."""
         results.executors.append(self._llm.description)
-        size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers know no FP8
+        size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
         for cell, prompts in self._cells(sets, tuple(bandwidth)):
             set_threads(cell.threads)
             measured = self._measure(cell, prompts, on_round)
@@ -163,11 +162,20 @@ class _Bench:
         sweep = self._sweep
         encoded = {chosen.category: encode(self._opened.tokenizer, chosen) for chosen in sets}
         lengths = sweep.prompt_lens or (None,)
-        shape = (str(self._opened.device), self._opened.dtype_name)
         for count, batch_size, length, (temperature, top_k, top_p), category in product(
             threads, sweep.batch_sizes, lengths, sweep.filters, encoded
         ):
-            cell = Cell(*shape, count, batch_size, length, temperature, category, top_k, top_p)
+            cell = Cell(
+                device=str(self._opened.device),
+                dtype=self._opened.dtype_name,
+                threads=count,
+                batch_size=batch_size,
+                prompt_len=length,
+                temperature=temperature,
+                category=category,
+                top_k=top_k,
+                top_p=top_p,
+            )
             prompts = encoded[category]
             yield cell, self._opened.fit(prompts, length, self._on_note, f" of {category}")
 
@@ -189,14 +197,13 @@ def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
     return engine
 
 
-def _describe(measured: Measured, hardware: Hardware, prompts: Sequence[Ids]) -> dict[str, Any]:
-    """A cell for the JSON document: the samples behind the medians, and the order they came in."""
-    return {
-        **asdict(measured.cell),
-        "prompts": len(prompts),
-        "mean_prompt_tokens": sum(map(len, prompts)) / len(prompts),
-        "weight_bytes": hardware.weight_bytes,
-        "read_bandwidth_gb_per_s": hardware.read_bandwidth / 1e9,
-        "order": measured.order,
-        "tokens_per_s": {k: list(map(tokens_per_s, runs)) for k, runs in measured.runs.items()},
-    }
+def _describe(measured: Measured, hardware: Hardware, prompts: Sequence[Ids]) -> MeasuredCell:
+    return MeasuredCell.fill(
+        measured.cell,
+        measured,
+        hardware,
+        prompts=len(prompts),
+        mean_prompt_tokens=sum(map(len, prompts)) / len(prompts),
+        read_bandwidth_gb_per_s=hardware.read_bandwidth / 1e9,
+        tokens_per_s={k: [run.tokens_per_s for run in runs] for k, runs in measured.runs.items()},
+    )

@@ -8,7 +8,7 @@ from trtla.chat.commands import split
 from trtla.chat.decode import Decoded
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
-from trtla.results.run import first_difference
+from trtla.results.metrics import first_difference
 from trtla.settings.drafting import LOOKAHEAD
 
 

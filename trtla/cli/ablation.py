@@ -19,13 +19,13 @@ from trtla.bench.ablation_arms import (
     cases,
     load_tasks,
 )
-from trtla.cli.bench_flags import BenchFlags, shared_setup
+from trtla.cli.bench_flags import BenchFlags, check_choices, shared_setup
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
@@ -33,6 +33,7 @@ from trtla.settings.sampling import SamplingParams, parse_processor
 if TYPE_CHECKING:
     from trtla.bench.ablation import Ablated, Ablation
     from trtla.bench.ablation_table import Cells
+    from trtla.results.bench_documents import AblationRow
 
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
@@ -127,22 +128,22 @@ def check_read(ablation: bool) -> None:
 
 
 def run_ablation_command(
-    console: Console, given: BenchFlags, server: LookaheadConfig | None
+    console: Console, given: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
     """Check, measure with a note a row, and print a summary.
 
     Args:
-        server: the triple to open the model with; None is the engine's own.
+        lookahead: the triple to open the model with; None is the engine's own.
 
     Raises:
         UsageError: a flag, a folder or the output file is not usable.
     """
-    ablation = _check(given, server)
+    ablation = _check(given, lookahead)
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
 
     def on_row(row: Cells, number: int, total: int) -> None:
-        console.note(f"{number} of {total}: {_told(row)}")
+        console.note(f"{number} of {total}: {_described(row)}")
 
     try:
         done = run_ablation(ablation, on_row, lambda text: console.note(f"note: {text}"))
@@ -155,10 +156,10 @@ def run_ablation_command(
     elif given.output_format == "json":
         console.document(_document(ablation, done))
     else:
-        _print(console, done.summary())
+        _print(console, done.overall())
 
 
-def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
+def _check(given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
     """What can be refused before torch is imported."""
     if len(given.threads) > 1:
         raise UsageError(
@@ -175,7 +176,7 @@ def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
 
     drafting = [arm.drafting for arm in made if arm.drafting.most_tokens]
     return Ablation(
-        **shared_setup(given, server, drafting, models),
+        **shared_setup(given, lookahead, drafting, models),
         sampling=SamplingParams(given.max_output_len, seed=given.seed),
         arms=tuple(made),
         cases=tuple(cases(prompts, processors, given.repeats, given.seed)),
@@ -184,10 +185,7 @@ def _check(given: BenchFlags, server: LookaheadConfig | None) -> Ablation:
 
 
 def _arms(given: BenchFlags) -> list[AblationArm]:
-    for name in given.arms:
-        if name not in METHODS:
-            guess = did_you_mean(name, METHODS)
-            raise UsageError(f"--arms has the unknown {name}", f"{guess}use {', '.join(METHODS)}")
+    check_choices("--arms", given.arms, METHODS)
     return arms(
         given.arms,
         given.draft_model,
@@ -207,7 +205,7 @@ def _prompts(given: BenchFlags) -> list[TaskPrompt]:
     if not given.prompt:
         raise UsageError("--prompt is empty", "give at least one character")
     if given.categories:
-        raise UsageError("--prompt and --categories exclude each other", "leave one of them away")
+        raise UsageError("--prompt and --categories exclude each other", "omit one of them")
     return [TaskPrompt(OWN_PROMPT, 0, given.prompt)]
 
 
@@ -217,7 +215,7 @@ def _check_output(path: Path) -> None:
     check_folder(path, "--output")
 
 
-def _told(row: Cells) -> str:
+def _described(row: Cells) -> str:
     return (
         f"{row['task']} {row['prompt_id']}, {row['processor']}, repeat {row['repeat']}, "
         f"{row['method']}: {float(row['tokens_per_s']):.0f} tok/s"
@@ -236,38 +234,35 @@ _SUMMARY = {
 
 
 def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
-    from trtla.bench.ablation_table import typed
-    from trtla.results.environment import environment
+    from trtla.results.bench_documents import Ablation as Document
+    from trtla.results.documents import SCHEMA_VERSION, environment
 
-    shares = zip(done.summary(), done.accepted_per_pos(), strict=True)
-    means = [
-        {**{key: typed(key, cell) for key, cell in row.items()}, "accepted_per_pos": share}
-        for row, share in shares
-    ]
-    return {
-        "schema_version": 1,
-        "environment": environment(command_line()),
-        "output": str(ablation.output),
-        "means": means,
-    }
+    return Document(
+        schema_version=SCHEMA_VERSION,
+        environment=environment(command_line()),
+        output=str(ablation.output),
+        means=tuple(done.overall()),
+    ).document()
 
 
-def _print(console: Console, rows: Sequence[Cells]) -> None:
-    shown = [name for name in ("device", "dtype") if len({row[name] for row in rows}) > 1]
+def _print(console: Console, rows: Sequence[AblationRow]) -> None:
+    shown = [name for name in ("device", "dtype") if len({getattr(row, name) for row in rows}) > 1]
     columns = [*shown, "processor", "arm", "setting", *_SUMMARY, "texts as ar"]
     console.table(columns, [_summary_row(row, shown) for row in rows])
 
 
-def _summary_row(row: Cells, shown: Sequence[str]) -> list[object]:
-    figures = [float(row[key]) if row[key] else None for key in _SUMMARY.values()]
-    same = round(float(row["same_as_ar_mean"]) * int(row["rows"]))
-    names = [row[name] for name in (*shown, "processor", "method")]
-    return [*names, _setting(row), *figures, f"{same} of {row['rows']}"]
+def _summary_row(row: AblationRow, shown: Sequence[str]) -> list[object]:
+    figures = [None if (value := row.figure(key)) is None else float(value)
+               for key in _SUMMARY.values()]  # fmt: skip
+    same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
+    names = [getattr(row, name) for name in (*shown, "processor", "method")]
+    return [*names, _setting(row), *figures, f"{same} of {row.rows}"]
 
 
-def _setting(row: Cells) -> str:
+def _setting(row: AblationRow) -> str:
     """What an arm is set to, in the words of the file's columns."""
     from trtla.bench.ablation_table import SETTING
 
-    given = [f"{name} {row[name]}" for name in SETTING[2 : SETTING.index("model")] if row[name]]
+    names = SETTING[2 : SETTING.index("model")]
+    given = [f"{name} {value}" for name in names if (value := getattr(row, name)) is not None]
     return ", ".join(given) or "-"

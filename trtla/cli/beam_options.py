@@ -20,9 +20,8 @@ from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
-    from trtla.llm.answer import BeamText
     from trtla.llm.llm import LLM
-    from trtla.results.run import PromptBeams, Searched
+    from trtla.results.documents import Beam, BeamSearch, PromptBeams
 
 _SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"
 COLUMNS = ("text", "beam", "tokens", "score", "log prob", "finished")
@@ -73,31 +72,30 @@ def search_and_report(
     most: int | None,
 ) -> None:
     """Search and print at most so many beams of every prompt."""
-    from trtla.results.run import beam_document as document
     from trtla.results.run import search
 
     searched = search(llm, requests, settings, most)
     console.note(f"note: ran on {llm.description}")
     if console.json:
-        console.document(document(searched, llm.description))
+        console.document(searched.document())
     else:
         _print(console, requests, searched)
 
 
-def _print(console: Console, requests: Sequence[PromptRequest], searched: Searched) -> None:
+def _print(console: Console, requests: Sequence[PromptRequest], searched: BeamSearch) -> None:
     """The texts as TensorRT-LLM's run.py prints beams, then one table."""
     from trtla.cli.transcript import input_line
 
-    for request, prompt in zip(requests, searched.prompts, strict=True):
+    for request, prompt in zip(requests, searched.results, strict=True):
         console.out(input_line(prompt.index, request.prompt))
         for place, beam in enumerate(prompt.beams):
             console.out(f'Output [Text {prompt.index} Beam {place}]: "{_shown(beam)}"')
     if not console.quiet:
         console.out()
-        console.table(COLUMNS, [row for prompt in searched.prompts for row in _rows(prompt)])
+        console.table(COLUMNS, [row for prompt in searched.results for row in _rows(prompt)])
 
 
-def _shown(beam: BeamText) -> str:
+def _shown(beam: Beam) -> str:
     return " ".join(map(str, beam.output_ids)) if beam.text is None else beam.text
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.bench.peer_names import PEERS
+from trtla.bench.arms import PEERS
 from trtla.cli.ablation import ablation_flags, check_read, run_ablation_command
 from trtla.cli.bench_flags import (
     BenchFlags,
@@ -67,7 +67,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 
 @click.command(
     cls=Command,
-    short_help="Lookahead, plain decoding and peers, measured in turns.",
+    short_help="Lookahead, plain decoding and peers, measured in rounds.",
     examples=[
         "trtla bench --engine-dir engine --lookahead 7,7,7 3,4,2",
         "trtla bench --engine-dir llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
@@ -144,7 +144,13 @@ axis = partial(listed, section="Lists: every combination is measured")
     default=True,
     help="Whether texts go on behind an end token, so that all arms write the same number.",
 )
-@setting("--rounds", section="Output", type=COUNT, default=5, help="Turns of every arm.")
+@setting(
+    "--rounds",
+    section="Output",
+    type=COUNT,
+    default=5,
+    help="Runs of every arm.",
+)
 @drafter_arms
 @draft_flags
 @ablation_flags
@@ -161,11 +167,12 @@ axis = partial(listed, section="Lists: every combination is measured")
 )
 @click.pass_obj
 def bench(console: Console, /, **flags: Any) -> None:
-    """Measure arms in turns, in one process: plain decoding, lookahead triples, peers.
+    """Measure arms in rounds, in one process: plain decoding, lookahead triples, peers.
 
-    Every arm warms up on the first batch, then all take turns (A B A B). Figures are medians over
-    rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step, efficiency
-    is speed-up / S. A low share of distinct 4-grams tells that texts loop, which flatters S.
+    Every arm warms up on the first batch, then all decode in rounds (A B A B). Figures are medians
+    over rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step,
+    efficiency is speed-up / S. A low share of distinct 4-grams says that texts loop, which flatters
+    S.
     """
     given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **flags})
     check_read(given.ablation)
@@ -175,7 +182,7 @@ def bench(console: Console, /, **flags: Any) -> None:
         return
     sweep, sets = _check(given)
     results = _run(console, sweep, sets)
-    if results is not None:  # a serving rank of mpirun has nothing to tell
+    if results is not None:  # a serving rank of mpirun has nothing to report
         _print(console, results, sweep, given.output_format)
 
 
@@ -189,7 +196,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     check_peers(given, is_engine)
     filters = filters_of(given)
     sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
-    server = check_lookahead(given)
+    lookahead = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     names = map(parse_drafter, dict.fromkeys(given.drafters))
     drafters = [replace(given.drafter, drafter=name) for name in names]
@@ -199,7 +206,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     from trtla.bench.sweep import Sweep
 
     sweep = Sweep(
-        **shared_setup(given, server, drafters, models),
+        **shared_setup(given, lookahead, drafters, models),
         sampling=sampling[0],
         batch_sizes=given.batch_size,
         trtllm=given.trtllm,
@@ -231,15 +238,13 @@ def _name(measured: Measured) -> str:
 
 
 def _speeds(measured: Measured) -> str:
-    from trtla.bench.figures import tokens_per_s
-
-    last = ((name, tokens_per_s(runs[-1])) for name, runs in measured.runs.items())
+    last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
     return ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
     from trtla.bench.report import csv_text, document, markdown_text
-    from trtla.results.environment import environment
+    from trtla.results.documents import environment
 
     found = environment(command_line())
     if output_format == "json":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtla.bench.peer_names import BATCHING, HUGGING_FACE, check_installed
+from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DraftFlags
 from trtla.cli.engine_check import check_triples
 from trtla.errors import UsageError, did_you_mean
@@ -72,21 +72,23 @@ def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
     """
     # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
     own = (Path(given.engine_dir) / "trtla.json").is_file()
-    server = None if own else _covering(given.lookahead)
-    check_triples(given.engine_dir, server, (("--lookahead", triple) for triple in given.lookahead))
-    return server
+    lookahead = None if own else _covering(given.lookahead)
+    check_triples(
+        given.engine_dir, lookahead, (("--lookahead", triple) for triple in given.lookahead)
+    )
+    return lookahead
 
 
 def shared_setup(
     given: BenchFlags,
-    server: LookaheadConfig | None,
+    lookahead: LookaheadConfig | None,
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
 ) -> dict[str, Any]:
     """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`."""
     return {
         "model": given.engine_dir,
-        "server": server,
+        "lookahead": lookahead,
         "tokenizer_dir": given.tokenizer_dir,
         "devices": given.device,
         "dtypes": given.dtype,
@@ -121,7 +123,7 @@ def check_peers(given: BenchFlags, is_engine: bool) -> None:
     if single and 1 not in given.batch_size:
         raise UsageError(
             f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
-            "add 1 to --batch-size, or leave the peer away",
+            "add 1 to --batch-size, or omit the peer",
         )
     check_installed(given.compare)
 

@@ -72,7 +72,7 @@ class ExplainFlags(ModelFlags):
 
 @click.command(
     cls=Command,
-    short_help="One decoding step, told and drawn.",
+    short_help="One decoding step, described and drawn.",
     examples=[
         "trtla explain --engine-dir engine --input-text 'def f('",
         "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
@@ -92,8 +92,8 @@ class ExplainFlags(ModelFlags):
     "--request-lookahead",
     section="Model",
     type=TRIPLE,
-    show_default="that of --lookahead",
-    help="The request's own triple, at most that of --lookahead.",
+    show_default="the default triple",
+    help="The request's own triple, at most the default one.",
 )
 @length_flag
 @sampling_flags
@@ -107,7 +107,7 @@ class ExplainFlags(ModelFlags):
     type=click.IntRange(0),
     metavar="K",
     show_default="the step that accepted the most",
-    help="Which step to tell; 0 is the prompt pass.",
+    help="Which step to describe; 0 is the prefill.",
 )
 @setting(
     "-o",
@@ -212,7 +212,7 @@ def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
         last = len(run.steps) - 1
         raise UsageError(
             f"--step {number}: this run has the steps 0 to {last}",
-            "leave --step away for the one that accepted the most",
+            "omit --step for the one that accepted the most",
         )
     return run.steps[number]
 

@@ -43,7 +43,7 @@ def report(
     """Make one self-contained page from the files of other commands.
 
     RESULTS are JSON documents of bench, bench --ablation, tune, summarize and run, or CSV files of
-    bench, told apart by their content. The page opens without a network, light or dark, and on a
+    bench, recognised by their content. The page opens without a network, light or dark, and on a
     phone.
     """
     if output != _STDOUT:

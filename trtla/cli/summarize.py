@@ -41,23 +41,10 @@ from trtla.settings.fields import parsed
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from trtla.bench.summarize import Article, Side
+    from trtla.bench.summarize import Article, Measured
     from trtla.llm.llm import LLM
+    from trtla.results.documents import Side
     from trtla.runtime.limits import ExecutorLimits
-
-COLUMNS = {
-    "name": "side",
-    "latency_s": "latency s",
-    "output_tokens": "output tokens",
-    "tokens_per_s": "tokens/s",
-    "steps": "steps",
-    "tokens_per_step": "tokens/step",
-    "distinct_4grams": "distinct 4-grams",
-    "rouge1": "rouge1",
-    "rouge2": "rouge2",
-    "rougeL": "rougeL",
-    "rougeLsum": "rougeLsum",
-}
 
 
 @dataclass(frozen=True)
@@ -149,13 +136,13 @@ def summarize(console: Console, /, **flags: Any) -> None:
     seed = given.sampling.seed
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
     sides, prompts = _measure(console, given, articles)
-    if not sides:  # a serving rank of mpirun has nothing to tell
+    if not sides:  # a serving rank of mpirun has nothing to report
         return
-    _print(console, sides, _settings(given, prompts))
+    _print(console, sides, given)
     if given.output:
         _write(Path(given.output), work.items(sides, prompts))
     if given.rouge1_threshold is not None:
-        work.check_rouge1(sides[0], given.rouge1_threshold)
+        work.check_rouge1(sides[0].figures(), given.rouge1_threshold)
 
 
 def _check(given: SummarizeFlags) -> None:
@@ -165,7 +152,7 @@ def _check(given: SummarizeFlags) -> None:
     if given.test_hf and given.sampling.temperature > 0:
         raise UsageError(
             f"--test-hf is greedy, and temperature is {given.sampling.temperature}",
-            "leave --temperature or --test-hf away",
+            "omit --temperature or --test-hf",
         )
     if given.output:
         check_folder(Path(given.output), "--output")
@@ -173,7 +160,7 @@ def _check(given: SummarizeFlags) -> None:
 
 def _measure(
     console: Console, given: SummarizeFlags, articles: list[Article]
-) -> tuple[list[Side], list[list[int]]]:
+) -> tuple[list[Measured], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
     from trtla.bench.summarize import encode, hf_side, measure, score
 
@@ -195,7 +182,7 @@ def _measure(
     return sides, prompts
 
 
-def _engine_sides(llm: LLM, prompts: list[list[int]], given: SummarizeFlags) -> Iterator[Side]:
+def _engine_sides(llm: LLM, prompts: list[list[int]], given: SummarizeFlags) -> Iterator[Measured]:
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
 
     yield measure(ENGINE, engine_side(llm, given.sampling), prompts, given.batch_size)
@@ -229,45 +216,46 @@ def _tokenizer(llm: LLM) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _settings(given: SummarizeFlags, prompts: list[list[int]]) -> dict[str, Any]:
-    return {
-        "dataset": given.dataset,
-        "items": len(prompts),
-        "batch_size": given.batch_size,
-        "max_input_length": given.max_input_length,
-        "output_len": given.output_len,
-        "temperature": given.sampling.temperature,
-        "seed": given.sampling.seed,
-    }
-
-
-def _print(console: Console, sides: Sequence[Side], settings: dict[str, Any]) -> None:
+def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
-    from trtla.bench.summarize import ROUGE, document, equal_to_plain
-    from trtla.results.environment import environment
+    from trtla.bench.summarize import ROUGE, equal_to_plain
+    from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
 
+    sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
     if console.json:
-        found = {"environment": environment(command_line()), **settings}
-        console.document(document(sides, found))
+        filled = Summarize.fill(
+            given,
+            schema_version=SCHEMA_VERSION,
+            environment=environment(command_line()),
+            items=len(measured[0].answers),
+            sides=sides,
+            **({} if equal is None else {"equal_to_plain": equal}),
+        )
+        console.document(filled.document())
         return
-    rows = [side.figures() for side in sides]
-    for row in rows:
-        name = row["name"]
-        console.out(f"{name} (total latency: {row['latency_s']} sec)")
-        console.out(f"{name} (total output tokens: {row['output_tokens']})")
-        console.out(f"{name} (tokens per second: {row['tokens_per_s']})")
-        console.out(f"{name} beam 0 result")
+    for side in sides:
+        console.out(f"{side.name} (total latency: {side.latency_s} sec)")
+        console.out(f"{side.name} (total output tokens: {side.output_tokens})")
+        console.out(f"{side.name} (tokens per second: {side.tokens_per_s})")
+        console.out(f"{side.name} beam 0 result")
         for key in ROUGE:
-            console.out(f"  {key}: {row[key]}")
-    console.table(list(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
-    _print_speed_up(console, rows)
-    equal = equal_to_plain(sides)
+            console.out(f"  {key}: {getattr(side, key)}")
+    rows = [side.document() for side in sides]
+    heads = [_HEADS.get(key, key.replace("_", " ")) for key in rows[0]]
+    console.table(heads, [list(row.values()) for row in rows])
+    _print_speed_up(console, sides)
     if equal is not None:
-        console.out(f"summaries equal to plain decoding's: {equal} of {settings['items']}")
+        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].answers)}")
 
 
-def _print_speed_up(console: Console, rows: list[dict[str, Any]]) -> None:
-    speed = {row["name"]: row["tokens_per_s"] for row in rows}
+_HEADS = {
+    "name": "side", "tokens_per_s": "tokens/s", "tokens_per_step": "tokens/step",
+    "distinct_4grams": "distinct 4-grams",
+}  # fmt: skip
+
+
+def _print_speed_up(console: Console, sides: Sequence[Side]) -> None:
+    speed = {side.name: side.tokens_per_s for side in sides}
     for other, label in (
         ("trtla_without_lookahead", "plain decoding"),
         ("hugging_face", "Hugging Face"),

@@ -1,7 +1,7 @@
 """What `trtla run` prints for people: the texts as TensorRT-LLM's run.py does, then one table.
 
 Several streamed texts are shown one after another: the first live, the later ones as far as they
-are when their turn comes.
+are when their time comes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.console import Console
-from trtla.results.run import Decoded, Totals, distinct_4grams, divergence
+from trtla.results.metrics import Metrics
+from trtla.results.run import Decoded, divergence
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -101,13 +102,16 @@ class Transcript:
             self.console.out(f"Lossless [Text {ours.index}]: {outcome}")
 
     def _table(self, decoded: Decoded, plain: Decoded | None) -> None:
-        rows = [_row(completion) for completion in decoded.completions]
+        rows = [
+            [*table_row(done.index, Metrics.of([done], 0.0))[:-1], None]
+            for done in decoded.completions
+        ]
         if len(rows) > 1 or plain is not None:
-            rows.append(total_row("all", decoded.totals))
+            rows.append(table_row("all", decoded.totals))
         else:
             rows[0][-1] = decoded.totals.tokens_per_s
         if plain is not None:
-            rows.append(total_row("all, plain", plain.totals))
+            rows.append(table_row("all, plain", plain.totals))
         self.console.out()
         self.console.table(COLUMNS, rows)
         if plain is not None and plain.totals.tokens_per_s:
@@ -121,22 +125,8 @@ def input_line(index: int, prompt: str | Sequence[int]) -> str:
     return f'Input [Text {index}]: "{shown}"'
 
 
-def _row(completion: Completion) -> list[object]:
-    stats = completion.stats
-    return [
-        completion.index,
-        len(completion.output_ids),
-        stats.steps,
-        stats.tokens_per_step,
-        stats.drafted,
-        stats.accepted,
-        distinct_4grams([completion.output_ids]),
-        None,
-    ]
-
-
-def total_row(name: str, totals: Totals) -> list[object]:
-    """A table row for figures over several texts."""
+def table_row(name: object, totals: Metrics) -> list[object]:
+    """A row of the table, for a text or several."""
     return [
         name,
         totals.output_tokens,

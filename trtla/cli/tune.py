@@ -48,7 +48,7 @@ def tune(console: Console, /, **flags: Any) -> None:
 
     What a step costs by the tokens it feeds is measured apart from what a triple accepts, which
     depends on the text alone. Together they predict the speed-up of every triple that is tried;
-    the best ones are then decoded for real, in turns with plain decoding. Texts go on behind an
+    the best ones are then decoded for real, in rounds with plain decoding. Texts go on behind an
     end token.
     """
     given = TuneFlags(**flags)
@@ -72,7 +72,7 @@ def _check(given: TuneFlags) -> TuneSettings:
     from trtla.tune.samples import load_prompts
 
     planned = _is_planned(given)
-    model, limit, server = _model(given, planned=planned)
+    model, limit, lookahead = _model(given, planned=planned)
     if is_encoder_decoder(Path(model)):
         raise UsageError(
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
@@ -100,7 +100,7 @@ def _check(given: TuneFlags) -> TuneSettings:
         model=model,
         engine=given.engine_dir or model,
         limit=limit,
-        server=server,
+        lookahead=lookahead,
         sets=tuple(sets),
         sampling=sampling,
         batch_sizes=sizes,
@@ -224,7 +224,7 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     with tempfile.TemporaryDirectory(prefix=".model-", dir=plan.output_dir) as folder:
         engine = Path(folder) / "engine"
         build_engine(Path(plan.model), engine, BuildSettings(plan.limit), backend="torch")
-        yield replace(plan, model=str(engine), server=None)
+        yield replace(plan, model=str(engine), lookahead=None)
 
 
 def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
@@ -238,13 +238,13 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
 def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags) -> None:
     """Write what there is to write, then print."""
     from trtla.cli.tune_report import show
-    from trtla.tune.output import document, write_document, write_preset
+    from trtla.tune.output import write_document, write_preset
 
     write_document(tuned, plan.output_dir / DOCUMENT)
     _draw(console, tuned, plan.output_dir)
     written = given.write is not None and write_preset(tuned, Path(given.write))
     if console.json:
-        console.document(document(tuned))
+        console.document(tuned.document())
     else:
         show(console, tuned, plan)
     if written:

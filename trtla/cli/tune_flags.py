@@ -91,7 +91,7 @@ tune_flags = stack(
         "--model-dir",
         section="TensorRT-LLM engines",
         type=PATH,
-        help="The model itself, whose texts tell the acceptance: a Hugging Face folder, a "
+        help="The model itself, whose texts show the acceptance: a Hugging Face folder, a "
         "checkpoint, or a torch engine.",
     ),
     setting(
@@ -145,7 +145,7 @@ tune_flags = stack(
         section="Search",
         type=COUNT,
         default=15,
-        help="Turns of every verified triple, at most; three in any case, more within the budget.",
+        help="Rounds of every verified triple, at most; three in any case, more within the budget.",
     ),
     setting(
         "--output-dir",

@@ -97,7 +97,7 @@ _FOLDERS = ("draft_model",)  # beside all names that end with _dir
 
 
 def _peers() -> Iterable[str]:
-    from trtla.bench.peer_names import PEERS
+    from trtla.bench.arms import PEERS
 
     return PEERS
 

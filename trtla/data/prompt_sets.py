@@ -6,7 +6,7 @@ Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
+Reader = Callable[[str], Sequence[tuple[str, str]]]
+"""Given a file's name, reads category and text of each prompt."""
 
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
@@ -49,20 +51,23 @@ class PromptSet:
     texts: tuple[str, ...]
 
 
-def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> list[PromptSet]:
+def load_sets(
+    names: Sequence[str], categories: Sequence[str], limit: int, read: Reader | None = None
+) -> list[PromptSet]:
     """The sets by category, in the order of the lines, at most `limit` prompts each.
 
     Args:
         names: shipped sets by name, or .jsonl files.
         categories: those to keep; empty keeps all.
         limit: most prompts of a category.
+        read: reads what is not a shipped set; None takes .jsonl files only.
 
     Raises:
         UsageError: a name, a file or a line is not usable, or nothing is left.
     """
     found: dict[str, list[str]] = {}
     for name in names:
-        for category, text in _lines(name):
+        for category, text in _lines(name) if read is None or name in SHIPPED else read(name):
             found.setdefault(category, []).append(text)
     _check_categories(categories, found)
     kept = [c for c in found if not categories or c in categories]
@@ -76,13 +81,19 @@ def _lines(name: str) -> list[tuple[str, str]]:
             f"prompt set {name} is not known",
             f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl file",
         )
-    lines = [
-        (line.category, _text(line, where))
-        for where, line in parse_jsonl(SetLine, read_text(path), name)
-    ]
+    lines = set_lines(SetLine, read_text(path), name)
     if not lines:
         raise UsageError(f"{name} holds no prompts", 'write {"category", "text"} lines')
     return lines
+
+
+def set_lines(model: type[SetLine], text: str, name: str) -> list[tuple[str, str]]:
+    """Category and prompt of each line of a JSONL text.
+
+    Raises:
+        UsageError: a line does not fit the model, or its prompt is empty.
+    """
+    return [(line.category, _text(line, where)) for where, line in parse_jsonl(model, text, name)]
 
 
 def _text(line: SetLine, where: str) -> str:

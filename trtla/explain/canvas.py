@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.charts.theme import BASE, COLOURS, INK, theme
@@ -64,27 +63,13 @@ def token_width(text_cells: int, size: float) -> float:
     return text_cells * size * _LETTER
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    x: float
-    y: float
-    text: str
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    boxes: tuple[Box, ...]
-    settings: dict[str, Any]
-
-
 class Canvas:
     """What is to be drawn; y grows downwards."""
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._shapes: list[_Shape] = []
-        self._words: list[_Words] = []
+        self._shapes: list[tuple[Sequence[Box], dict[str, Any]]] = []
+        self._words: list[tuple[float, float, str, dict[str, Any]]] = []
         self.right = self.bottom = 0.0
         """How far it reaches."""
 
@@ -103,7 +88,7 @@ class Canvas:
         style = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.0 if edge == "none" else 0.9}
         if dashed:
             style["linestyle"] = (0, (3, 2))
-        self._shapes.append(_Shape(tuple(boxes), style))
+        self._shapes.append((boxes, style))
         for x, y, width, height in boxes:
             self.reach(x + width, y + height)
 
@@ -125,16 +110,15 @@ class Canvas:
         x, y, width, height = box
         text = clip(text, letters(width, size))
         place = {"left": x, "center": x + width / 2, "right": x + width}[align]
-        self._words.append(
-            _Words(place, y + height / 2, text, _look(size, colour, align, bold, mono=True))
-        )
+        look = _look(size, colour, align, bold, mono=True)
+        self._words.append((place, y + height / 2, text, look))
         self.reach(x + width, y + height)
 
     def upright(self, x: float, bottom: float, text: str, size: float, height: float) -> None:
         """A token that runs upwards from a place, at most so high."""
         settings = _look(size, INK, "center", bold=False, mono=True)
         settings.update(rotation=90, verticalalignment="bottom")
-        self._words.append(_Words(x, bottom, clip(text, letters(height, size)), settings))
+        self._words.append((x, bottom, clip(text, letters(height, size)), settings))
 
     def prose(
         self,
@@ -150,7 +134,7 @@ class Canvas:
     ) -> None:
         """A line of a sentence; y is its middle."""
         shown = re.sub(" {2,}", lambda match: _KEPT_SPACE * len(match[0]), text)
-        self._words.append(_Words(x, y, shown, _look(size, colour, align, bold, mono=mono)))
+        self._words.append((x, y, shown, _look(size, colour, align, bold, mono=mono)))
         width = len(text) * size * (_LETTER if mono else _PROSE)
         self.reach(x + width if align == "left" else x, y + size)
 
@@ -174,11 +158,11 @@ class Canvas:
     def _draw(self, axes: Axes) -> None:
         from matplotlib.patches import PathPatch
 
-        for shape in self._shapes:
-            axes.add_patch(PathPatch(_outline(shape.boxes), **shape.settings))
-        for words in self._words:
+        for boxes, style in self._shapes:
+            axes.add_patch(PathPatch(_outline(boxes), **style))
+        for x, y, text, look in self._words:
             # Tokens hold dollars, which are no formulas here.
-            axes.text(words.x, words.y, words.text, parse_math=False, **words.settings)
+            axes.text(x, y, text, parse_math=False, **look)
 
 
 def _look(size: float, colour: str, align: Align, bold: bool, *, mono: bool) -> dict[str, Any]:

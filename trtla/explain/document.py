@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_outcome import Candidate, outcome_of
 from trtla.explain.words import Words, why
+from trtla.results.documents import SCHEMA_VERSION
 from trtla.results.run import result
-
-SCHEMA_VERSION = 1
 
 
 def document(
@@ -29,7 +29,7 @@ def document(
         "engine": engine,
         "executor": executor,
         "step": chosen.number,
-        "result": result(run.completion),
+        "result": result(run.completion).document(),
         "steps": [_step(run, step, words) for step in run.steps],
     }
 
@@ -40,22 +40,22 @@ def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
         "step": step.number,
         "input": run.text_before(step)[-1] if step.number else None,
         "position": run.position(step) if step.number else None,
-        "tokens": list(draft.tokens),
-        "parents": list(draft.parents),
+        "tokens": draft.tokens,
+        "parents": draft.parents,
         "positions": positions(step, run.position(step))[1:],
         "roles": [_role(role) for role in roles(step)[1:]],
-        "draws": list(step.committed),
-        "accepted": list(outcome.accepted),
-        "accepted_nodes": list(outcome.accepted_nodes),
+        "draws": step.committed,
+        "accepted": outcome.accepted,
+        "accepted_nodes": outcome.accepted_nodes,
         "added": outcome.added,
         "reason": outcome.reason,
         "why": why(run, step, outcome, words),
         "candidates": [_candidate(candidate) for candidate in outcome.candidates],
         "window": _window(step.window),
-        "new_level": list(step.observed),
+        "new_level": step.observed,
         "window_after": _window(step.window_after),
-        "harvest": [list(ngram) for ngram in step.harvest],
-        "pool_found": [list(value) for value in step.found],
+        "harvest": step.harvest,
+        "pool_found": step.found,
         "pool_size": step.pool_size,
         "texts": [words.raw(token) for token in step.committed],
     }
@@ -71,15 +71,10 @@ def _role(role: Role) -> dict[str, Any]:
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "tokens": list(candidate.tokens),
-        "matched": candidate.matched,
-        "sources": list(candidate.sources),
-    }
+    return {key: value for key, value in asdict(candidate).items() if key != "nodes"}
 
 
 def _window(window: WindowCells | None) -> dict[str, Any] | None:
     if window is None:
         return None
-    levels = [list(level) for level in window.levels]
-    return {"levels": levels, "fillers": list(window.fillers), "full": window.full}
+    return {key: getattr(window, key) for key in ("levels", "fillers", "full")}

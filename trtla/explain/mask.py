@@ -1,4 +1,4 @@
-"""Who is who in a step's draft, and who sees whom: the attention mask as the paper draws it.
+"""The role of each node in a step's draft, and the attention mask as the paper draws it.
 
 From a draft's parents and the window's shape alone; the tokens' texts are in trtla.explain.words.
 """
@@ -17,17 +17,17 @@ Part = Literal["input", "filler", "window", "candidate"]
 Cell = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Role:
     """What one node of a draft is; a node that several share is all of it."""
 
-    cells: tuple[Cell, ...] = ()
+    is_input: bool
+    cells: list[Cell] = field(default_factory=list)
     """Window cells (level, column)."""
     filler: int | None = None
     """Which token of those before column 0, from 0 on."""
-    candidates: tuple[Cell, ...] = ()
+    candidates: list[Cell] = field(default_factory=list)
     """(candidate, place in it), both from 1 on."""
-    is_input: bool = False
 
     @property
     def part(self) -> Part:
@@ -60,13 +60,6 @@ class Block:
     end: int
 
 
-@dataclass(slots=True)
-class _Parts:
-    cells: list[Cell] = field(default_factory=list)
-    filler: int | None = None
-    candidates: list[Cell] = field(default_factory=list)
-
-
 def visible(parents: Sequence[int]) -> list[list[bool]]:
     """For every node, the input first, which nodes it sees: itself and its ancestors."""
     rows = [[True] + [False] * len(parents)]
@@ -86,19 +79,16 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
 
 def roles(step: RecordedStep) -> list[Role]:
     """What every fed node is, the input first."""
-    parts = [_Parts() for _ in range(step.draft.size)]
+    parts = [Role(is_input=not node) for node in range(step.draft.size)]
     if step.window is not None:
         _place_window(parts, step.draft, step.window)
     for number, path in enumerate(paths(step.draft), 1):
         for place, node in enumerate(path, 1):
             parts[node].candidates.append((number, place))
-    return [
-        Role(tuple(part.cells), part.filler, tuple(part.candidates), is_input=not node)
-        for node, part in enumerate(parts)
-    ]
+    return parts
 
 
-def _place_window(parts: list[_Parts], draft: Draft, window: WindowCells) -> None:
+def _place_window(parts: list[Role], draft: Draft, window: WindowCells) -> None:
     if draft.first_candidate == 1:
         return
     fillers, width = len(window.fillers), len(window.levels[0])

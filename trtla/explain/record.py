@@ -45,7 +45,7 @@ class RecordedStep(RecordedForward):
     """One forward of the target; with a window `observed` is its new level."""
 
     number: int
-    """As steps are counted: 0 is the prompt pass."""
+    """As steps are counted: 0 is the prefill."""
     before: int
     """Output tokens before it."""
     window: WindowCells | None = None
@@ -61,7 +61,7 @@ class RecordedStep(RecordedForward):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run's steps, the prompt pass first, and its answer."""
+    """A run's steps, the prefill first, and its answer."""
 
     steps: tuple[RecordedStep, ...]
     completion: Completion

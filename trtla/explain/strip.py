@@ -39,7 +39,7 @@ class StripRow:
 
 
 def strip_rows(run: RecordedRun) -> list[StripRow]:
-    """A row a step, the prompt pass first."""
+    """A row a step, the prefill first."""
     rows = []
     for step in run.steps:
         outcome = outcome_of(run, step)
@@ -54,7 +54,7 @@ def summary(run: RecordedRun) -> str:
     triple = run.completion.lookahead
     how = f"W,N,G = {triple}" if "lookahead" in stats.drafter.split(",") else stats.drafter
     return (
-        f"{stats.steps} steps after the prompt pass, {tokens} tokens, "
+        f"{stats.steps} steps after the prefill, {tokens} tokens, "
         f"S = {stats.tokens_per_step:.2f} tokens a step ({how})"
     )
 

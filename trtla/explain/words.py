@@ -25,7 +25,7 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\"}
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 SHORT: dict[Reason, str] = {
-    "prompt_pass": "prompt pass",
+    "prompt_pass": "prefill",
     "nothing_drafted": "nothing drafted",
     "mismatch": "mismatch",
     "whole_candidate": "whole candidate",
@@ -129,7 +129,7 @@ def headline(run: RecordedRun, step: RecordedStep, outcome: Outcome) -> str:
     """What a step did, in a line."""
     number, last = step.number, len(run.steps) - 1
     if not number:
-        return f"The prompt pass, step 0 of {last}"
+        return f"The prefill, step 0 of {last}"
     drafted = len(step.draft.candidates)
     what = f"{len(outcome.accepted)} of {drafted} drafted tokens accepted"
     return f"Step {number} of {last}: {what if drafted else 'nothing to verify'}"
@@ -162,7 +162,7 @@ def why(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) ->
 def _within(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
     """What ended the step itself; nothing where the text's end cut it."""
     if not step.number:
-        return "The prompt pass drafts nothing: it adds the target's first token."
+        return "The prefill drafts nothing: it adds the target's first token."
     if outcome.added is None:
         return ""
     added = words.quoted(outcome.added)

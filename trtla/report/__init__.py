@@ -1,4 +1,4 @@
-"""One HTML page from the documents that trtla's commands print; draws, compares, never measures.
+"""One HTML page from the documents that trtla's commands print; it compares and draws.
 
-Knows the documents' fields and trtla.charts; no model, no torch, no flag.
+The documents' fields are those of trtla.results; charts are drawn by trtla.charts.
 """

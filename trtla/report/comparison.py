@@ -7,36 +7,18 @@ from dataclasses import dataclass
 from math import exp, log
 from statistics import mean
 
-from trtla.report.measures import GREEDY, Conditions, Measure, Method, is_plain, method
+from trtla.report.measures import GREEDY, Conditions, Measure
 from trtla.report.reading import Source
 from trtla.results.documents import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """An arm over all tasks."""
+class Row(Measure):
+    """An arm over all tasks; `low` and `high` are the slowest and the fastest task's speed-up."""
 
-    source: int
-    arm: str
-    setting: str | None
-    method: Method
-    plain: bool
-    speedup: float | None
-    """As `over_tasks` tells it; `low` and `high` are the slowest and fastest task's."""
-    low: float | None
-    high: float | None
-    tasks: int
-    tokens_per_s: float | None
-    tokens_per_step: float | None
-    more_mb: float | None
+    tasks: int = 0
+    more_mb: float | None = None
     """Peak memory beyond plain decoding's."""
-    texts: int
-    equal_texts: int
-
-    @property
-    def name(self) -> str:
-        """The arm with its setting, as measures have it."""
-        return f"{self.arm} ({self.setting})" if self.setting else self.arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +53,8 @@ def primary(measures: Sequence[Measure]) -> Conditions:
 def _compare(source: int, measures: Sequence[Measure]) -> Comparison:
     chosen = primary(measures)
     here = [one for one in measures if one.conditions == chosen]
-    plain_mb = _peak(one for one in here if is_plain(one.arm))
-    rows = [_row(source, members, plain_mb) for members in by_name(here).values()]
+    plain_mb = _peak(one for one in here if one.plain)
+    rows = [_row(members, plain_mb) for members in by_name(here).values()]
     rows.sort(key=lambda row: -(row.speedup or 0.0))
     return Comparison(source, chosen, tuple(rows), tuple(measures))
 
@@ -86,39 +68,37 @@ def by_name(measures: Iterable[Measure]) -> dict[str, list[Measure]]:
 
 
 def over_tasks(members: Sequence[Measure]) -> float | None:
-    """An arm's speed-up over all tasks: as the document tells it, else their geometric mean."""
+    """An arm's speed-up over all tasks: as the document has it, else their geometric mean."""
     whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
     ratios = [one.speedup for one in members if one.speedup is not None]
     return geometric_mean(whole or ratios)
 
 
-def _row(source: int, members: Sequence[Measure], plain_mb: float | None) -> Row:
-    first = members[0]
+def _row(members: Sequence[Measure], plain_mb: float | None) -> Row:
+    first, peak = members[0], _peak(members)
     tasks = [one for one in members if one.task is not None]
     ratios = [one.speedup for one in tasks if one.speedup is not None]
-    peak = _peak(members)
-    plain = is_plain(first.arm)
     known = [one for one in tasks or members if one.texts is not None]
     return Row(
-        source,
+        first.source,
+        first.conditions,
         first.arm,
         first.setting,
-        method(first.arm),
-        plain,
+        None,
         over_tasks(members),
-        min(ratios, default=None),
-        max(ratios, default=None),
-        len(ratios),
         _mean(one.tokens_per_s for one in tasks or members),
         _mean(one.tokens_per_step for one in tasks or members),
-        None if plain or peak is None or plain_mb is None else peak - plain_mb,
-        sum(one.texts or 0 for one in known),
-        sum(one.equal_texts or 0 for one in known),
+        min(ratios, default=None),
+        max(ratios, default=None),
+        texts=sum(one.texts or 0 for one in known),
+        equal_texts=sum(one.equal_texts or 0 for one in known),
+        tasks=len(ratios),
+        more_mb=None if first.plain or peak is None or plain_mb is None else peak - plain_mb,
     )
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """Of ratios: halving one and doubling another leaves it."""
+    """Of ratios: halving one and doubling another leaves it as it is."""
     positive = [ratio for ratio in ratios if ratio > 0]
     return exp(mean(map(log, positive))) if positive else None
 
@@ -141,7 +121,7 @@ class Equality:
     texts: int
     equal: int
     first: int | None = None
-    """The earliest place where a text differs, in tokens; None where that is not known."""
+    """The earliest place where a text differs, in tokens; None where that is not recorded."""
     margin: float | None = None
     """The target's top-2 logit margin there."""
 
@@ -150,7 +130,7 @@ def equality(sources: Sequence[Source], measures: Iterable[Measure]) -> list[Equ
     """Of every arm that was compared, in the order of the documents."""
     groups: dict[tuple[int, str], list[Measure]] = {}
     for one in measures:
-        if one.texts is not None and not is_plain(one.arm):
+        if one.texts is not None and not one.plain:
             groups.setdefault((one.source, one.name), []).append(one)
     found = [_of_arm(source, name, members) for (source, name), members in groups.items()]
     found += [one for source in sources for one in _of_run(source)]

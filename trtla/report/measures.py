@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trtla.console import counted
 from trtla.report.reading import Source
-from trtla.results.documents import Ablation, AblationRow, Bench, BenchRow, Tune, Verified
+from trtla.results.bench_documents import Ablation, AblationRow, Bench, BenchRow
+from trtla.results.documents import Tune, Verified
 from trtla.settings.sampling import filters_text
 
 GREEDY = "greedy"
@@ -63,10 +64,19 @@ class Measure:
         """The arm with its setting."""
         return f"{self.arm} ({self.setting})" if self.setting else self.arm
 
+    @property
+    def method(self) -> Method:
+        """What the arm is."""
+        return method(self.arm)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what all others are compared with."""
+        return self.method is _PLAIN
+
 
 def measures(source: Source) -> list[Measure]:
-    """The figures of a document that compare arms; none of summarize and run, which are told
-    on their own."""
+    """The figures of a document that compare arms; summarize and run have tables of their own."""
     match source.document:
         case Bench() as bench:
             model = Path(bench.settings.model or "model not recorded").name
@@ -81,7 +91,7 @@ def measures(source: Source) -> list[Measure]:
 
 
 def _of_bench(number: int, model: str, row: BenchRow) -> Measure:
-    filters = filters_text(row.temperature, row.top_k or 0, 1.0 if row.top_p is None else row.top_p)
+    filters = filters_text(row.temperature, row.top_k, row.top_p)
     sampling = GREEDY if row.temperature == 0 else filters
     return Measure(
         number,
@@ -115,29 +125,31 @@ def short(arm: str) -> str:
 
 def _of_ablation(number: int, ablation: Ablation) -> Iterator[Measure]:
     for row in ablation.means:
-        spread, mean = row.speedup_vs_ar_std, row.speedup_vs_ar_mean
-        known = spread is not None and mean is not None
-        count = round(row.rows)
+        mean, spread = row.figure("speedup_vs_ar_mean"), row.figure("speedup_vs_ar_std")
+        low = high = None
+        if mean is not None and spread is not None:
+            low, high = mean - spread, mean + spread
+        peak, same = row.figure("peak_mem_mib_mean"), row.figure("same_as_ar_mean")
         yield Measure(
             number,
             _ablation_conditions(row),
             *_ablation_arm(row),
             row.task or None,
             mean,
-            row.tokens_per_s_mean,
-            row.tokens_per_step_mean,
-            mean - spread if known and mean is not None and spread is not None else None,
-            mean + spread if known and mean is not None and spread is not None else None,
-            None if row.peak_mem_mib_mean is None else row.peak_mem_mib_mean * 2**20 / 1e6,
-            row.distinct_4grams_mean,
-            None if row.same_as_ar_mean is None else count,
-            None if row.same_as_ar_mean is None else round(row.same_as_ar_mean * count),
+            row.figure("tokens_per_s_mean"),
+            row.figure("tokens_per_step_mean"),
+            low,
+            high,
+            None if peak is None else peak * 2**20 / 1e6,
+            row.figure("distinct_4grams_mean"),
+            None if same is None else row.rows,
+            None if same is None else round(same * row.rows),
         )
 
 
 def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
     """Lookahead's arms are named as bench names them."""
-    triple = _triple(row.window, row.ngram, row.guesses)
+    triple = _triple(row)
     if row.method == "lookahead" and triple:
         return f"lookahead {triple}", None
     return row.method, _setting(row)
@@ -145,35 +157,29 @@ def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
 
 def _ablation_conditions(row: AblationRow) -> Conditions:
     filters = (("T", row.temperature), ("k", row.top_k), ("p", row.top_p))
-    given = [f"{name} {_plain(value)}" for name, value in filters if value is not None]
+    given = [f"{name} {value:g}" for name, value in filters if value is not None]
     sampling = GREEDY if row.processor == GREEDY else " ".join([row.processor or "", *given])
     model = row.model or "model not recorded"
     return Conditions(model, row.device or "", row.dtype or "", 1, sampling.strip() or "sampled")
 
 
-def _plain(value: float | str) -> str:
-    try:
-        return f"{float(value):g}"
-    except ValueError:
-        return str(value)
-
-
 def _setting(row: AblationRow) -> str | None:
-    """What an arm is set to, as short as it can be told."""
-    gammas = (row.gamma_min, row.gamma_max)
-    told = [
-        f"gamma {_plain(row.gamma)}" if row.gamma else "",
-        f"gamma {_plain(gammas[0])} to {_plain(gammas[1])}" if gammas[0] and gammas[1] else "",
-        f"EMA {_plain(row.ema_beta)}" if row.ema_beta else "",
-        f"{row.ngram_kind} {_plain(row.ngram_n)}" if row.ngram_kind and row.ngram_n else "",
-        f"filler {_plain(row.top_k_filler)}" if row.top_k_filler else "",
-        _triple(row.window, row.ngram, row.guesses),
-    ]
-    return ", ".join(part for part in told if part) or None
+    """What an arm is set to, in short."""
+    parts = {
+        "gamma {0:g}": (row.gamma,),
+        "gamma {0:g} to {1:g}": (row.gamma_min, row.gamma_max),
+        "EMA {0:g}": (row.ema_beta,),
+        "{0} {1:g}": (row.ngram_kind, row.ngram_n),
+        "filler {0:g}": (row.top_k_filler,),
+        _triple(row): (),
+    }
+    shown = [text.format(*values) for text, values in parts.items() if text and all(values)]
+    return ", ".join(shown) or None
 
 
-def _triple(*values: str | None) -> str:
-    return ",".join(_plain(value) for value in values if value) if all(values) else ""
+def _triple(row: AblationRow) -> str:
+    sizes = (row.window, row.ngram, row.guesses)
+    return ",".join(f"{size:g}" for size in sizes if size is not None) if None not in sizes else ""
 
 
 def _of_tune(number: int, tune: Tune, one: Verified) -> Measure:
@@ -198,85 +204,80 @@ def _of_tune(number: int, tune: Tune, one: Verified) -> Measure:
 class Method:
     """A way of decoding; the texts are cells of the comparison table."""
 
+    names: tuple[str, ...]
+    """What documents call it."""
     title: str
-    training: str
-    memory: str
-    when: str
+    training: str = "none"
+    memory: str = "none"
+    when: str = ""
 
 
-_WINDOW = "an n-gram pool, and K/V rows for the window and candidates of a step"
-_DRAFT = "the draft model's weights and its own K/V cache"
-_ITS_DRAFT = "a draft model with the same vocabulary"
+_DRAFT = (
+    "a draft model with the same vocabulary",
+    "the draft model's weights and its own K/V cache",
+)
+_WINDOW = ("none", "an n-gram pool, and K/V rows for the window and candidates of a step")
 
-_PLAIN = Method("plain decoding", "none", "none", "Large batches, and wherever nothing is faster")
+_PLAIN = Method(
+    ("ar", "none", "trtla_without_lookahead"),
+    "plain decoding",
+    when="Large batches, and wherever nothing is faster",
+)
 _LOOKAHEAD = Method(
+    ("lookahead",),
     "lookahead decoding",
-    "none",
-    _WINDOW,
+    *_WINDOW,
     "No draft model at hand, small batches, and compute to spare; best on code and repeating text",
 )
-_AUTO = Method(
-    "lookahead, fitted to each step",
-    "none",
-    _WINDOW,
-    "As lookahead, where batch size or kind of text changes",
-)
-_NGRAM = Method(
-    "n-grams of the text so far",
-    "none",
-    "n-gram tables of integers",
-    "Texts that repeat themselves; costs next to nothing, so slow processors too",
-)
-_PROMPT = Method(
-    "prompt lookup",
-    "none",
-    "none",
-    "Answers that quote their prompt: summaries, edits, code with its context",
-)
-_DRAFT_MODEL = Method(
-    "draft model, fixed gamma",
-    _ITS_DRAFT,
-    _DRAFT,
-    "A much smaller model of the same family exists, and memory for it",
-)
-_EGAG = Method(
-    "draft model, entropy-guided gamma",
-    _ITS_DRAFT,
-    _DRAFT,
-    "As with a draft model, on text that is now easy, now hard",
-)
 _CHAIN = Method(
-    "several drafters in turn",
+    ("chain",),
+    "several drafters, one after the other",
     "as its parts",
     "as its parts",
     "Kinds of text change, and no single drafter fits them all",
 )
-_HF = Method("transformers' generate", "none", "none", "The reference that most users start from")
-_LLAMA_CPP = Method("llama.cpp", "none", "none", "A quantised model on a processor")
-_UNKNOWN = Method("", "-", "-", "-")
-
-_NAMES = {
-    "ar": _PLAIN,
-    "none": _PLAIN,
-    "trtla_without_lookahead": _PLAIN,
-    "lookahead": _LOOKAHEAD,
-    "lookahead-auto": _AUTO,
-    "lookahead auto": _AUTO,
-    "auto": _AUTO,
-    "nasd": _NGRAM,
-    "ngram": _NGRAM,
-    "prompt-lookup": _PROMPT,
-    "sd": _DRAFT_MODEL,
-    "draft": _DRAFT_MODEL,
-    "egag": _EGAG,
-    "chain": _CHAIN,
-    "hf": _HF,
-    "hugging_face": _HF,
-    "hf-prompt-lookup": _PROMPT,
-    "hf-assisted": _DRAFT_MODEL,
-    "llama.cpp": _LLAMA_CPP,
-    "llama.cpp-prompt-lookup": _PROMPT,
-}
+_METHODS = (
+    _PLAIN,
+    _LOOKAHEAD,
+    _CHAIN,
+    Method(
+        ("lookahead-auto", "lookahead auto", "auto"),
+        "lookahead, fitted to each step",
+        *_WINDOW,
+        "As lookahead, where batch size or kind of text changes",
+    ),
+    Method(
+        ("nasd", "ngram"),
+        "n-grams of the text so far",
+        memory="n-gram tables of integers",
+        when="Texts that repeat themselves; costs next to nothing, so slow processors too",
+    ),
+    Method(
+        ("prompt-lookup", "hf-prompt-lookup", "llama.cpp-prompt-lookup"),
+        "prompt lookup",
+        when="Answers that quote their prompt: summaries, edits, code with its context",
+    ),
+    Method(
+        ("sd", "draft", "hf-assisted"),
+        "draft model, fixed gamma",
+        *_DRAFT,
+        "A much smaller model of the same family exists, and memory for it",
+    ),
+    Method(
+        ("egag",),
+        "draft model, entropy-guided gamma",
+        *_DRAFT,
+        "As with a draft model, on text that is now easy, now hard",
+    ),
+    Method(
+        ("hf", "hugging_face"),
+        "transformers' generate",
+        when="The reference that most users start from",
+    ),
+    Method(("llama.cpp",), "llama.cpp", when="A quantised model on a processor"),
+)
+_UNKNOWN = Method((), "", "-", "-", "-")
+_BY_NAME = {name: one for one in _METHODS for name in one.names}
 _NO_DRAFTS = ("1", "1", "0")
 _TRIPLE = re.compile(r"lookahead (\d+),(\d+),(\d+)")
 
@@ -290,9 +291,4 @@ def method(arm: str) -> Method:
         return replace(_LOOKAHEAD, title="W {}, N {}, G {}".format(*triple.groups()))
     if "," in arm:
         return _CHAIN
-    return _NAMES.get(arm) or _NAMES.get(arm.partition(":")[0], _UNKNOWN)
-
-
-def is_plain(arm: str) -> bool:
-    """Whether an arm is what all others are compared with."""
-    return method(arm) is _PLAIN
+    return _BY_NAME.get(arm) or _BY_NAME.get(arm.partition(":")[0], _UNKNOWN)

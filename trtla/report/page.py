@@ -11,12 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trtla.report import telling
+from trtla.report import sentences
 from trtla.report.comparison import Comparison, comparisons, equality
 from trtla.report.measures import measures
 from trtla.report.pictures import Picture, batch_of, cost_picture, maps, speed_pictures
 from trtla.report.reading import Source, read_all
-from trtla.results.documents import Bench, Run, Summarize, Tune, Verified
+from trtla.results.bench_documents import Bench
+from trtla.results.documents import Run, Summarize, Tune, Verified
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -53,8 +54,8 @@ def page(sources: Sequence[Source], title: str) -> str:
     return _fill(
         title=title,
         version=__version__,
-        headline=telling.headline(found, sources),
-        best=telling.best_of(found),
+        headline=sentences.headline(found, sources),
+        best=sentences.best_of(found),
         comparisons=found,
         pictures=[
             picture for one in found for picture in speed_pictures(one, _mark(sources, one.source))
@@ -67,7 +68,7 @@ def page(sources: Sequence[Source], title: str) -> str:
         summaries=[source for source in sources if isinstance(source.document, Summarize)],
         runs=[source for source in sources if isinstance(source.document, Run)],
         equality=equality(sources, every),
-        caveats=list(telling.caveats(sources, every)),
+        caveats=list(sentences.caveats(sources, every)),
         measures=every,
         origins=[origin(source) for source in sources],
         many=len(sources) > 1,
@@ -75,7 +76,7 @@ def page(sources: Sequence[Source], title: str) -> str:
 
 
 def _mark(sources: Sequence[Source], number: int) -> str:
-    """What tells a chart's document apart, where there are several."""
+    """Names a chart's document where there are several."""
     return f" (document {number})" if len(sources) > 1 else ""
 
 
@@ -112,8 +113,8 @@ def _fill(**values: Any) -> str:
     )
     inner.globals.update(
         plain_row=plain_row,
-        range_told=telling.range_told,
-        side_ratios=telling.side_ratios,
+        range_text=sentences.range_text,
+        side_ratios=sentences.side_ratios,
         style=Markup(_own_file("style.css")),
     )
     inner.filters.update(figure=figure, times=_times, chart=Markup, triple=triple)
@@ -132,7 +133,7 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def _times(value: float | None) -> str:
-    return "-" if value is None else telling.times(value)
+    return "-" if value is None else sentences.times(value)
 
 
 def triple(value: Sequence[int]) -> str:
@@ -143,18 +144,13 @@ def triple(value: Sequence[int]) -> str:
 
 _LABELS = {
     "cpu": "processor",
-    "cores": "cores",
     "instruction_sets": "instruction sets",
     "memory_bytes": "memory",
     "gpus": "GPUs",
-    "driver": "driver",
     "platform": "system",
     "python": "Python",
     "torch": "PyTorch",
-    "transformers": "transformers",
     "llama_cpp_python": "llama-cpp-python",
-    "trtla": "trtla",
-    "commit": "commit",
 }
 
 
@@ -170,18 +166,11 @@ class Origin:
 
 
 def origin(source: Source) -> Origin:
-    """What a document tells of its making."""
+    """What a document says about its making."""
     given = source.document.environment
-    command = _command(source) or given.get("command")
+    command = source.document.argv if isinstance(source.document, Tune) else given.get("command")
     rows = (*_settings(source), *_machine(given))
     return Origin(source.number, source.name, source.kind, str(command) if command else None, rows)
-
-
-def _command(source: Source) -> str | None:
-    document = source.document
-    if isinstance(document, Tune):
-        return document.argv
-    return None if isinstance(document, Bench) else document.command
 
 
 def _machine(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -200,24 +189,24 @@ def _shown(key: str, value: Any) -> str:
 def _settings(source: Source) -> Iterator[tuple[str, str]]:
     match source.document:
         case Bench(settings=own):
-            told = {
+            facts = {
                 "model": own.model,
                 "rounds": own.rounds,
                 "tokens a prompt": own.max_output_len,
             }
         case Tune() as tune:
-            told = {"engine": tune.engine, "executor": tune.executor}
-            told["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
+            facts = {"engine": tune.engine, "executor": tune.executor}
+            facts["tuning took"] = None if tune.time_s is None else f"{tune.time_s:.0f} s"
         case Summarize() as own_summaries:
-            told = {
+            facts = {
                 "data set": own_summaries.dataset,
                 "articles": own_summaries.items,
                 "batch size": own_summaries.batch_size,
                 "tokens a summary": own_summaries.output_len,
             }
         case Run() as run:
-            told = {"executor": run.executor, "prompts": len(run.results)}
+            facts = {"executor": run.executor, "prompts": len(run.results)}
         case ablation:
             models = dict.fromkeys(row.model for row in ablation.means if row.model)
-            told = {"model": ", ".join(models) or None}
-    yield from ((label, str(value)) for label, value in told.items() if value is not None)
+            facts = {"model": ", ".join(models) or None}
+    yield from ((label, str(value)) for label, value in facts.items() if value is not None)

@@ -1,4 +1,4 @@
-"""The page's charts: which figures go into which chart, and what is left out for room."""
+"""The page's charts: which figures go into which chart, and what is omitted for room."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from trtla.charts import bars, cost_curve, heat_map, svg_text
 from trtla.report.comparison import Comparison, by_name, over_tasks
-from trtla.report.measures import EVERY_CATEGORY, Measure, is_plain
-from trtla.results.documents import Cost, GridPoint, Tune
+from trtla.report.measures import EVERY_CATEGORY, Measure
+from trtla.results.documents import Cost, Tune, best_guesses
 
 _MOST_ARMS = 6
 _MOST_MAPS = 8
@@ -32,8 +32,8 @@ def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
         comparison, _other_batches(comparison), lambda one: f"batch {one.conditions.batch_size}"
     )
     if len(by_batch) > 1:
-        told = str(replace(comparison.conditions, batch_size=0)).replace(", batch 0", "")
-        caption = f"{told}; means over tasks"
+        shared = str(replace(comparison.conditions, batch_size=0)).replace(", batch 0", "")
+        caption = f"{shared}; means over tasks"
         yield _bars(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
 
 
@@ -55,7 +55,7 @@ def _groups(
     labels = dict.fromkeys(label for one in measures if (label := key(one)) is not None)
     found: dict[str, dict[str, float]] = {}
     for label in labels:
-        arms = by_name(one for one in measures if key(one) == label and not is_plain(one.arm))
+        arms = by_name(one for one in measures if key(one) == label and not one.plain)
         for name, shown in ((name, kept[name]) for name in kept if name in arms):
             if (ratio := over_tasks(arms[name])) is not None:
                 found.setdefault(label, {})[shown] = ratio
@@ -82,10 +82,8 @@ def _bars(
 
 def cost_picture(tune: Tune, mark: str) -> Picture | None:
     """The cost curve of tune."""
-    rows = (
-        [(row.sequences, row.points) for row in tune.cost.rows if row.points] if tune.cost else []
-    )
-    if not rows or tune.cost is None:
+    rows = [(row.sequences, row.points) for row in tune.cost.rows if row.points]
+    if not rows:
         return None
     figure = cost_curve(rows, knee=tune.cost.knee, title=f"What a forward costs{mark}")
     return Picture(svg_text(figure), _cost_caption(tune.cost))
@@ -93,15 +91,14 @@ def cost_picture(tune: Tune, mark: str) -> Picture | None:
 
 def _cost_caption(cost: Cost) -> str:
     source = f"{cost.source[:1].upper()}{cost.source[1:]}"
-    told = f"{source}: {cost.note}." if cost.note else f"{source}."
-    return told if cost.knee is None else f"{told} Left of the knee, more tokens are next to free."
+    text = f"{source}: {cost.note}." if cost.note else f"{source}."
+    return text if cost.knee is None else f"{text} Left of the knee, more tokens are next to free."
 
 
 def batch_of(tune: Tune) -> int:
     """The batch size that tune is about: the recommended one, else the smallest."""
-    if tune.recommendation and tune.recommendation.batch_size:
-        return tune.recommendation.batch_size
-    return min((point.batch_size for point in tune.grid), default=1)
+    least = min((point.batch_size for point in tune.grid), default=1)
+    return tune.recommendation.batch_size or least
 
 
 def maps(tune: Tune, mark: str) -> tuple[list[Picture], list[Picture]]:
@@ -119,10 +116,9 @@ def maps(tune: Tune, mark: str) -> tuple[list[Picture], list[Picture]]:
 
 def _map(tune: Tune, batch: int, category: str, mark: str) -> Picture:
     points = [p for p in tune.grid if (p.batch_size, p.category) == (batch, category)]
-    best = _best_of_guesses(points)
     top = max(points, key=lambda point: point.predicted_speedup).lookahead
     figure = heat_map(
-        {pair: point.predicted_speedup for pair, point in best.items()},
+        best_guesses(points),
         x_label="W, window",
         y_label="N, n-gram",
         value_label="predicted speed-up",
@@ -131,12 +127,3 @@ def _map(tune: Tune, batch: int, category: str, mark: str) -> Picture:
     )
     names = f"W {top[0]}, N {top[1]}, G {top[2]}"
     return Picture(svg_text(figure), f"The best G of each pair; framed: {names}.")
-
-
-def _best_of_guesses(points: Sequence[GridPoint]) -> dict[tuple[int, int], GridPoint]:
-    best: dict[tuple[int, int], GridPoint] = {}
-    for point in points:
-        pair = point.lookahead[:2]
-        if pair not in best or best[pair].predicted_speedup < point.predicted_speedup:
-            best[pair] = point
-    return best

@@ -1,6 +1,6 @@
-"""Opens a file and tells by its content which document it is; refuses what is none of them.
+"""Reads result files: recognises each document by its content, and refuses what is none of them.
 
-JSON objects are told apart by their keys, CSV tables by their columns.
+A JSON object is recognised by its keys, a CSV table by its columns.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from trtla.bench.ablation_table import COLUMNS, means
 from trtla.errors import UsageError
 from trtla.files import JsonError, parse_json, read_text
-from trtla.results.documents import Ablation, Bench, Document, Kind, Run, Summarize, Tune
+from trtla.results.bench_documents import Ablation, Bench
+from trtla.results.documents import Run, Summarize, Tune
+
+Document = Bench | Ablation | Tune | Summarize | Run
+Kind = Literal["bench", "ablation", "tune", "summarize", "run"]
 
 _JSON_KINDS: tuple[tuple[Kind, type[Document], tuple[str, ...]], ...] = (
     ("bench", Bench, ("rows", "cells")),
@@ -79,23 +83,11 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
 def _object(path: Path, value: Any) -> tuple[Kind, Document]:
     keys = set(value) if isinstance(value, dict) else set()
     if keys == {"error"}:
-        raise UsageError(f"{path} tells of an error, not of results", "run that command again")
+        raise UsageError(f"{path} reports an error, not results", "run that command again")
     for kind, model, needed in _JSON_KINDS:
         if keys.issuperset(needed):
-            return kind, _checked(path, model.model_validate(_as_texts(kind, value)))
+            return kind, _checked(path, model.model_validate(value), needed[0])
     raise UsageError(f"{path} is no document of trtla that a report is made of", _HINT)
-
-
-def _as_texts(kind: Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """An ablation's settings are texts in its tables, and shown as such."""
-    if kind != "ablation" or not isinstance(value["means"], list):
-        return value
-    rows = [_cells(row) if isinstance(row, dict) else row for row in value["means"]]
-    return {**value, "means": rows}
-
-
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(cell) if isinstance(cell, int | float) else cell for key, cell in row.items()}
 
 
 def _table(path: Path, text: str) -> tuple[Kind, Document]:
@@ -105,10 +97,11 @@ def _table(path: Path, text: str) -> tuple[Kind, Document]:
     if columns.issuperset(COLUMNS):
         rows = means(rows)
     elif columns.issuperset(("arm", "category", "speedup_vs_ar")):
-        return "bench", _checked(path, _bench_table(_with_none(rows)))
+        return "bench", _checked(path, _bench_table(_with_none(rows)), "rows")
     elif not columns.issuperset(("method", "speedup_vs_ar_mean")):
         raise UsageError(f"{path} is neither a JSON document nor a table of trtla bench", _HINT)
-    return "ablation", _checked(path, Ablation.model_validate({"means": _with_none(rows)}))
+    means_of = Ablation.model_validate({"means": _with_none(rows)})
+    return "ablation", _checked(path, means_of, "means")
 
 
 def _with_none(rows: Sequence[dict[str, str]]) -> list[dict[str, str | None]]:
@@ -122,10 +115,8 @@ def _bench_table(rows: Sequence[dict[str, str | None]]) -> Bench:
     return Bench.model_validate({"environment": environment, "rows": rows})
 
 
-def _checked(path: Path, document: Document) -> Document:
+def _checked(path: Path, document: Document, part: str) -> Document:
     """Refuse a document that holds nothing."""
-    parts = {Bench: "rows", Ablation: "means", Summarize: "sides", Run: "results"}
-    part = parts.get(type(document))
-    if part is not None and not getattr(document, part):
+    if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     return document

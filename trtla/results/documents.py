@@ -1,122 +1,189 @@
-"""The fields that the page takes from each kind of document; other fields pass unseen.
+"""The JSON documents of run, summarize and tune: filled by the command, read by `trtla report`.
 
-bench, bench --ablation, tune, summarize and run write them; nothing here opens a file.
+Those of bench are in bench_documents. A reader passes unknown fields by, and takes documents of
+fewer fields: what it does not need has a default.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import subprocess
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat
 
+from trtla.machine import look
+from trtla.version import __version__
+
+SCHEMA_VERSION = 1
 Triple = tuple[int, int, int]
-
-
-def _one_text(value: Any) -> Any:
-    """A command line in pieces is shown as one."""
-    return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-Command = Annotated[str | None, BeforeValidator(_one_text)]
+Ids = tuple[int, ...]
 Figure = FiniteFloat | None
+PartT = TypeVar("PartT", bound="Part")
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A document, or a part of one; its fields are the keys, in their order."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    @classmethod
+    def fill(cls: type[PartT], *sources: object, **known: Any) -> PartT:
+        """Make it; a field that is not given is read from the first source that has its name."""
+        for name in cls.model_fields:
+            having = next((one for one in sources if hasattr(one, name)), None)
+            if having is not None:
+                known.setdefault(name, getattr(having, name))
+        return cls(**known)
 
-class BenchRow(_Part):
-    """An arm in a cell of `trtla bench`."""
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON: the fields that were given."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
-    device: str
-    dtype: str
-    threads: int | None = None
-    batch_size: int
-    prompt_len: int | None = None
-    temperature: FiniteFloat
-    top_k: int | None = None
-    top_p: Figure = None
-    category: str
-    arm: str
-    setting: str | None = None
-    rounds: int | None = None
-    tokens_per_s: Figure = None
+
+class Divergence(Part):
+    """Where a text first differs from plain decoding's."""
+
+    position: int
+    """Index of the first output token that differs; the number of tokens where none does."""
+    id: int | None = None
+    """None where this text has ended already, or where the tokens are the same."""
+    plain_id: int | None = None
+    margin: Figure = None
+    """The target's top-2 logit margin there: near zero is rounding, a large one is a bug."""
+    of: Literal["ids", "text", "finish_reason"] = "ids"
+    """What differs. With the same ids, another text or reason is a bug."""
+
+    def describe(self) -> str:
+        """The difference in a few words."""
+        if self.of != "ids":
+            what = self.of.replace("_", " ")
+            return f"the {self.position} output tokens are the same, the {what} is another"
+        margin = "unknown" if self.margin is None else f"{self.margin:.3g}"
+        ids = f"{self.id} here, {self.plain_id} there"
+        return f"differs at output token {self.position}: {ids}; top-2 margin {margin}"
+
+
+class RunResult(Part):
+    """A prompt's text; `lossless` and `divergence` with --check-lossless only."""
+
+    index: int | None = None
+    input_text: str | None = None
+    """None for a model without tokenizer files; `text` likewise."""
+    input_ids: Ids = ()
+    output_ids: Ids = ()
+    text: str | None = None
+    finish_reason: str | None = None
+    lookahead: Triple | None = None
+    drafter: str | None = None
+    steps: int | None = None
     tokens_per_step: Figure = None
-    speedup_vs_ar: Figure = None
-    speedup_vs_ar_min: Figure = None
-    speedup_vs_ar_max: Figure = None
-    peak_memory_mb: Figure = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_per_pos: tuple[FiniteFloat, ...] | None = None
     distinct_4grams: Figure = None
-    texts: int | None = None
-    equal_texts: int | None = None
-    first_divergence: int | None = None
+    lossless: bool | None = None
+    divergence: Divergence | None = None
 
 
-class BenchSettings(_Part):
-    """What all cells share."""
+class RunTotals(Part):
+    """Figures over all prompts of a run."""
 
-    model: str | None = None
-    rounds: int | None = None
-    max_output_len: int | None = None
-    ignore_eos: bool | None = None
+    prompts: int | None = None
+    output_tokens: int | None = None
+    steps: int | None = None
+    tokens_per_step: Figure = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_per_pos: tuple[FiniteFloat, ...] | None = None
+    distinct_4grams: Figure = None
+    time_s: Figure = None
+    tokens_per_s: FiniteFloat
 
 
-class Bench(_Part):
-    """`trtla bench -o json` or `-o csv`."""
+class Run(Part):
+    """`trtla run --json`, with `--check-lossless` or without."""
 
+    schema_version: int | None = None
     environment: dict[str, Any] = {}
-    settings: BenchSettings = BenchSettings()
-    rows: tuple[BenchRow, ...]
+    executor: str | None = None
+    results: tuple[RunResult, ...]
+    stats: RunTotals
+    plain_stats: RunTotals | None = None
 
 
-class AblationRow(_Part):
-    """A mean over the decodings of a setting, of one task or of all."""
+class Beam(Part):
+    """One of the most probable texts."""
 
-    method: str
-    gamma: str | None = None
-    gamma_min: str | None = None
-    gamma_max: str | None = None
-    ema_beta: str | None = None
-    ngram_kind: str | None = None
-    ngram_n: str | None = None
-    top_k_filler: str | None = None
-    window: str | None = None
-    ngram: str | None = None
-    guesses: str | None = None
-    model: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    processor: str | None = None
-    temperature: FiniteFloat | None = None
-    top_k: str | None = None
-    top_p: str | None = None
-    task: str | None = None
-    rows: FiniteFloat = 1.0
-    tokens_per_s_mean: Figure = None
-    tokens_per_step_mean: Figure = None
-    speedup_vs_ar_mean: Figure = None
-    speedup_vs_ar_std: Figure = None
-    peak_mem_mib_mean: Figure = None
-    distinct_4grams_mean: Figure = None
-    same_as_ar_mean: Figure = None
+    text: str | None
+    output_ids: Ids
+    log_prob: float
+    score: float
+    finished: bool
 
 
-class Ablation(_Part):
-    """`trtla bench --ablation`: the JSON document, or one of its two CSV files."""
+class PromptBeams(Part):
+    """One prompt and its beams, the best first."""
 
-    command: Command = None
+    index: int
+    input_text: str | None
+    input_ids: Ids
+    beams: tuple[Beam, ...]
+
+
+class BeamSearch(Part):
+    """`trtla run --num-beams 4 --json`; reports are not made of it."""
+
+    schema_version: int
+    executor: str
+    settings: dict[str, int | float]
+    results: tuple[PromptBeams, ...]
+    stats: dict[str, int | float]
+
+
+class Side(Part):
+    """One way of decoding in `trtla summarize`."""
+
+    name: str
+    latency_s: FiniteFloat
+    output_tokens: int | None = None
+    tokens_per_s: FiniteFloat
+    steps: int | None = None
+    tokens_per_step: Figure = None
+    distinct_4grams: Figure = None
+    rouge1: Figure = None
+    rouge2: Figure = None
+    rougeL: Figure = None  # noqa: N815  # rouge-score's names
+    rougeLsum: Figure = None  # noqa: N815
+
+
+class Summarize(Part):
+    """`trtla summarize --json`."""
+
+    schema_version: int | None = None
     environment: dict[str, Any] = {}
-    means: tuple[AblationRow, ...]
+    dataset: str | None = None
+    items: int | None = None
+    batch_size: int | None = None
+    max_input_length: int | None = None
+    output_len: int | None = None
+    temperature: Figure = None
+    seed: int | None = None
+    equal_to_plain: int | None = None
+    """Summaries that equal plain decoding's; not there where that did not run."""
+    sides: tuple[Side, ...]
 
 
-class CostRow(_Part):
+class CostRow(Part):
     """Seconds of a forward by fed tokens."""
 
     sequences: int
     points: tuple[tuple[int, FiniteFloat], ...]
 
 
-class Cost(_Part):
+class Cost(Part):
     """The cost curve of an engine."""
 
     source: str
@@ -127,7 +194,7 @@ class Cost(_Part):
     """The most fed tokens whose forward takes at most 1.25 times that of one token."""
 
 
-class GridPoint(_Part):
+class GridPoint(Part):
     """A triple whose acceptance is known, for one category and batch size."""
 
     lookahead: Triple
@@ -140,7 +207,16 @@ class GridPoint(_Part):
     predicted_speedup: FiniteFloat
 
 
-class Verified(_Part):
+def best_guesses(points: Iterable[GridPoint]) -> dict[tuple[int, int], float]:
+    """The best predicted speed-up over G for each (W, N)."""
+    found: dict[tuple[int, int], float] = {}
+    for point in points:
+        pair = point.lookahead[:2]
+        found[pair] = max(found.get(pair, 0.0), point.predicted_speedup)
+    return found
+
+
+class Verified(Part):
     """A measured speed-up beside its prediction, of a triple or of another drafter."""
 
     lookahead: Triple | None = None
@@ -152,7 +228,7 @@ class Verified(_Part):
     error_percent: Figure = None
 
 
-class Choice(_Part):
+class Choice(Part):
     """The best triple of a batch size, or of a category."""
 
     lookahead: Triple
@@ -169,12 +245,17 @@ class Recommendation(Choice):
     by_category: tuple[Choice, ...] = ()
 
 
-class Tune(_Part):
-    """`trtla tune --json`: what the command writes, and what a report reads of it."""
+def _one_text(value: Any) -> Any:
+    """A command line in pieces is shown as one."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+class Tune(Part):
+    """`trtla tune --json`."""
 
     schema_version: int | None = None
     command: str | None = None
-    argv: Command = None
+    argv: Annotated[str | None, BeforeValidator(_one_text)] = None
     environment: dict[str, Any] = {}
     engine: str | None = None
     executor: str | None = None
@@ -189,67 +270,43 @@ class Tune(_Part):
     time_s: Figure = None
 
 
-class Side(_Part):
-    """One way of decoding in `trtla summarize`."""
-
-    name: str
-    latency_s: FiniteFloat
-    tokens_per_s: FiniteFloat
-    tokens_per_step: Figure = None
-    distinct_4grams: Figure = None
-    rouge1: Figure = None
-    rouge2: Figure = None
-    rougeL: Figure = None  # noqa: N815  # rouge-score's names
-    rougeLsum: Figure = None  # noqa: N815
-
-
-class Summarize(_Part):
-    """`trtla summarize --json`."""
-
-    command: Command = None
-    environment: dict[str, Any] = {}
-    dataset: str | None = None
-    items: int | None = None
-    batch_size: int | None = None
-    output_len: int | None = None
-    temperature: Figure = None
-    sides: tuple[Side, ...]
+def environment(command: str) -> dict[str, Any]:
+    """The machine, the versions, the commit and the command, to stand beside every number."""
+    machine = look()
+    return {
+        "command": command,
+        "trtla": __version__,
+        "commit": _commit(),
+        "cpu": machine.cpu.model,
+        "cores": machine.cpu.cores,
+        "instruction_sets": list(machine.cpu.instruction_sets),
+        "memory_bytes": machine.cpu.memory_bytes,
+        "gpus": [gpu.name for gpu in machine.gpus] if machine.usable else [],
+        "driver": machine.driver.version,
+        "platform": machine.platform,
+        "python": machine.python,
+        "torch": machine.torch.version,
+        "transformers": machine.transformers,
+        "llama_cpp_python": _version("llama-cpp-python"),
+    }
 
 
-class RunTotals(_Part):
-    """Figures over all prompts of a run."""
-
-    tokens_per_s: FiniteFloat
-    tokens_per_step: Figure = None
-    distinct_4grams: Figure = None
-
-
-class Divergence(_Part):
-    """Where a text first differs from plain decoding's."""
-
-    position: int
-    margin: Figure = None
+def _version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
-class RunResult(_Part):
-    """A prompt's text; `lossless` is None where it was not compared."""
-
-    drafter: str | None = None
-    lookahead: Triple | None = None
-    lossless: bool | None = None
-    divergence: Divergence | None = None
-
-
-class Run(_Part):
-    """`trtla run --json`, with `--check-lossless` or without."""
-
-    command: Command = None
-    environment: dict[str, Any] = {}
-    executor: str | None = None
-    results: tuple[RunResult, ...]
-    stats: RunTotals
-    plain_stats: RunTotals | None = None
-
-
-Document = Bench | Ablation | Tune | Summarize | Run
-Kind = Literal["bench", "ablation", "tune", "summarize", "run"]
+def _commit() -> str | None:
+    """The commit of the checkout that trtla lies in, with `-dirty` where files differ from it."""
+    folder = Path(__file__).parents[2]
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,33 +1,26 @@
-"""What a tuning leaves in files: tune.json, the pictures, and a preset for --config."""
+"""The files of a tuning: tune.json, the pictures, and a preset for --config."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import write_whole
-from trtla.results.documents import Choice, GridPoint, Tune
+from trtla.results.documents import Choice, Tune, best_guesses
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.prediction import together
+from trtla.tune.prediction import best, together
 
 PICTURES = ("heat_map.svg", "heat_map.png", "cost_curve.svg", "cost_curve.png")
 
 
-def document(tuned: Tune) -> dict[str, Any]:
-    """The JSON document, which `trtla report` reads."""
-    return tuned.model_dump(mode="json", exclude_unset=True)
-
-
 def write_document(tuned: Tune, path: Path) -> None:
-    """Write it whole.
+    """Write the JSON document, which `trtla report` reads.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    _write(path, json.dumps(document(tuned), indent=1) + "\n", "--output-dir")
+    _write(path, json.dumps(tuned.document(), indent=1) + "\n", "--output-dir")
 
 
 def draw(tuned: Tune, folder: Path) -> None:
@@ -42,7 +35,7 @@ def draw(tuned: Tune, folder: Path) -> None:
     cost, chosen = tuned.cost, tuned.recommendation
     w, n, _ = chosen.lookahead
     heat = heat_map(
-        best_over_sets(tuned.grid, chosen.batch_size),
+        best_guesses(best(tuned.grid, together(tuned.grid), chosen.batch_size or 1)),
         x_label="window W",
         y_label="n-gram N",
         value_label="predicted speed-up at the best G",
@@ -57,18 +50,6 @@ def draw(tuned: Tune, folder: Path) -> None:
     )
     for name, figure in zip(PICTURES, (heat, heat, curve, curve), strict=True):
         save(figure, folder / name)
-
-
-def best_over_sets(
-    rows: Sequence[GridPoint], batch_size: int | None
-) -> dict[tuple[int, int], float]:
-    """The best predicted speed-up over G for each (W, N), of all categories together."""
-    found: dict[tuple[int, int], float] = {}
-    for row in rows:
-        if (row.category, row.batch_size) == (together(rows), batch_size):
-            place = row.lookahead[:2]
-            found[place] = max(found.get(place, 0.0), row.predicted_speedup)
-    return found
 
 
 def check_preset(path: Path) -> None:

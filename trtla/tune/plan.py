@@ -33,7 +33,7 @@ class TuneSettings:
     """What the answer is for; the model itself, or an engine of TensorRT-LLM."""
     limit: LookaheadConfig
     """The largest triple that the answer may be, component by component."""
-    server: LookaheadConfig | None
+    lookahead: LookaheadConfig | None
     """The triple to open the model with; None is the engine's own."""
     sets: tuple[PromptSet, ...]
     sampling: SamplingParams

@@ -1,7 +1,6 @@
 """What is decoded while tuning: prompts by category as token ids, each with its own settings.
 
-Prompts come from the sets of `trtla bench`, or from files; a .jsonl line may leave its category
-away.
+Prompts come from the sets of `trtla bench`, or from files, whose lines need no category.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from trtla.data.prompt_sets import (
     fit,
     load_sets,
     prompt_room,
+    set_lines,
 )
 from trtla.errors import UsageError
-from trtla.files import parse_jsonl, read_text
+from trtla.files import read_text
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -65,16 +65,10 @@ def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
     Raises:
         UsageError: a name, a file or a line is not usable, or there is no prompt.
     """
-    found: dict[str, list[str]] = {}
-    for name in names:
-        for category, text in _lines(name):
-            found.setdefault(category, []).append(text)
-    return [PromptSet(category, tuple(texts[:most])) for category, texts in found.items()]
+    return load_sets(names, (), most, _lines)
 
 
 def _lines(name: str) -> list[tuple[str, str]]:
-    if name in SHIPPED:
-        return [(one.category, text) for one in load_sets((name,), (), 10**6) for text in one.texts]
     suffix = Path(name).suffix.lower()
     if suffix not in (".jsonl", ".txt"):
         raise UsageError(
@@ -84,19 +78,10 @@ def _lines(name: str) -> list[tuple[str, str]]:
     if suffix == ".txt":
         lines = [(NO_CATEGORY, line.rstrip("\r")) for line in text.split("\n") if line.strip()]
     else:
-        lines = [_of_line(line, where) for where, line in parse_jsonl(_Line, text, name)]
+        lines = set_lines(_Line, text, name)
     if not lines:
         raise UsageError(f"{name} holds no prompts", 'write {"text": "..."} lines')
     return lines
-
-
-def _of_line(line: _Line, where: str) -> tuple[str, str]:
-    if (line.text is None) == (line.turns is None):
-        raise UsageError(f'{where} needs either "text" or "turns"', "give exactly one of them")
-    text = line.text if line.text is not None else next(iter(line.turns or ()), "")
-    if not text:
-        raise UsageError(f"{where} has an empty prompt", "give at least one character")
-    return line.category, text
 
 
 def make_samples(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trtla.console import counted
 from trtla.results.documents import GridPoint
+from trtla.results.metrics import Metrics
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.measurements import Measurements
@@ -116,8 +117,8 @@ class Search:
         return any(firsts <= ran.keys() for ran in self.found.values())
 
     def _keep(self, job: Job, done: Completion) -> None:
-        fed = (done.stats.fed or 0) - len(done.input_ids)
-        steps = Steps(len(done.output_ids) - 1, done.stats.steps, fed)
+        took = Metrics.of([done], 0.0)
+        steps = Steps(took.output_tokens - 1, took.steps, took.fed or 0)
         self._kept.put(f"run {job[0]} {job[1].name}", astuple(steps))
         self._take(job, astuple(steps))
 

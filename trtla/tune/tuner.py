@@ -15,8 +15,15 @@ import torch
 from trtla.bench.opened import take_tokenizer
 from trtla.console import command_line, counted
 from trtla.llm.llm import LLM
-from trtla.results.documents import Cost, CostRow, GridPoint, Tune, Verified
-from trtla.results.environment import environment
+from trtla.results.documents import (
+    SCHEMA_VERSION,
+    Cost,
+    CostRow,
+    GridPoint,
+    Tune,
+    Verified,
+    environment,
+)
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.tune.measurements import Measurements, engine_facts, fingerprint
 from trtla.tune.plan import TuneSettings
@@ -37,8 +44,6 @@ from trtla.tune.verification import (
     warm_up,
 )
 from trtla.version import __version__
-
-SCHEMA_VERSION = 1
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Fed tokens of a sequence that costs are measured for."""
@@ -61,7 +66,7 @@ def tune(settings: TuneSettings, on_note: Note) -> Tune:
     started = time.monotonic()
     with LLM(
         settings.model,
-        lookahead=settings.server,
+        lookahead=settings.lookahead,
         tokenizer_dir=settings.tokenizer_dir,
         device=settings.device,
         dtype=settings.dtype,
@@ -228,7 +233,7 @@ class _Tuning:
         warm_up(self._llm, contest)  # `auto` may measure what it needs to know
         contest = contest.within(end - time.monotonic(), self._plain_s, least)
         names = ", ".join(one.name for one in contest.contenders)
-        self._note(f"verified in turns, batch size {contest.size}: {names}")
+        self._note(f"verified in rounds, batch size {contest.size}: {names}")
         rounds = Rounds(self._llm, contest, self._kept)
         for _ in range(least):
             rounds.take()

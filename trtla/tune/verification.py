@@ -1,4 +1,4 @@
-"""The best triples on the real model: whole requests in turns with plain decoding, medians."""
+"""The best triples on the real model: whole requests in rounds with plain decoding, medians."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ class Rounds:
     @property
     def last_s(self) -> float:
         """Seconds of the latest round."""
-        return sum(s for turn in self._taken[-1].values() for s in turn.values())
+        return sum(s for own in self._taken[-1].values() for s in own.values())
 
     def take(self) -> None:
         """One more round. What was cut off is taken anew, for its times belong together."""
-        number, turns = len(self._taken), {}
+        number, taken = len(self._taken), {}
         names = ",".join(one.name.replace(",", ".") for one in self.contest.contenders)
         for category, own in self.contest.groups.items():
             name = f"round {number} {self.contest.size} {category} {len(own)} {names}"
@@ -135,8 +135,8 @@ class Rounds:
                     for one in self.contest.contenders
                 }
                 self._kept.put(name, found)
-            turns[category] = found
-        self._taken.append(turns)
+            taken[category] = found
+        self._taken.append(taken)
 
     def verified(self, rows: Sequence[GridPoint]) -> list[Verified]:
         """Medians of the rounds' speed-ups beside the predictions."""
@@ -184,9 +184,9 @@ class Rounds:
     def _ratios(self, one: Contender, category: str) -> list[float]:
         names = self.contest.groups if category == ALL else (category,)
         return [
-            sum(turns[name][PLAIN.name] for name in names)
-            / sum(turns[name][one.name] for name in names)
-            for turns in self._taken
+            sum(taken[name][PLAIN.name] for name in names)
+            / sum(taken[name][one.name] for name in names)
+            for taken in self._taken
         ]
 
 
@@ -208,6 +208,6 @@ def decode_s(llm: LLM, one: Contender, samples: Sequence[Sample], size: int) -> 
     """Seconds that samples take in batches, the last of which is filled up from the front."""
     arm = EngineArm(llm, one.lookahead, one.drafter)
     return sum(
-        arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).wall_s
+        arm.decode([s.prompt for s in batch], [s.sampling for s in batch]).time_s
         for batch in batches(samples, size)
     )

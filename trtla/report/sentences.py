@@ -1,4 +1,4 @@
-"""What the page says in sentences: the headline, and what a reader must know beside the figures."""
+"""What the page says in sentences: the headline, and what a reader needs to judge the figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from trtla.report.comparison import Comparison, Row
 from trtla.report.measures import Measure
 from trtla.report.reading import Source
-from trtla.results.documents import Bench, Run, Summarize, Tune
+from trtla.results.bench_documents import Bench
+from trtla.results.documents import Run, Summarize, Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _LOOPS = 0.5
@@ -15,7 +16,7 @@ _FEW_ROUNDS = 3
 
 
 def times(ratio: float) -> str:
-    """A speed-up as it is told, 1.73x."""
+    """A speed-up in words, 1.73x."""
     return f"{ratio:.2f}x"
 
 
@@ -25,9 +26,9 @@ def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
     if best is not None:
         return _measured(*best)
     for source in sources:
-        told = _without_arms(source)
-        if told:
-            return told
+        said = _without_arms(source)
+        if said:
+            return said
     return "Nothing in these documents compares a method with plain decoding."
 
 
@@ -52,26 +53,19 @@ def _measured(comparison: Comparison, row: Row) -> str:
 
 def _without_arms(source: Source) -> str | None:
     match source.document:
-        case Tune(recommendation=chosen) if chosen is not None:
+        case Tune(recommendation=chosen):
             w, n, g = chosen.lookahead
             ratio = chosen.measured_speedup or chosen.predicted_speedup
             kind = "measured" if chosen.measured_speedup else "predicted"
-            told = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{told}."
+            said = f" with {times(ratio)} ({kind})" if ratio else ""
+            return f"tune recommends W {w}, N {n}, G {g}{said}."
         case Summarize() as summarize:
-            return _summarized(summarize)
+            ratio = side_ratios(summarize).get("trtla")
+            return None if ratio is None else _as_fast("Summarizing", ratio)
         case Run(plain_stats=plain, stats=own) if plain is not None and plain.tokens_per_s:
             return _as_fast("The run", own.tokens_per_s / plain.tokens_per_s)
         case _:
             return None
-
-
-def _summarized(summarize: Summarize) -> str | None:
-    ratios = side_ratios(summarize)
-    ratio = ratios.get("trtla")
-    if ratio is None:
-        return None
-    return _as_fast("Summarizing", ratio)
 
 
 def _as_fast(what: str, ratio: float) -> str:
@@ -85,7 +79,7 @@ def side_ratios(summarize: Summarize) -> dict[str, float]:
     return {name: value / plain for name, value in speed.items()} if plain else {}
 
 
-def range_told(row: Row) -> str | None:
+def range_text(row: Row) -> str | None:
     """The slowest and the fastest task of an arm."""
     if row.plain or row.tasks < 2 or row.low is None or row.high is None:
         return None
@@ -113,10 +107,10 @@ def caveats(sources: Sequence[Source], measures: Sequence[Measure]) -> Iterator[
 def _machines(sources: Sequence[Source]) -> Iterator[str]:
     silent = [str(source.number) for source in sources if not source.document.environment]
     if len(silent) == 1:
-        yield f"Document {silent[0]} does not tell the machine it was made on."
+        yield f"Document {silent[0]} does not say which machine it was made on."
     elif silent:
-        told = f"{', '.join(silent[:-1])} and {silent[-1]}"
-        yield f"Documents {told} do not tell the machine they were made on."
+        said = f"{', '.join(silent[:-1])} and {silent[-1]}"
+        yield f"Documents {said} do not say which machine they were made on."
 
 
 def _loops(measures: Sequence[Measure]) -> Iterator[str]:
@@ -137,7 +131,7 @@ def _differences(measures: Sequence[Measure]) -> Iterator[str]:
     if names:
         yield (
             f"Some texts of {', '.join(names)} differ from plain decoding's. Rounding of "
-            "low-precision types does that; trtla run --check-lossless tells the margin there."
+            "low-precision types does that; trtla run --check-lossless reports the margin there."
         )
 
 

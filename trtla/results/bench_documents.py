@@ -1,0 +1,183 @@
+"""The JSON documents and tables of bench and its ablation: filled there, read by `trtla report`.
+
+A field of a row is a key of the document and a column of the table. Rows are filled from records
+by the fields' names: a counter of `Metrics` that gets a field here is in every output.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat
+
+from trtla.results.documents import Figure, Part
+
+Number = int | FiniteFloat
+Shares = tuple[FiniteFloat, ...]
+
+
+def _listed(value: Any) -> Any:
+    """A list is a text in a table."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+class Cell(Part):
+    """The circumstances that arms of one table share."""
+
+    device: str
+    dtype: str
+    threads: int
+    batch_size: int
+    prompt_len: int | None = None
+    """None: the prompts' own lengths."""
+    temperature: FiniteFloat
+    category: str
+    top_k: int = 0
+    top_p: FiniteFloat = 1.0
+
+
+class BenchRow(Cell):
+    """An arm in a cell; definitions in docs/algorithm.md."""
+
+    arm: str
+    setting: str | None = None
+    rounds: int | None = None
+    tokens_per_s: Figure = None
+    tokens_per_s_min: Figure = None
+    tokens_per_s_max: Figure = None
+    ttft_ms: Figure = None
+    ms_per_token: Figure = None
+    tokens_per_step: Figure = None
+    accepted_per_pos: Annotated[Shares | None, BeforeValidator(_listed)] = None
+    speedup_vs_ar: Figure = None
+    speedup_vs_ar_min: Figure = None
+    speedup_vs_ar_max: Figure = None
+    efficiency: Figure = None
+    fed_per_step: Figure = None
+    host_ms_per_step: Figure = None
+    read_gb_per_s: Figure = None
+    share_of_bandwidth: Figure = None
+    peak_memory_mb: Figure = None
+    output_tokens: int | None = None
+    distinct_4grams: Figure = None
+    texts: int | None = None
+    equal_texts: int | None = None
+    """None where texts are not comparable: peers draw other random numbers."""
+    first_divergence: int | None = None
+
+
+class MeasuredCell(Cell):
+    """What a cell was measured with: the samples behind the medians, and their order."""
+
+    prompts: int
+    mean_prompt_tokens: FiniteFloat
+    weight_bytes: int
+    read_bandwidth_gb_per_s: FiniteFloat
+    order: tuple[str, ...]
+    tokens_per_s: dict[str, Shares]
+
+
+class BenchSettings(Part):
+    """What all cells share."""
+
+    model: str | None = None
+    executors: tuple[str, ...] = ()
+    rounds: int | None = None
+    max_output_len: int | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+
+
+class Bench(Part):
+    """`trtla bench -o json` or `-o csv`."""
+
+    schema_version: int | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    settings: BenchSettings = BenchSettings()
+    cells: tuple[MeasuredCell, ...] = ()
+    rows: tuple[BenchRow, ...]
+
+
+class AblationSetting(Part):
+    """An arm's settings; None where a setting does not apply."""
+
+    method: str
+    gamma_policy: str | None = None
+    gamma: Number | None = None
+    gamma_min: Number | None = None
+    gamma_max: Number | None = None
+    ema_beta: Number | None = None
+    ngram_kind: str | None = None
+    ngram_n: Number | None = None
+    top_k_filler: Number | None = None
+    window: Number | None = None
+    ngram: Number | None = None
+    guesses: Number | None = None
+    model: str | None = None
+    drafter: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    use_cache: bool | None = None
+    processor: str | None = None
+    temperature: Number | None = None
+    top_k: Number | None = None
+    top_p: Number | None = None
+
+
+class AblationFigures(Part):
+    """What one decoding of an ablation gave; None where a figure cannot be had."""
+
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    drafter_forwards: int | None = None
+    drafted: int | None
+    accepted: int | None
+    acceptance_rate: Figure
+    tokens_per_step: float
+    mean_gamma: Figure = None
+    mean_h_norm: Figure = None
+    time_s: float
+    ttft_ms: float
+    tokens_per_s: float
+    ms_per_token: float
+    speedup_vs_ar: float
+    peak_mem_mib: float
+    finish_reason: str | None
+    output_sha256: str
+    same_as_ar: bool
+    rouge_l: Figure
+    """F-measure x100 against the prompt's reference, where it has one."""
+    perplexity: Figure
+    """The target's own of the text, at temperature 1 without filters."""
+
+
+class AblationRow(AblationSetting):
+    """Means over the decodings of a setting, of one task or of all.
+
+    Beside the fields it has `NAME_mean` and `NAME_std` of the numbers in `AblationFigures`, and in
+    JSON `accepted_per_pos`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Number | Shares | None]
+
+    task: str | None = None
+    rows: int = 1
+
+    def figure(self, name: str) -> float | None:
+        """A mean or a deviation by its column; None where there is none."""
+        value = (self.__pydantic_extra__ or {}).get(name)
+        assert not isinstance(value, tuple), name
+        return value
+
+
+class Ablation(Part):
+    """`trtla bench --ablation`: the JSON document, or one of its two CSV files."""
+
+    schema_version: int | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    output: str | None = None
+    means: tuple[AblationRow, ...]

@@ -1,0 +1,196 @@
+"""One record of what decoding gave and took: counters that add up, and the figures made of them.
+
+The names of the figures are those of docs/algorithm.md; run, summarize, bench and its ablation
+share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trtla.runtime.request import FinishReason
+from trtla.runtime.stats import DraftTotals, RequestStats, accepted_per_pos, tokens_per_step
+
+if TYPE_CHECKING:
+    from trtla.llm.answer import Completion
+
+MetricsT = TypeVar("MetricsT", bound="Metrics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Finished outputs, their counters and their time; None: the executor does not report it.
+
+    A field with the name of one of `RequestStats` is its sum over the requests.
+    """
+
+    outputs: tuple[tuple[int, ...], ...]
+    """Token ids of each request."""
+    reasons: tuple[FinishReason | None, ...] = ()
+    """Why each output ended; empty where that is not reported."""
+    time_s: float
+    """Prefills included."""
+    steps: int
+    """Forwards after the prefill, summed over requests."""
+    fed: int | None = None
+    """Tokens fed in the steps."""
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_lengths: tuple[Sequence[int], ...] | None = None
+    """Accepted drafts of each step, per request."""
+
+    @classmethod
+    def of(
+        cls: type[MetricsT], completions: Sequence[Completion], time_s: float, **more: Any
+    ) -> MetricsT:
+        """Add the counters of completions up.
+
+        Args:
+            more: fields of a subclass.
+        """
+        stats = [one.stats for one in completions]
+        counted = {name: total(getattr(one, name) for one in stats) for name in _COUNTERS}
+        return cls(
+            outputs=tuple(one.output_ids for one in completions),
+            reasons=tuple(one.finish_reason for one in completions),
+            time_s=time_s,
+            **counted,
+            fed=total(map(_fed_in_steps, completions)),
+            accepted_lengths=total(map(_lengths, stats)),
+            **more,
+        )
+
+    @property
+    def prompts(self) -> int:
+        """How many requests these are."""
+        return len(self.outputs)
+
+    @property
+    def output_tokens(self) -> int:
+        """All tokens written."""
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens over the whole time."""
+        return self.output_tokens / self.time_s if self.time_s else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """S, the step compression: 1 + accepted / steps."""
+        return tokens_per_step(self.steps, self.accepted or 0)
+
+    @property
+    def committed_per_step(self) -> float:
+        """S of arms that do not report what they accept: tokens after the first over steps.
+
+        It is below 1 + accepted / steps where texts end within a draft; 1.0 before any step.
+        """
+        return (self.output_tokens - len(self.outputs)) / self.steps if self.steps else 1.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing was drafted."""
+        return None if self.accepted is None or not self.drafted else self.accepted / self.drafted
+
+    @property
+    def fed_per_step(self) -> float | None:
+        """Tokens that a request feeds in a step."""
+        return self.fed / self.steps if self.fed is not None and self.steps else None
+
+    @property
+    def accepted_per_pos(self) -> list[float] | None:
+        """Item i: in how many of all steps a draft was accepted at depth i + 1."""
+        return None if self.accepted_lengths is None else accepted_per_pos(self.accepted_lengths)
+
+    @property
+    def distinct_4grams(self) -> float | None:
+        """Share of distinct 4-grams of the outputs."""
+        return distinct_4grams(self.outputs)
+
+
+_COUNTERS = {one.name for one in fields(Metrics)} & {one.name for one in fields(RequestStats)}
+_COUNTERS -= {"fed", "accepted_lengths"}  # which are not summed as they are
+
+
+def _lengths(stats: RequestStats) -> tuple[Sequence[int]] | None:
+    return None if stats.accepted_lengths is None else (stats.accepted_lengths,)
+
+
+def _fed_in_steps(done: Completion) -> int | None:
+    stats = done.stats
+    return None if stats.fed is None else stats.fed + stats.reused_tokens - len(done.input_ids)
+
+
+def add(metrics: Iterable[MetricsT]) -> MetricsT:
+    """Several batches as one record; what one of them does not report, the sum does not."""
+    summed: MetricsT = total(metrics)
+    return summed
+
+
+def total(values: Iterable[Any]) -> Any:
+    """The sum of numbers, tuples or records; None where one of them is None."""
+    return reduce(_joined, values)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """The sum of two values; a record's fields may say how they are joined."""
+    if first is None or second is None:
+        return None
+    if not isinstance(first, Metrics | DraftTotals):
+        return first + second
+    values = {}
+    for one in fields(first):
+        pair = getattr(first, one.name), getattr(second, one.name)
+        join = None if None in pair else one.metadata.get("join")
+        values[one.name] = _joined(*pair) if join is None else join(*pair)
+    return type(first)(**values)
+
+
+def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
+    """Share of 4-grams that differ from all others of their text; None for texts below 4 tokens.
+
+    Text that loops has few of them, and makes any lookahead look good.
+    """
+    grams = [[tuple(ids[i : i + 4]) for i in range(len(ids) - 3)] for ids in outputs]
+    count = sum(map(len, grams))
+    return sum(len(set(text)) for text in grams) / count if count else None
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """The first index at which two outputs differ, the shorter one's end included; None: equal."""
+    shorter = min(len(ours), len(theirs))
+    end = None if len(ours) == len(theirs) else shorter
+    return next((i for i in range(shorter) if ours[i] != theirs[i]), end)
+
+
+def agreement(ours: Metrics, reference: Metrics) -> dict[str, int | None]:
+    """How many outputs equal the reference's, and the earliest index where one does not.
+
+    Ids and finish reasons are compared, on which alone the text depends. Where only the reason
+    differs, that is at the output's length.
+    """
+    pairs = zip_longest(ours.outputs, reference.outputs, ours.reasons, reference.reasons)
+    at = [_difference(*pair) for pair in pairs]
+    different = [index for index in at if index is not None]
+    return {
+        "texts": len(at),
+        "equal_texts": len(at) - len(different),
+        "first_divergence": min(different, default=None),
+    }
+
+
+def _difference(
+    ours: tuple[int, ...],
+    theirs: tuple[int, ...],
+    reason: FinishReason | None,
+    other: FinishReason | None,
+) -> int | None:
+    at = first_difference(ours, theirs)
+    if at is None and None not in (reason, other) and reason != other:
+        return len(ours)
+    return at
