@@ -228,9 +228,9 @@ draft_flags = stack(
 """How lookahead drafts, and flags that there were: what the first two ask for is the default."""
 
 length_flag = options_of(SamplingParams, "Sampling", only=("max_output_len",))
-sampling_flags = options_of(
-    SamplingParams, "Sampling", but=("max_output_len", "stop", "allotted_time_ms")
-)
+ENDS = ("max_output_len", "stop", "allotted_time_ms")
+"""Settings that say where a text ends."""
+sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS)
 """How tokens are chosen."""
 filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""

@@ -18,6 +18,7 @@ from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.folder import folder_kind
 from trtla.formats.t5_config import is_encoder_decoder
+from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tune(console: Console, /, **flags: Any) -> None:
     the best ones are then decoded for real, in rounds with plain decoding. Texts go on behind an
     end token.
     """
-    given = TuneFlags(**flags)
+    given = parsed(TuneFlags, flags)
     plan = _check(given)
     if given.dry_run:
         from trtla.cli.tune_report import show_plan
@@ -65,7 +66,6 @@ def tune(console: Console, /, **flags: Any) -> None:
 
 def _check(given: TuneFlags) -> TuneSettings:
     """What can be refused before a model is loaded."""
-    from trtla.settings.sampling import SamplingParams
     from trtla.tune.measurements import check_folder
     from trtla.tune.output import check_preset
     from trtla.tune.plan import TuneSettings
@@ -78,16 +78,14 @@ def _check(given: TuneFlags) -> TuneSettings:
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",
         )
-    if given.max_output_len < 2:
+    length = given.sampling.max_output_len
+    if length < 2:
         raise UsageError(
-            f"--max-output-len is {given.max_output_len}: there is no step to draft for",
+            f"--max-output-len is {length}: there is no step to draft for",
             "use 2 or more; 96 is the default",
         )
-    sampling = SamplingParams(
-        given.max_output_len, given.temperature, given.top_k, given.top_p, given.seed
-    )
     if planned:
-        _check_planned(given, greedy=sampling.greedy)
+        _check_planned(given)
     sizes = _batch_sizes(given, model)
     sets = load_prompts(given.prompts, given.num_prompts)
     gpu = _gpu(given, planned)
@@ -102,7 +100,7 @@ def _check(given: TuneFlags) -> TuneSettings:
         limit=limit,
         lookahead=lookahead,
         sets=tuple(sets),
-        sampling=sampling,
+        sampling=given.sampling,
         batch_sizes=sizes,
         budget_s=given.budget,
         rounds=given.rounds,
@@ -115,12 +113,12 @@ def _check(given: TuneFlags) -> TuneSettings:
     )
 
 
-def _check_planned(given: TuneFlags, *, greedy: bool) -> None:
+def _check_planned(given: TuneFlags) -> None:
     """What does not go with an engine of TensorRT-LLM that is still to be built."""
-    if not greedy:
+    if not given.sampling.greedy:
         raise UsageError(
-            f"--temperature is {given.temperature:g}, but lookahead decoding in TensorRT-LLM is "
-            "greedy only",
+            f"--temperature is {given.sampling.temperature:g}, but lookahead decoding in "
+            "TensorRT-LLM is greedy only",
             "use --temperature 0",
         )
     if given.write is not None:

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from trtla.cli.options import (
+    ENDS,
     PATH,
-    filter_flags,
     json_flag,
+    options_of,
     place_flags,
     setting,
     stack,
@@ -19,6 +20,7 @@ from trtla.cli.options import (
     tokenizer_flag,
 )
 from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
+from trtla.settings.sampling import SamplingParams
 from trtla.settings.value_types import ValueType
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
@@ -56,11 +58,7 @@ class TuneFlags:
     prompts: tuple[str, ...]
     num_prompts: int
     batch_sizes: tuple[int, ...] | None
-    max_output_len: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    sampling: SamplingParams
     budget: float
     rounds: int
     output_dir: str
@@ -114,16 +112,8 @@ tune_flags = stack(
         "--num-prompts", section="Text", type=COUNT, default=4, help="Most prompts of a category."
     ),
     setting("--max-output-len", section="Text", type=TOKENS, default=96, help="Tokens to write."),
-    setting(
-        "--temperature",
-        section="Sampling",
-        type=click.FloatRange(0.0),
-        default=0.0,
-        help="0 takes the most probable token.",
-    ),
-    filter_flags,
-    setting(
-        "--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i."
+    options_of(
+        SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}
     ),
     setting(
         "--batch-sizes",
