@@ -225,6 +225,7 @@ def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags
     if console.json:
         filled = Summarize.fill(
             given,
+            given.sampling,
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
             items=len(measured[0].answers),
