@@ -221,3 +221,14 @@ def test_the_rules_of_tensorrt_llm_name_files_and_tests_that_are_there() -> None
         for file, test in named:
             source = (ROOT / "tests" / file).read_text()
             assert not test or f"def {test}(" in source, f"{file}::{test}"
+
+
+def test_the_map_names_files_and_packages_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things go", 1)[1]
+    packages, table = text.split("| to add |", 1)
+    named = re.findall(r"`([a-z_0-9/]+(?:\.py|\.h|/))`", table.split("## Style")[0])
+    assert len(named) > 20
+    missing = [n for n in named if not ((ROOT / "trtla" / n).exists() or (ROOT / n).exists())]
+    assert missing == []
+    folders = {path.parent.name for path in (ROOT / "trtla").glob("*/__init__.py")}
+    assert folders <= set(re.findall(r"\b([a-z]+)/", packages))
