@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trtla.results.documents import (
     SCHEMA_VERSION,
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM, Chunk, Completion
     from trtla.settings.sampling import BeamSettings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +85,24 @@ def warm_up(llm: LLM, request: PromptRequest) -> None:
 def divergence(completion: Completion, plain: Completion) -> Divergence | None:
     """Where an answer first differs from plain decoding's; None: ids, text and reason are equal."""
     ours, theirs = completion.output_ids, plain.output_ids
-    position, of = first_difference(ours, theirs), "ids"
-    if position is None:
-        names = ("text", "finish_reason")
-        different = [one for one in names if getattr(completion, one) != getattr(plain, one)]
-        if not different:
-            return None
-        position, of = len(ours), different[0]
-    there = (row[position : position + 1] for row in (ours, theirs, plain.margins))
-    own, other, margin = (next(iter(row), None) for row in there)
-    return Divergence.model_validate(
-        {"position": position, "id": own, "plain_id": other, "margin": margin, "of": of}
-    )
+    position = first_difference(ours, theirs)
+    if position is not None:
+        return Divergence(
+            position=position,
+            id=_at(ours, position),
+            plain_id=_at(theirs, position),
+            margin=_at(plain.margins, position),
+            of="ids",
+        )
+    names: tuple[Literal["text", "finish_reason"], ...] = ("text", "finish_reason")
+    for name in names:
+        if getattr(completion, name) != getattr(plain, name):
+            return Divergence(position=len(ours), id=None, plain_id=None, margin=None, of=name)
+    return None
+
+
+def _at(row: Sequence[T], index: int) -> T | None:
+    return row[index] if index < len(row) else None
 
 
 def result(completion: Completion, plain: Completion | None = None) -> RunResult:
