@@ -48,8 +48,8 @@ def serve(folder: str, dtype: str, threads: int, rope_theta: float) -> None:
         asked = json.loads(line)
         fed.clear()
         found, seconds = _generate(lade, model, asked)
-        told = {"ids": found, "seconds": seconds, "forwards": len(fed), "fed": sum(fed[1:])}
-        print(json.dumps(told), file=answers, flush=True)
+        answer = {"ids": found, "seconds": seconds, "forwards": len(fed), "fed": sum(fed[1:])}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def _generate(lade: Any, model: Any, asked: dict[str, Any]) -> tuple[list[int], float]:
@@ -95,15 +95,15 @@ class LadeArm:
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("error: lade's process ended\nhint: its messages are above")
-        told = json.loads(line)
-        seconds, forwards = told["seconds"], told["forwards"]
+        answer = json.loads(line)
+        seconds, forwards = answer["seconds"], answer["forwards"]
         return Run(
-            outputs=(tuple(told["ids"]),),
+            outputs=(tuple(answer["ids"]),),
             time_s=seconds,
             first_s=(seconds,),  # it does not report when its first token came
             last_s=(seconds,),
             steps=forwards - 1,
-            fed=told["fed"],
+            fed=answer["fed"],
             forwards=forwards,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from stress_models import KINDS, TOKENIZERS, ModelSpec
 
 PARTS = ("threads", "interrupts", "text")
-"""What can be left away with --without."""
+"""What can be omitted with --without."""
 _TRIPLES = ((1, 1, 0), (2, 2, 2), (4, 4, 4), (7, 3, 2), (3, 5, 5), (5, 2, 0), (1, 3, 4))
 
 

@@ -12,7 +12,7 @@ from tiny_llama_model import TinyLlamaConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """What tells the two trainings apart.
+    """What the two trainings differ in.
 
     Attributes:
         config: the model's shape.

@@ -291,7 +291,7 @@ def _work(rank: int, count: int, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train (unless told to export only) and write the model's folder."""
+    """Train (unless asked to export only) and write the model's folder."""
     args = parse_args(argv)
     args.work_dir.mkdir(parents=True, exist_ok=True)
     run_workers(_work, 1 if args.export_only else args.threads, args.work_dir, args)

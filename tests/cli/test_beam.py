@@ -166,12 +166,12 @@ def test_presets_have_the_names_with_underscores(engine: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("flags", "message", "hint"),
     [
-        (("--temperature", "0.8"), "--temperature (temperature 0.8) does not go", "leave it away"),
+        (("--temperature", "0.8"), "--temperature (temperature 0.8) does not go", "omit it"),
         (("--processor", "multinomial:0.7"), "--processor (temperature 0.7)", "nothing is drawn"),
         (("--stop", "x"), "--stop does not go with --num-beams", "end token"),
-        (("--allotted-time-ms", "9"), "--allotted-time-ms does not go", "leave it away"),
-        (("--stream",), "--stream does not go", "leave it away"),
-        (("--check-lossless",), "--check-lossless does not go", "leave it away"),
+        (("--allotted-time-ms", "9"), "--allotted-time-ms does not go", "omit it"),
+        (("--stream",), "--stream does not go", "omit it"),
+        (("--check-lossless",), "--check-lossless does not go", "omit it"),
         (("--request-lookahead", "2,2,2"), "--request-lookahead does not go", "without drafts"),
         (("--lookahead", "auto"), "--lookahead auto does not go", "without drafts"),
         (("--drafter", "ngram"), "--drafter does not go", "without drafts"),

@@ -91,7 +91,7 @@ def test_without_a_draft_model_they_are_refused_before_a_model_is_loaded(
         ("summarize", "--dataset", articles),
     ):
         ran = trtla(*command, "--engine-dir", no_weights, flag, value)
-        refused(ran, 2, message, "--drafter draft:PATH", f"leave {flag} away")
+        refused(ran, 2, message, "--drafter draft:PATH", f"omit {flag}")
 
 
 @pytest.mark.parametrize("flag", [("--draft-device", "tpu"), ("--draft-dtype", "float64")])

@@ -113,14 +113,14 @@ def test_draft_models_have_no_place_on_them(engine: Engines) -> None:
     assert refusal.value.hint is not None
     assert "--backend torch" in refusal.value.hint
     ran = trtla("run", "--engine-dir", folder, "--input-text", "a", "--draft-dtype", "float16")
-    refused(ran, 2, "draft_dtype float16 cannot be chosen", "leave --draft-dtype away")
+    refused(ran, 2, "draft_dtype float16 cannot be chosen", "omit --draft-dtype")
 
 
 def test_their_engines_search_no_beams(engine: Engines) -> None:
     with LLM(engine()) as llm, pytest.raises(UsageError, match="builds none with beams"):
         llm.beam_search(PROMPT)
     ran = trtla("run", "--engine-dir", engine(), "--input-text", "a", "--num-beams", "2")
-    refused(ran, 2, "builds none with beams", "leave --num-beams away")
+    refused(ran, 2, "builds none with beams", "omit --num-beams")
 
 
 def test_a_plain_engine_samples_and_repeats_by_seed(engine: Engines) -> None:

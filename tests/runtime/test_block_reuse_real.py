@@ -153,7 +153,7 @@ def test_a_cache_in_fp8_is_reused_as_it_was_rounded():
 
 
 def test_dynamic_scaling_shares_texts_up_to_its_trained_length():
-    """Beyond 48 tokens every key hangs on the length of the prompt that it was read with."""
+    """Beyond 48 tokens every key depends on the length of the prompt that it was read with."""
     prompt = [(5 * i + i * i) % 101 for i in range(90)]
     texts, reused = [], []
     for reuse in (False, True):
@@ -169,7 +169,7 @@ def test_dynamic_scaling_shares_texts_up_to_its_trained_length():
 
 
 def test_encoder_decoders_keep_nothing():
-    """What their decoder caches hangs on the encoder's input, not on its own text alone."""
+    """What their decoder caches depends on the encoder's input, not on its own text alone."""
     with LLM(encoder_decoders.folder("T5"), dtype="float32", block_reuse=True) as llm:
         llm.end_ids = frozenset()
         for prompt in ([5, 6, 7], [8, 9]):

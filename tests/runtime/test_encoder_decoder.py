@@ -44,7 +44,7 @@ def test_plain_decoding_gives_the_texts_of_transformers(kind: str) -> None:
         together = llm.generate(PROMPTS, sampling, drafter=NO_DRAFTER)
         alone = [llm.generate(prompt, sampling, drafter=NO_DRAFTER)[0] for prompt in PROMPTS]
     assert texts(together) == texts(alone) == greedy_texts(kind, COUNT)
-    assert len(set(texts(together))) == len(PROMPTS), "a text must hang on its prompt"
+    assert len(set(texts(together))) == len(PROMPTS), "a text must depend on its prompt"
     assert [c.input_ids for c in together] == list(PROMPTS)
 
 

@@ -1,6 +1,6 @@
 """Exact traces of the reference semantics: texts, tokens per forward and fed tokens of toy models.
 
-The window is seeded with the prompt repeated cyclically. Forwards include the prompt pass. Numbers
+The window is seeded with the prompt repeated cyclically. Forwards include the prefill. Numbers
 were worked out independently of this code, by simulators of the published implementations.
 """
 

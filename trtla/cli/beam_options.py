@@ -55,7 +55,7 @@ def beams_wanted(settings: BeamSettings, most: int | None) -> bool:
     how = [name for name in others if source(context, name) != "default"]
     if how and source(context, "num_beams") == "default":
         flag = _flag(how[0])
-        raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or leave {flag} away")
+        raise UsageError(f"{flag} needs beams", f"give --num-beams 4, or omit {flag}")
     if (most or 1) > settings.num_beams:
         raise UsageError(
             f"num_return_sequences {most} is above num_beams {settings.num_beams}",

@@ -285,4 +285,4 @@ def refuse_filters(processor: object) -> None:
     for name in _FILTERS if processor else ():
         if source(context, name) == "flag":
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"--processor and {flag} exclude each other", f"leave {flag} away")
+            raise UsageError(f"--processor and {flag} exclude each other", f"omit {flag}")

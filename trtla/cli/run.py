@@ -139,8 +139,8 @@ def run(console: Console, /, **flags: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
     Prints each text as TensorRT-LLM's run.py does, then a table. Tokens per step (1 + accepted /
-    steps, the prompt pass not counted) is what lookahead gains; a low share of distinct 4-grams
-    tells that the text loops, which flatters it.
+    steps, the prefill not counted) is what lookahead gains; a low share of distinct 4-grams
+    shows that the text loops, which flatters it.
     """
     given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter
@@ -172,7 +172,7 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
         if settings.rejection:
             raise UsageError(
                 f"{name} asks for rejection, whose texts are others of the same law",
-                "leave --check-lossless or --rejection away",
+                "omit --check-lossless or --rejection",
             )
 
 
@@ -182,7 +182,7 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
 
     if given.no_lookahead and given.request_lookahead:
         raise UsageError(
-            "--no-lookahead and --request-lookahead exclude each other", "leave one of them away"
+            "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
     requests = gather(texts, file, given.sampling, triples, given.drafter)
@@ -247,12 +247,12 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
         raise trtllm_cannot(
             given.engine_dir,
             "and trtla builds none with beams",
-            "leave --num-beams away, or build with --backend torch",
+            "omit --num-beams, or build with --backend torch",
         )
     for what, reason in (*_excluded(given), *_excluded_in(requests)):
         raise UsageError(
             f"{what} does not go with --num-beams: {reason}",
-            "leave it away, or --num-beams",
+            "omit it, or --num-beams",
         )
 
 

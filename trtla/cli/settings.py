@@ -43,7 +43,7 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A preset's settings; a mistyped name is told with the file that may have been meant."""
+    """A preset's settings; of a mistyped name, the one that may have been meant is reported."""
     from trtla.files import read_yaml
 
     try:

@@ -126,15 +126,13 @@ class DrafterSettings:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
         if "none" in kinds and len(kinds) > 1:
-            raise UsageError(
-                "drafter none stands beside others", "use none alone, or leave it away"
-            )
+            raise UsageError("drafter none stands beside others", "use none alone, or omit it")
 
     def _check_rejection(self) -> None:
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
             raise UsageError(
                 f"rejection sampling knows one drafter, and the chain is {self.name}",
-                "use --drafter draft:PATH alone, or leave --rejection away",
+                "use --drafter draft:PATH alone, or omit --rejection",
             )
 
     @property
@@ -198,7 +196,7 @@ def check_used(settings: Iterable[DrafterSettings]) -> None:
             if getattr(one, name):
                 raise UsageError(
                     f"{name} needs a draft model, and the drafter is {one.name}",
-                    f"use --drafter draft:PATH, or leave --{name} away",
+                    f"use --drafter draft:PATH, or omit --{name}",
                 )
 
 
@@ -224,12 +222,12 @@ def check_draft_place(
             raise trtllm_cannot(
                 trtllm,
                 f"which makes its drafts itself: {name} {value} cannot be chosen",
-                f"leave {flag} away, or build with --backend torch",
+                f"omit {flag}, or build with --backend torch",
             )
         if not has_draft_model:
             raise UsageError(
                 f"{name} {value} needs a draft model, and no drafter is one",
-                f"use --drafter draft:PATH, or leave {flag} away",
+                f"use --drafter draft:PATH, or omit {flag}",
             )
 
 
@@ -256,7 +254,7 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         raise UsageError(
             f"{name} asks for the drafter {settings.name}, but an engine of TensorRT-LLM is "
             "compiled for lookahead and makes its drafts itself",
-            "leave --drafter away, or build with --backend torch",
+            "omit --drafter, or build with --backend torch",
         )
 
 

@@ -66,11 +66,11 @@ def parse_processor(text: str) -> Processor:
 
 def filters_text(temperature: float, top_k: int, top_p: float) -> str:
     """The filters that do something, such as `temperature 0.8, top-p 0.9`."""
-    told = [f"temperature {temperature:g}"]
+    parts = [f"temperature {temperature:g}"]
     if temperature:
-        told += [f"top-k {top_k}"] if top_k else []
-        told += [f"top-p {top_p:g}"] if top_p < 1.0 else []
-    return ", ".join(told)
+        parts += [f"top-k {top_k}"] if top_k else []
+        parts += [f"top-p {top_p:g}"] if top_p < 1.0 else []
+    return ", ".join(parts)
 
 
 def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
