@@ -15,4 +15,4 @@ LINEARS = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
 
 
 def to_fp8(hf: Path, target: Path, prompts: Any = PROMPTS, **keys: Any) -> Path:
-    return convert(hf, target, calibration=Calibration(prompts), **keys).path
+    return convert(hf, target, calibration=Calibration(prompts), **keys)

@@ -166,10 +166,14 @@ def test_a_disk_without_room_is_refused_before_the_first_byte(
 def test_no_permission_is_one_sentence(
     number: int, sentence: str, hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: object) -> str:
-        raise OSError(number, os.strerror(number))
+    mkdir = Path.mkdir
 
-    monkeypatch.setattr("trtla.formats.atomic.tempfile.mkdtemp", refuse)
+    def refuse(path: Path, **keys: bool) -> None:
+        if path.name.startswith(".ckpt.tmp-"):
+            raise OSError(number, os.strerror(number))
+        mkdir(path, **keys)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(TrtlaError, match=sentence) as caught:
         convert(hf, tmp_path / "new" / "ckpt")
     assert caught.value.hint

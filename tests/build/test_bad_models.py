@@ -137,7 +137,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(hf, tmp_path_factory.mktemp("bad") / "ckpt", tp_size=2).path
+    return convert(hf, tmp_path_factory.mktemp("bad") / "ckpt", tp_size=2)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
 _STALE_SECONDS = 60.0  # a sibling this old and not locked belongs to a killed process
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "free some space, or choose an --output-dir elsewhere"),
-    errno.ENOTEMPTY: ("another process has written to it", "choose another --output-dir"),
+    errno.ENOTEMPTY: ("another process filled it meanwhile", "choose another --output-dir"),
     errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another --output-dir"),
     errno.EFBIG: ("the file would exceed the size limit", "raise the limit (ulimit -f)"),
     errno.EACCES: ("no permission", "choose an --output-dir that you may write to"),
