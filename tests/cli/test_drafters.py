@@ -58,7 +58,7 @@ def test_run_refuses_bad_values_before_a_model_is_loaded(no_weights, flags, mess
 def test_texts_of_another_draw_are_not_compared(no_weights: Path) -> None:
     flags = ("--drafter", f"draft:{no_weights}", "--rejection", "--check-lossless")
     ran = trtla("run", "--engine-dir", no_weights, "--input-text", "a", *flags)
-    refused(ran, 2, "rejection", "leave --check-lossless")
+    refused(ran, 2, "rejection", "omit --check-lossless")
 
 
 def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Path) -> None:

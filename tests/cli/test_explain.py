@@ -181,10 +181,10 @@ def test_the_prompt_can_come_from_stdin(engine: Path) -> None:
     assert ran.json["result"]["input_text"] == "abab"
 
 
-def test_tensorrt_llm_engines_do_not_tell(tmp_path: Path) -> None:
+def test_tensorrt_llm_engines_do_not_report_drafts(tmp_path: Path) -> None:
     folder = write_engine(tmp_path / "engine")
     ran = trtla("explain", "--engine-dir", folder, *PROMPT)
-    refused(ran, 2, "does not tell what it drafts", "--backend torch")
+    refused(ran, 2, "does not report what it drafts", "--backend torch")
 
 
 def test_a_missing_matplotlib_is_told_before_the_run(no_weights, monkeypatch) -> None:

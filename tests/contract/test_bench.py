@@ -84,6 +84,6 @@ def test_an_ablation_has_no_perplexity_there(
 def test_logits_are_asked_of_torch_engines_only(engine: Path) -> None:
     with (
         LLM(engine, lookahead=LookaheadConfig(4, 4, 4)) as llm,
-        pytest.raises(UsageError, match="is a TensorRT-LLM engine"),
+        pytest.raises(UsageError, match="gives no logits"),
     ):
         llm.log_probs([1, 2], [3])

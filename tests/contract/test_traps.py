@@ -117,7 +117,7 @@ def test_draft_models_have_no_place_on_them(engine: Engines) -> None:
 
 
 def test_their_engines_search_no_beams(engine: Engines) -> None:
-    with LLM(engine()) as llm, pytest.raises(UsageError, match="builds none with beams"):
+    with LLM(engine()) as llm, pytest.raises(UsageError, match="has no beams"):
         llm.beam_search(PROMPT)
     ran = trtla("run", "--engine-dir", engine(), "--input-text", "a", "--num-beams", "2")
     refused(ran, 2, "builds none with beams", "omit --num-beams")

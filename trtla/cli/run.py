@@ -167,11 +167,11 @@ def run(console: Console, /, **flags: Any) -> None:
 
 
 def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
-    """Refuse to compare texts that only have the same law."""
+    """Refuse to compare samples that only share a distribution."""
     for name, settings in drafters:
         if settings.rejection:
             raise UsageError(
-                f"{name} asks for rejection, whose texts are others of the same law",
+                f"{name} asks for rejection, which draws other samples of the same distribution",
                 "omit --check-lossless or --rejection",
             )
 
