@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
     """Print one table."""
     from trtla import LLM, SamplingParams
     from trtla.bench.arms import engine_arms
-    from trtla.bench.rounds import measure as in_turns
+    from trtla.bench.opened import measure as in_turns
     from trtla.data.prompt_sets import batches, encode, fit, load_sets
     from trtla.results.bench_documents import Cell
     from trtla.settings.lookahead import LookaheadConfig

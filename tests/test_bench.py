@@ -14,8 +14,7 @@ from tests.runtime.test_hf_equality import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.figures import Hardware, rows
-from trtla.bench.opened import peak_bytes, read_bandwidth, reset_peak
-from trtla.bench.rounds import measure
+from trtla.bench.opened import measure, peak_bytes, read_bandwidth, reset_peak
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig

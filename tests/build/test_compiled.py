@@ -15,7 +15,7 @@ from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.formats.engine import open_engine
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.trtllm.adopt import adopt_engine
+from trtla.trtllm.build import adopt_engine
 
 SEVENS = LookaheadConfig(7, 7, 7)
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.chat.commands import TABLE, complete, find, help_text, one_line, split
-from trtla.chat.compare import read_side
-from trtla.chat.setting_types import Known
-from trtla.chat.settings import ChatSettings, changed, read
+from trtla.chat.decode import read_side
+from trtla.chat.settings import ChatSettings, Known, changed, read
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig

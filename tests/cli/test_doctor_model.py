@@ -14,7 +14,7 @@ from tests.build.trtllm_engines import RELEASES, write_engine
 from tests.cli.conftest import Ran, refused, trtla
 from tests.cli.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
 from trtla import LookaheadConfig
-from trtla.trtllm.adopt import adopt_engine
+from trtla.trtllm.build import adopt_engine
 
 pytestmark = without_tensorrt_llm
 

@@ -27,7 +27,7 @@ from trtla.formats.config import EngineManifest
 from trtla.formats.engine import open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.trtllm.adopt import adopt_engine
+from trtla.trtllm.build import adopt_engine
 
 RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(

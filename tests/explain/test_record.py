@@ -153,10 +153,10 @@ def test_llm_records_a_real_model(model_folder):
     assert tuple(joined) == plain.output_ids
 
 
-def test_an_executor_that_does_not_tell_its_steps_refuses_to_be_watched():
+def test_an_executor_that_does_not_report_its_steps_refuses_to_be_watched():
     limits = ExecutorLimits(1, 8, 16, 64, 32, LookaheadConfig(2, 2, 2), fixed_triples=True)
     asked = request([1, 2], 4)
     limits.check(asked)
-    with pytest.raises(UsageError, match="does not tell what it drafts") as refused:
+    with pytest.raises(UsageError, match="does not report what it drafts") as refused:
         limits.check(replace(asked, watch=lambda drafter, request: drafter))
     assert "--backend torch" in str(refused.value.hint)

@@ -9,7 +9,7 @@ import pytest
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.data.prompt_sets import load_sets
-from trtla.tune.samples import Groups, Sample, by_category
+from trtla.tune.plan import Groups, Sample, by_category
 
 LIMIT = LookaheadConfig(5, 4, 5)
 FOREVER = float("inf")

@@ -8,9 +8,8 @@ from trtla.results.documents import Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.plan import FREE, coarse
+from trtla.tune.plan import FREE, Sample, by_category, coarse
 from trtla.tune.prediction import ALL, Predictor, Steps, best, knee, recommend
-from trtla.tune.samples import Sample, by_category
 
 GROUPS = by_category(
     [Sample(c, i, (1,) * 10, SamplingParams(641)) for c in ("code", "chat") for i in range(2)]

@@ -9,9 +9,8 @@ from trtla import LLM, LookaheadConfig
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.tune.measurements import Measurements
-from trtla.tune.plan import FREE, coarse, near
+from trtla.tune.plan import FREE, Groups, Sample, coarse, near
 from trtla.tune.prediction import Predictor, Steps
-from trtla.tune.samples import Groups, Sample
 from trtla.tune.search import Search
 
 FREE_TOKENS = CostTable.of([(1, 1.0), (128, 1.0)])

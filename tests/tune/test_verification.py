@@ -11,8 +11,8 @@ from trtla.results.documents import GridPoint
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.measurements import FILE, Measurements
+from trtla.tune.plan import Sample, by_category
 from trtla.tune.prediction import ALL
-from trtla.tune.samples import Sample, by_category
 from trtla.tune.verification import OTHERS, PLAIN, Contender, Contest, Rounds, contenders
 
 GROUPS = by_category([Sample(c, i, (1,), SamplingParams(8)) for c in "ab" for i in range(4)])

@@ -26,8 +26,7 @@ from trtla.bench.ablation_table import (
     typed,
 )
 from trtla.bench.arms import EngineArm, Run
-from trtla.bench.opened import Note, OpenedModel, Setup
-from trtla.bench.rounds import alternate
+from trtla.bench.opened import Note, OpenedModel, Setup, alternate
 from trtla.bench.summarize import rouge
 from trtla.data.prompt_sets import Ids
 from trtla.files import write_whole

@@ -17,7 +17,7 @@ from trtla.results.bench_documents import BenchRow
 from trtla.results.metrics import agreement
 
 if TYPE_CHECKING:
-    from trtla.bench.rounds import Measured
+    from trtla.bench.opened import Measured
 
 _MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
 

@@ -1,4 +1,4 @@
-"""A model opened to be measured: how it is opened, what it runs on and in, and which prompts fit.
+"""A model opened to be measured, and the rounds in which arms take turns on it.
 
 An `LLM` that is opened here loses its tokenizer, so that no arm pays for text while it is timed,
 and its end ids where texts go on behind them.
@@ -9,16 +9,21 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from trtla.bench.arms import Arm, Run
 from trtla.data.prompt_sets import Ids, fit, prompt_room
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
+from trtla.results.bench_documents import Cell
+from trtla.results.metrics import add
 from trtla.runtime.models.load import resolve_dtype
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import TrtllmSettings
@@ -183,3 +188,67 @@ def _max_resident() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the arms of a cell gave."""
+
+    cell: Cell
+    arms: dict[str, Arm]
+    """By name, as `runs`."""
+    runs: dict[str, list[Run]]
+    """One a round."""
+    order: list[str] = field(default_factory=list)
+    """The arms as they ran."""
+
+
+AnyArm = TypeVar("AnyArm", bound=Arm)
+Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
+"""The prompts of a batch, and how each is sampled."""
+OnRound = Callable[[Measured, int], None]
+"""Called after a round with what is measured so far and the round's number, from 1."""
+
+
+def measure(
+    cell: Cell,
+    arms: Sequence[Arm],
+    batches: Sequence[Sequence[Ids]],
+    sampling: SamplingParams,
+    rounds: int,
+    on_round: OnRound | None = None,
+) -> Measured:
+    """Warm every arm up on the first batch, then measure the rounds.
+
+    Request i of a cell is sampled with seed + i, in every arm and round.
+    """
+    work = _with_seeds(batches, sampling)
+    measured = Measured(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
+    for arm in arms:
+        arm.warm_up(*work[0])
+    for number in range(1, rounds + 1):
+        found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
+        for arm, run in alternate(arms, work, torch.device(cell.device)):
+            measured.order.append(arm.name)
+            found[arm.name].append(run)
+        for name, runs in found.items():
+            measured.runs[name].append(add(runs))
+        if on_round is not None:
+            on_round(measured, number)
+    return measured
+
+
+def alternate(
+    arms: Sequence[AnyArm], work: Iterable[Work], device: torch.device
+) -> Iterator[tuple[AnyArm, Run]]:
+    """All arms decode each batch, one after the other; yields each decoding as it ends."""
+    for prompts, sampling in work:
+        for arm in arms:
+            reset_peak(device)
+            run = arm.decode(prompts, sampling)
+            yield arm, replace(run, peak_bytes=peak_bytes(device))
+
+
+def _with_seeds(batches: Sequence[Sequence[Ids]], sampling: SamplingParams) -> list[Work]:
+    seeds = count(sampling.seed)
+    return [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]

@@ -13,8 +13,7 @@ import torch
 
 from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms
 from trtla.bench.figures import Hardware, rows
-from trtla.bench.opened import Note, OpenedModel, Setup, read_bandwidth
-from trtla.bench.rounds import Measured, OnRound, measure
+from trtla.bench.opened import Measured, Note, OnRound, OpenedModel, Setup, measure, read_bandwidth
 from trtla.data.prompt_sets import Ids, PromptSet, batches, encode
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face

@@ -1,18 +1,25 @@
-"""How all charts look: fonts, lines and a palette that colour-blind readers can tell apart.
+"""How all charts look, and how they become SVG and PNG files.
 
 Everything that is not data is drawn in one ink, so that a page can put its own text colour there.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
 from contextlib import AbstractContextManager
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, UsageError
+from trtla.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 INK = "#1c2127"
 BASE = "#8c939d"
@@ -83,3 +90,81 @@ def settle(figure: Figure) -> Figure:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
+
+
+SUFFIXES = (".svg", ".png")
+_DPI = 160
+_FONT = "'DejaVu Sans'"
+_FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_LINES = 'stroke-linejoin="round" stroke-linecap="butt"'
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def check_path(path: Path) -> None:
+    """Refuse a name that no chart can be written to, before it is drawn.
+
+    Raises:
+        UsageError: the suffix is neither .svg nor .png.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path} is no chart's name", "end it with .svg or .png")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure on white, whole or not at all.
+
+    Raises:
+        UsageError: the suffix is neither .svg nor .png, or the file cannot be written.
+    """
+    check_path(path)
+    try:
+        is_svg = path.suffix.lower() == ".svg"
+        write_whole(path, _svg(figure, background="white") if is_svg else _png(figure))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}", "give another path"
+        ) from None
+
+
+def svg_text(figure: Figure) -> str:
+    """A figure as an <svg> element for a page, in the page's text colour on the page's ground."""
+    text = _svg(figure, background="none")
+    text = _own_ids(text[text.index("<svg") :])
+    text = re.sub(r' xmlns(:\w+)?="[^"]+"', "", text)  # needless in HTML
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would style the page
+    text = text.replace(INK, "currentColor").replace(_FONT, _FONTS)
+    label = escape(_title(figure), quote=True)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" {_LINES} ', 1)
+
+
+def _svg(figure: Figure, background: str) -> str:
+    out = io.StringIO()
+    with theme():
+        figure.savefig(out, format="svg", facecolor=background, metadata=_NO_METADATA)
+    return re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    with theme():
+        figure.savefig(out, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _own_ids(text: str) -> str:
+    """Ids that nothing refers to go, the others become the figure's own: a page holds several."""
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{mark}-{match[1]}"' if match[1] in used else ""
+
+    text = re.sub(r' id="([^"]+)"', renamed, text)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{mark}-", text)
+
+
+def _title(figure: Figure) -> str:
+    """The figure's title, else that of its first axes that has one."""
+    found = [figure.get_suptitle()]
+    found += [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+    return next((title for title in found if title), "chart")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.chat.setting_types import (
+from trtla.chat.settings import (
     DRAFTER,
     FILE,
     PAIR,
@@ -22,11 +22,13 @@ from trtla.chat.setting_types import (
     STORAGE,
     TOGGLE,
     TRIPLE,
+    ChatSettings,
     Known,
     SettingType,
+    changed,
+    read,
     type_of,
 )
-from trtla.chat.settings import ChatSettings, changed, read
 from trtla.errors import TrtlaError, UsageError, did_you_mean
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from trtla.chat.settings import ChatSettings
+from trtla.chat.commands import split
+from trtla.chat.settings import ChatSettings, changed
+from trtla.errors import UsageError
+from trtla.results.metrics import first_difference
 from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
 from trtla.runtime.stats import tokens_per_step
+from trtla.settings.drafting import LOOKAHEAD
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM, Chunk, Piece
     from trtla.runtime.draft import Draft
     from trtla.runtime.request import FinishReason
+
 
 ReportT = TypeVar("ReportT")
 
@@ -172,3 +177,73 @@ def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:
         if allowed.issuperset(nodes) and tokens[: len(accepted)] == tuple(accepted)
     ]
     return max(fitting, key=len, default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: as it was typed, and what it means."""
+
+    name: str
+    settings: ChatSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both sides and their texts, on the same prompt."""
+
+    sides: tuple[Side, Side]
+    texts: tuple[Decoded, Decoded]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the texts are equal, and which side was faster."""
+        left, right = self.texts
+        speed = _ratio(right.metrics.tokens_per_s, left.metrics.tokens_per_s)
+        if left.ids == right.ids:
+            return f"the texts are equal; B is {speed} as fast as A"
+        same = first_difference(left.ids, right.ids)
+        return f"the texts differ from token {same} on; B is {speed} as fast as A"
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Metrics side by side: (name, A, B)."""
+        left, right = (text.metrics for text in self.texts)
+        return [
+            ("tokens", str(left.tokens), str(right.tokens)),
+            ("steps", str(left.steps), str(right.steps)),
+            ("tokens per step", f"{left.tokens_per_step:.2f}", f"{right.tokens_per_step:.2f}"),
+            ("tokens/s", f"{left.tokens_per_s:.0f}", f"{right.tokens_per_s:.0f}"),
+        ]
+
+
+def read_side(text: str, settings: ChatSettings) -> Side:
+    """The settings after the commands of one side, `;` between several, slashes optional.
+
+    Raises:
+        UsageError: a command or value is wrong, or a command changes no setting.
+    """
+    given, settings = set(), replace(settings, speculative=True)
+    for part in text.split(";"):
+        command, argument = split(part)
+        if not command.paths:
+            raise UsageError(
+                f"/{command.name} changes no setting", "compare settings, such as lookahead 7,7,7"
+            )
+        if not argument:
+            raise UsageError(f"{command.name} has no value", f"write {command.usage[1:]}")
+        settings = command.apply(argument, settings)
+        given.add(command.name)
+    return Side(text, _together(settings, given))
+
+
+def _together(settings: ChatSettings, given: set[str]) -> ChatSettings:
+    """What one side names drafts, whatever drafts otherwise: a triple, or a drafter."""
+    if "lookahead" in given and "drafter" not in given and not settings.drafter.uses_lookahead:
+        return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})
+    alone = settings.drafter.drafter == LOOKAHEAD.drafter
+    if "lookahead" not in given and settings.lookahead == "auto" and not alone:
+        return replace(settings, lookahead=None)
+    return settings
+
+
+def _ratio(new: float, base: float) -> str:
+    return f"{new / base:.2f}x" if base else "an unknown number of times"

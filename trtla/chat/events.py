@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtla.chat.decode import Decoded, Step
 
 if TYPE_CHECKING:
-    from trtla.chat.compare import Comparison
+    from trtla.chat.decode import Comparison
 
 
 @dataclass(frozen=True, slots=True)

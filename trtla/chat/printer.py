@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from trtla.chat.compare import Comparison
-from trtla.chat.decode import Decoded, Step
+from trtla.chat.decode import Comparison, Decoded, Step
 from trtla.chat.events import Answered, Compared, Event, Leave, Noted, Refused, Said, Streamed
 from trtla.chat.session import Session
 from trtla.console import Console

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from trtla.chat import saved
 from trtla.chat.commands import Command, help_text, one_line, split
-from trtla.chat.compare import Comparison, Side, read_side
 from trtla.chat.conversation import Fitted, Turn, fitted
-from trtla.chat.decode import Decoded, Metrics, Step, decode
+from trtla.chat.decode import Comparison, Decoded, Metrics, Side, Step, decode, read_side
 from trtla.chat.events import (
     Answered,
     Busy,
@@ -28,8 +27,7 @@ from trtla.chat.events import (
     Said,
     Streamed,
 )
-from trtla.chat.setting_types import TOGGLE, Known
-from trtla.chat.settings import ChatSettings
+from trtla.chat.settings import TOGGLE, ChatSettings, Known
 from trtla.errors import TrtlaError, UsageError
 from trtla.settings.drafting import check_used
 

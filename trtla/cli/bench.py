@@ -41,7 +41,7 @@ from trtla.settings.fields import parsed
 from trtla.settings.sampling import SamplingParams, filters_text
 
 if TYPE_CHECKING:
-    from trtla.bench.rounds import Measured
+    from trtla.bench.opened import Measured
     from trtla.bench.sweep import Results, Sweep
     from trtla.data.prompt_sets import PromptSet
 

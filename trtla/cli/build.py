@@ -199,7 +199,7 @@ def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
             f"--{given[0].replace('_', '-')} does not go with --from-existing: nothing is built",
             "give --lookahead, and --tokenizer-dir for the tokenizer files",
         )
-    from trtla.trtllm.adopt import adopt_engine
+    from trtla.trtllm.build import adopt_engine
 
     engine = adopt_engine(
         flags["from_existing"],

@@ -186,9 +186,8 @@ def _request(given: ExplainFlags) -> PromptRequest:
 def _record_and_report(
     console: Console, llm: LLM, request: PromptRequest, given: ExplainFlags
 ) -> None:
-    from trtla.explain.document import document
     from trtla.explain.record import record_run
-    from trtla.explain.words import Words
+    from trtla.explain.words import Words, document
 
     run = record_run(llm, request.prompt, request.sampling, given.request_lookahead)
     completion = run.completion

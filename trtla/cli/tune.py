@@ -68,8 +68,7 @@ def _check(given: TuneFlags) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.tune.measurements import check_folder
     from trtla.tune.output import check_preset
-    from trtla.tune.plan import TuneSettings
-    from trtla.tune.samples import load_prompts
+    from trtla.tune.plan import TuneSettings, load_prompts
 
     planned = _is_planned(given)
     model, limit, lookahead = _model(given, planned=planned)

@@ -13,7 +13,7 @@ from trtla.data.prompt_sets import batches
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.samples import Groups, Sample
+from trtla.tune.plan import Groups, Sample
 
 ALL = "all"
 """The category of all samples together."""

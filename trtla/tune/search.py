@@ -18,9 +18,8 @@ from trtla.results.metrics import Metrics
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.tune.measurements import Measurements
-from trtla.tune.plan import coarse, near
+from trtla.tune.plan import Groups, Sample, coarse, near
 from trtla.tune.prediction import Steps, best
-from trtla.tune.samples import Groups, Sample
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM, Completion

@@ -26,10 +26,9 @@ from trtla.results.documents import (
 )
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.tune.measurements import Measurements, engine_facts, fingerprint
-from trtla.tune.plan import TuneSettings
+from trtla.tune.plan import Groups, Sample, TuneSettings, by_category, make_samples
 from trtla.tune.prediction import Predictor, knee, recommend
 from trtla.tune.roofline import Roofline
-from trtla.tune.samples import Groups, Sample, by_category, make_samples
 from trtla.tune.search import Note, Search
 from trtla.tune.verification import (
     LEAST_CONTENDERS,

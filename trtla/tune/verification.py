@@ -13,8 +13,8 @@ from trtla.results.documents import GridPoint, Verified
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.tune.measurements import Measurements
+from trtla.tune.plan import Groups, Sample
 from trtla.tune.prediction import ALL, best, together
-from trtla.tune.samples import Groups, Sample
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM

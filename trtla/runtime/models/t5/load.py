@@ -16,12 +16,12 @@ from trtla.runtime.models.t5.model import (
     Activation,
     Encode,
     FeedForward,
+    RelativeBias,
     T5Layer,
     T5Model,
     T5Shape,
     T5Weights,
 )
-from trtla.runtime.models.t5.relative_bias import RelativeBias
 
 
 def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) -> T5Model:
