@@ -16,7 +16,7 @@ from trtla.cli.app import cli
 COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
 DOCS = ROOT / "docs" / "commands.md"
-_HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors")
+_HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors", "pydantic")
 
 
 def render() -> str:

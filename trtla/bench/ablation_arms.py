@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from trtla.data.prompt_sets import SetLine
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import ASSETS, parse_jsonl, read_text
 from trtla.settings.drafting import DRAFT_PREFIX, LOOKAHEAD, NO_DRAFTER, DrafterSettings, NgramKind
@@ -181,6 +180,8 @@ def load_tasks(tasks: Sequence[str], limit: int | None = None) -> list[TaskPromp
 
 def _load(task: str) -> list[TaskPrompt]:
     path = _FOLDER / f"{task}.jsonl"
+    from trtla.data.prompt_sets import SetLine  # pydantic, which --help does without
+
     lines = parse_jsonl(SetLine, read_text(path), path.name)
     return [
         TaskPrompt(task, index, line.text or "", line.reference)

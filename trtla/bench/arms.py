@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError
 from trtla.results.metrics import Metrics
 from trtla.runtime.stats import DraftTotals
@@ -22,6 +21,7 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from trtla.data.prompt_sets import Ids
     from trtla.llm.llm import LLM, Completion
 
 AR = "ar"

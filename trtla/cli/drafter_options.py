@@ -13,11 +13,6 @@ from trtla.cli.engine_check import is_trtllm
 from trtla.cli.options import DTYPES, options_of, setting, several, stack
 from trtla.cli.values import DEVICE, TEXT
 from trtla.errors import UsageError
-from trtla.files import read_json, validate
-from trtla.formats.config import EngineConfig
-from trtla.formats.folder import folder_kind
-from trtla.formats.hf_config import read_hf_config
-from trtla.formats.t5_config import check_same_kind, is_encoder_decoder, read_t5_config
 from trtla.settings.drafting import (
     DrafterSettings,
     DraftOptions,
@@ -138,6 +133,8 @@ def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:
 
 
 def _check_vocabulary(path: str, target: Path) -> None:
+    from trtla.formats.t5_config import check_same_kind
+
     check_same_kind(Path(path), target)
     ours, theirs = _vocab_size(Path(path)), _vocab_size(target)
     if ours != theirs:
@@ -148,6 +145,12 @@ def _check_vocabulary(path: str, target: Path) -> None:
 
 
 def _vocab_size(folder: Path) -> int:
+    from trtla.files import read_json, validate
+    from trtla.formats.config import EngineConfig
+    from trtla.formats.folder import folder_kind
+    from trtla.formats.hf_config import read_hf_config
+    from trtla.formats.t5_config import is_encoder_decoder, read_t5_config
+
     config = folder / "config.json"
     if folder_kind(folder) == "engine":
         engine = validate(EngineConfig, read_json(config), str(config))

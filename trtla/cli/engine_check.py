@@ -1,15 +1,19 @@
-"""Checks triples and batch sizes against an engine, read without torch: a refusal must not wait."""
+"""Checks triples and batch sizes against an engine, read without torch: a refusal must not wait.
+
+Pydantic is imported when an engine is read, so that `--help` starts without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtla.errors import UsageError
-from trtla.formats.compiled import check_compiled
-from trtla.formats.engine import Engine, check_is_engine, read_engine
-from trtla.formats.folder import folder_kind
 from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request, refuse_auto
+
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
 
 
 def check_triples(
@@ -43,6 +47,9 @@ def engine_limits(engine_dir: str) -> LookaheadConfig | None:
     Raises:
         UsageError: no model is there, or an engine of trtllm-build does not name its triple.
     """
+    from trtla.formats.engine import check_is_engine
+    from trtla.formats.folder import folder_kind
+
     if folder_kind(Path(engine_dir)) == "checkpoint":
         check_is_engine(Path(engine_dir))
     engine = _engine(engine_dir)
@@ -74,11 +81,16 @@ def is_trtllm(folder: Path) -> bool:
 
 def _engine(folder: str | Path) -> Engine | None:
     """The engine in a folder, its limits unchecked; None where the folder is no engine."""
+    from trtla.formats.engine import read_engine
+    from trtla.formats.folder import folder_kind
+
     return read_engine(Path(folder)) if folder_kind(Path(folder)) == "engine" else None
 
 
 def _triple(engine: Engine, asked: LookaheadConfig | None) -> LookaheadConfig:
     """The engine's triple, or the one asked for if the engine takes it."""
     if engine.backend == "tensorrt-llm":
+        from trtla.formats.compiled import check_compiled
+
         check_compiled(engine.path, engine.config)
     return engine.default_triple(asked)

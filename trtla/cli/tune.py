@@ -17,7 +17,6 @@ from trtla.cli.tune_flags import TuneFlags, tune_flags
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.folder import folder_kind
-from trtla.formats.t5_config import is_encoder_decoder
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -66,6 +65,7 @@ def tune(console: Console, /, **flags: Any) -> None:
 
 def _check(given: TuneFlags) -> TuneSettings:
     """What can be refused before a model is loaded."""
+    from trtla.formats.t5_config import is_encoder_decoder
     from trtla.tune.measurements import check_folder
     from trtla.tune.output import check_preset
     from trtla.tune.plan import TuneSettings, load_prompts
