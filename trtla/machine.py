@@ -79,10 +79,10 @@ class Machine:
 
     python: str
     platform: str
-    cpu: Cpu
-    driver: Driver
     torch: Torch
     transformers: str | None
+    cpu: Cpu
+    driver: Driver
     gpus: tuple[Gpu, ...]
     """Those that PyTorch sees, or else those that nvidia-smi sees."""
     usable: bool

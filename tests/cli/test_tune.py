@@ -229,11 +229,14 @@ def test_a_triple_for_tensorrt_llm_comes_with_a_bound(checkpoint, prompts, tmp_p
     ran = trtla(
         "tune", "--backend", "tensorrt-llm", "--model-dir", checkpoint, "--gpu", "h100",
         "--prompts", prompts, *FAST, "--batch-sizes", "1", "--output-dir", tmp_path / "out",
-        "--tokenizer-dir", checkpoint, "--json",
+        "--tokenizer-dir", checkpoint, "--json", "--write", tmp_path / "preset.yaml",
     )  # fmt: skip
     assert ran.code == 0, ran
     found = ran.json
     assert found["cost"]["source"] == "roofline"
+    preset = (tmp_path / "preset.yaml").read_text()
+    assert "by the roofline, not measured" in preset
+    assert f"lookahead: {found['recommendation']['lookahead']}" in preset
     assert "a bound of steps' times, not a measurement" in found["cost"]["note"]
     assert found["verified"] == []
     assert found["recommendation"]["measured_speedup"] is None
@@ -284,10 +287,6 @@ def test_a_dry_run_shows_the_plan_and_loads_nothing(engine, prompts, tmp_path):
             ("--temperature is 0.5", "greedy only"),
         ),
         (("--backend", "tensorrt-llm", "--gpu", "tpu"), ("--gpu tpu is not known", "h100")),
-        (
-            ("--backend", "tensorrt-llm", "--gpu", "h100", "--write", "x.yaml"),
-            ("--write needs a measured speed-up", "trtla build --lookahead"),
-        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(engine, prompts, tmp_path, args, parts):

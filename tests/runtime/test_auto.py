@@ -337,3 +337,22 @@ def test_a_sequence_that_begins_wakes_the_others():
         text.append(99)
     policy.reset_backoff()
     assert not policy.idle
+
+
+@pytest.mark.parametrize("how", ["cancelled", "finished"])
+def test_requests_that_end_before_costs_are_known_leave_nothing_behind(how):
+    """Costs are asked for again with a later request: those that have ended are no longer there."""
+    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1))
+    known = executor._cost_source
+    executor._cost_source = lambda *_: None
+    for number in range(3):
+        executor.submit(request([0], 40 if how == "cancelled" else 2, None, number, adaptive=True))
+    executor.poll()
+    for number in range(3):
+        executor.cancel(number)
+    while executor.poll():
+        pass
+    executor._cost_source = known
+    run(executor, [request([0], 3, None, 7, adaptive=True)])
+    assert executor._adaptive._waiting == []
+    assert executor._adaptive._controllers == {}

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from trtla.build.engine import BuildDescription
 
 SCHEMA_VERSION = 1
-_SHOWN = (
-    *("backend", "reason", "source_kind", "lookahead", "max_draft_len"),
-    *("notes", "files", "commands"),
-)
+_SHOWN = ("backend", "reason", "source_kind", "lookahead", "max_draft_len")
 """Fields of a plan that are keys of its JSON document."""
 
 
@@ -94,7 +91,10 @@ def _plan_document(
         **{name: getattr(plan, name) for name in _SHOWN},
         "engine_max_seq_len": plan.build_config.max_seq_len,
         "settings": settings,
+        "notes": plan.notes,
         "memory": asdict(plan.memory),
+        "files": plan.files,
+        "commands": plan.commands,
     }
 
 

@@ -120,11 +120,6 @@ def _check_planned(given: TuneFlags) -> None:
             "TensorRT-LLM is greedy only",
             "use --temperature 0",
         )
-    if given.write is not None:
-        raise UsageError(
-            "--write needs a measured speed-up, and an engine that is still to be built has none",
-            "omit --write, and give the triple that is printed to trtla build --lookahead",
-        )
 
 
 def _is_planned(given: TuneFlags) -> bool:
@@ -247,9 +242,7 @@ def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags)
     if written:
         console.note(f"note: the preset is {given.write}")
     elif given.write is not None:
-        console.note(
-            f"note: {given.write} is not written: no triple was measured ahead of plain decoding"
-        )
+        console.note(f"note: {given.write} is not written: no triple was ahead of plain decoding")
 
 
 def _draw(console: Console, tuned: Tune, folder: Path) -> None:

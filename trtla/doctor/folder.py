@@ -11,6 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.compiled import compiled_problems
@@ -22,7 +24,7 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import LM_HEAD, hf_shapes
 from trtla.formats.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 
-_SHAPE_KEYS = {
+_SHAPE_KEYS = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -37,8 +39,8 @@ _SHAPE_KEYS = {
     "mlp_bias",
     "tie_word_embeddings",
     "sliding_window",
-}
-_LIMIT_KEYS = {"max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width"}
+)
+_LIMIT_KEYS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         "quant_algo": config.quantization.quant_algo,
         "kv_cache_quant_algo": config.quantization.kv_cache_quant_algo,
         "parameters": _parameters(folder, contents),
-        "shape": config.model_dump(mode="json", include=_SHAPE_KEYS),
+        "shape": _picked(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),
     }
     if engine is None:
@@ -138,7 +140,7 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         **found,
         "version": engine.config.version,
         "backend": engine.backend,
-        "limits": limits.model_dump(include=_LIMIT_KEYS),
+        "limits": _picked(limits, _LIMIT_KEYS),
         "lookahead": list(triple.as_tuple()) if triple else None,
         "max_draft_len": limits.max_draft_len,
         "max_text_len": limits.max_text_len,
@@ -152,3 +154,9 @@ def _parameters(folder: Path, contents: Contents) -> int:
     if contents.config.tie_word_embeddings:
         del shapes[LM_HEAD]
     return sum(prod(shape) for shape in shapes.values())
+
+
+def _picked(config: BaseModel, keys: tuple[str, ...]) -> dict[str, Any]:
+    """These fields with JSON types, in this order."""
+    values = config.model_dump(mode="json", include=set(keys))
+    return {key: values[key] for key in keys if key in values}

@@ -303,6 +303,6 @@ def beam_text(
         beam.tokens,
         text,
         beam.log_prob,
-        settings.score(beam.log_prob, len(beam.tokens)),
+        settings.score(beam),
         beam.finished,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from trtla.errors import UsageError, did_you_mean, trtllm_cannot
-from trtla.settings.fields import check, option
+from trtla.settings.fields import check, option, wrong
 from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
@@ -286,6 +286,8 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if not isinstance(self.reference, bool):
+            raise wrong("reference", self.reference, "True or False")
 
     @property
     def changed(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.fields import check, option
@@ -159,6 +160,15 @@ class SamplingParams:
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
 
 
+class Scored(Protocol):
+    """New tokens, and the sum of their log probabilities."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def log_prob(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
     """How beams are expanded and compared.
@@ -190,6 +200,6 @@ class BeamSettings:
         offset = self.length_penalty_offset
         return float(((offset + length) / (offset + 1.0)) ** self.length_penalty)
 
-    def score(self, log_prob: float, length: int) -> float:
-        """What hypotheses of `length` new tokens are ordered by, the largest first."""
-        return log_prob / self.penalty(length)
+    def score(self, beam: Scored) -> float:
+        """What hypotheses are ordered by, the largest first."""
+        return beam.log_prob / self.penalty(len(beam.tokens))

@@ -65,13 +65,17 @@ def check_preset(path: Path) -> None:
 
 
 def write_preset(tuned: Tune, path: Path) -> bool:
-    """Write the recommendation as a preset; False: no triple was measured ahead of plain decoding.
+    """Write the recommendation as a preset; False: no triple is ahead of plain decoding.
+
+    It must have been measured ahead, but for an engine that is still to be built: for that the
+    roofline predicts it, and the preset says so.
 
     Raises:
         UsageError: the file cannot be written.
     """
     chosen = tuned.recommendation
-    if chosen.measured_speedup is None or chosen.lookahead == AUTOREGRESSIVE.as_tuple():
+    unmeasured = chosen.measured_speedup is None and not _by_roofline(tuned)
+    if unmeasured or chosen.lookahead == AUTOREGRESSIVE.as_tuple():
         return False
     _write(path, preset_text(tuned), "--write")
     return True
@@ -81,15 +85,16 @@ def preset_text(tuned: Tune) -> str:
     """The preset, with where it comes from."""
     found = tuned.recommendation
     triple = LookaheadConfig(*found.lookahead)
+    kind = "by the roofline, not measured" if _by_roofline(tuned) else "predicted"
     lines = [
-        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {speed(found)}, over plain "
-        "decoding.",
+        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {speed(found, kind)}, over "
+        "plain decoding.",
         "",
         f"  {tuned.argv}",
         "",
         f"Costs: {tuned.cost.note}.",
-        *(f"Batch size {one.batch_size}: {_described(one)}." for one in found.by_batch_size),
-        *(f"Text like {one.category}: {_described(one)}." for one in found.by_category),
+        *(f"Batch size {one.batch_size}: {_described(one, kind)}." for one in found.by_batch_size),
+        *(f"Text like {one.category}: {_described(one, kind)}." for one in found.by_category),
         "",
         "For trtla build --config, and trtla run --config with a Hugging Face folder or an engine",
         "that was built with this triple; with one built for more, use --request-lookahead.",
@@ -108,8 +113,12 @@ def speed(one: Choice, kind: str = "predicted") -> str:
     return ", ".join(parts)
 
 
-def _described(one: Choice) -> str:
-    return f"{LookaheadConfig(*one.lookahead)}, {speed(one)}"
+def _described(one: Choice, kind: str) -> str:
+    return f"{LookaheadConfig(*one.lookahead)}, {speed(one, kind)}"
+
+
+def _by_roofline(tuned: Tune) -> bool:
+    return tuned.cost.source == "roofline"
 
 
 def _write(path: Path, text: str, flag: str) -> None:

@@ -46,6 +46,8 @@ class AdaptiveSteps:
     def leave(self, sequence: Sequence_) -> None:
         """Forget a sequence that has ended."""
         self._controllers.pop(sequence.request.request_id, None)
+        if sequence in self._waiting:
+            self._waiting = [other for other in self._waiting if other is not sequence]
 
     def _controller(self, sequence: Sequence_) -> DraftController | None:
         return self._controllers.get(sequence.request.request_id)
@@ -70,10 +72,9 @@ class AdaptiveSteps:
             self._policy.use(table)
 
     def _ask_again(self) -> None:
-        """Blocks may be free by now; those that have ended wait no longer."""
+        """Blocks may be free by now."""
         self._steps += 1
         if self._steps % _ASK_EVERY == 0:
-            self._waiting = [s for s in self._waiting if s.blocks or not s.output_ids]
             self._begin()
 
     def observe(self, sequence: Sequence_, greedy: Sequence[int], tokens: Sequence[int]) -> None:

@@ -78,7 +78,7 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
     """The best of them, each text once."""
 
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
-        return -settings.score(beam.log_prob, len(beam.tokens)), beam.tokens
+        return -settings.score(beam), beam.tokens
 
     distinct = {beam.tokens: beam for beam in found}
     return sorted(distinct.values(), key=order)[: settings.num_beams]
