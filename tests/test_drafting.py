@@ -33,7 +33,7 @@ BAD = [
     ({"drafter": ("draft:",)}, "names no draft model", "draft:PATH"),
     ({"drafter": ("ngram", "lookahead", "ngram")}, "ngram is named twice", "once"),
     ({"drafter": ("draft:a", "draft:b")}, "draft is named twice", "once"),
-    ({"drafter": ("none", "ngram")}, "none stands beside others", "alone"),
+    ({"drafter": ("none", "ngram")}, "none cannot be combined with others", "alone"),
 ]
 
 

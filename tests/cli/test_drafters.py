@@ -81,7 +81,7 @@ def test_prompt_files_refuse_bad_drafters_with_their_line(no_weights: Path, tmp_
     for line, message in (
         ({"gamma": 0}, "gamma is 0"),
         ({"drafter": "medusa"}, "'medusa' is not known"),
-        ({"drafter": ["ngram", "none"]}, "none stands beside others"),
+        ({"drafter": ["ngram", "none"]}, "none cannot be combined with others"),
         ({"ngram_order": 1}, "ngram_order is 1"),
         ({"ngram_kind": "both"}, "ngram_kind"),
         ({"drafter": "ngram", "lookahead": "auto"}, "auto with the drafter ngram"),

@@ -28,6 +28,7 @@ from trtla.chat.events import (
     Streamed,
 )
 from trtla.chat.settings import TOGGLE, ChatSettings, Known
+from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
 from trtla.settings.drafting import check_used
 
@@ -254,7 +255,7 @@ class Session:
         total = self.total
         return "\n".join(
             [
-                f"{total.answers} answers, {total.tokens} tokens, {total.describe()}",
+                f"{counted(total.answers, 'answer')}, {total.tokens} tokens, {total.describe()}",
                 f"prompts: {total.prompt_tokens} tokens, {total.reused_tokens} of them still in "
                 "the K/V cache",
                 f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}",

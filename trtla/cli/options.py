@@ -214,7 +214,7 @@ trtllm_flags = options_of(TrtllmSettings, "TensorRT-LLM engines")
 def _refuse_context(ctx: click.Context, param: click.Parameter, value: object) -> None:
     if value not in (None, "1", 1):  # 1 was the default: the pool alone
         raise UsageError(
-            "--draft-context is no option any more: prompt lookup is a drafter of its own",
+            "--draft-context is no longer an option: prompt lookup is a drafter of its own",
             "use --drafter lookahead,prompt-lookup",
         )
 

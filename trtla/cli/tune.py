@@ -242,7 +242,9 @@ def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags)
     if written:
         console.note(f"note: the preset is {given.write}")
     elif given.write is not None:
-        console.note(f"note: {given.write} is not written: no triple was measured ahead of plain decoding")
+        console.note(
+            f"note: {given.write} is not written: no triple was measured ahead of plain decoding"
+        )
 
 
 def _draw(console: Console, tuned: Tune, folder: Path) -> None:

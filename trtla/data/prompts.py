@@ -53,7 +53,7 @@ class PromptRequest:
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
     lookahead: Lookahead | None = None
-    """None: the server's triple, or `auto` where the server has that."""
+    """None: the default triple, or `auto` where the model was opened with that."""
     drafter: DrafterSettings | None = None
     """None: what the model is opened with."""
 

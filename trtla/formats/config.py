@@ -53,7 +53,7 @@ def as_dtype(name: str) -> DType | None:
 class Mapping(BaseModel):
     """How a checkpoint is split over ranks: rank = pp_rank * tp_size + tp_rank.
 
-    Only the keys that every release from 0.20 to 1.2 accepts are written (mapping.py).
+    Only the keys that every release from 0.20 to 1.2 accepts are written.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -76,7 +76,7 @@ def _recognise(path: Path, text: str) -> tuple[Kind, Document]:
     try:
         value = parse_json(text)
     except JsonError as error:
-        raise UsageError(f"{path} is no JSON document: {error}", _HINT) from None
+        raise UsageError(f"{path} is not a JSON document: {error}", _HINT) from None
     return _object(path, value)
 
 

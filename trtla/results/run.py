@@ -20,7 +20,6 @@ from trtla.results.documents import (
 from trtla.results.metrics import Metrics, distinct_4grams, first_difference
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.sampling import BeamSettings
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest

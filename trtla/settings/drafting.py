@@ -22,7 +22,7 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
-_NAMES = "none, lookahead, ngram, prompt-lookup or draft:PATH, or several with commas between"
+_NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
 _MOST_FILLERS = 64
@@ -38,10 +38,9 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts. Of several with commas between, the first that has something to say does, "
-        "and the next ones fill the rest of the draft. PATH is a small model with the same "
-        "tokenizer.",
-        metavar="none|lookahead|ngram|prompt-lookup|draft:PATH",
+        "What drafts. Of several with commas between, the first that proposes a draft is used, and "
+        "the next ones fill the rest of it. PATH is a small model with the same tokenizer.",
+        metavar="|".join((*DRAFTERS, "draft:PATH")),
         rule=_NAMES,
         commas=True,
     )
@@ -126,7 +125,9 @@ class DrafterSettings:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
         if "none" in kinds and len(kinds) > 1:
-            raise UsageError("drafter none stands beside others", "use none alone, or omit it")
+            raise UsageError(
+                "drafter none cannot be combined with others", "use none alone, or omit it"
+            )
 
     def _check_rejection(self) -> None:
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:

@@ -152,6 +152,11 @@ class SamplingParams:
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
 
     @property
+    def filters(self) -> Filters:
+        """All that decides a draw but the seed: requests that share it are drawn together."""
+        return self.temperature, self.top_k, self.top_p
+
+    @property
     def greedy(self) -> bool:
         """True when every token is the argmax."""
         return self.temperature == 0.0 or self.top_k == 1

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trtla.runtime.sampling.draw import argmax, draw_at, top2_margin, uniform
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import Filters, SamplingParams
 
 _Rows = tuple[SamplingParams, list[int], list[float]]
 """Filters, packed rows drawn with them, and each row's noise."""
@@ -128,13 +128,12 @@ def _drawn(feeds: Sequence[Feed], logits: Tensor, greedy: list[int]) -> list[int
 
 def _rows_alike(feeds: Sequence[Feed]) -> list[_Rows]:
     """The rows to draw, those with the same filters together: one call costs less than many."""
-    alike: dict[tuple[float, int, float], _Rows] = {}
+    alike: dict[Filters, _Rows] = {}
     start = 0
     for feed in feeds:
         params = feed.sequence.request.sampling
         if feed.rows and not params.greedy:
-            key = (params.temperature, params.top_k, params.top_p)
-            _, rows, noise = alike.setdefault(key, (params, [], []))
+            _, rows, noise = alike.setdefault(params.filters, (params, [], []))
             places, nodes = feed.positions(), _drawn_nodes(feed)
             rows += range(start, start + len(nodes))
             noise += [uniform(params.seed, places[node] + 1) for node in nodes]
