@@ -75,7 +75,7 @@ def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "empty"),
-        ("{", "no JSON document"),
+        ("{", "not a JSON document"),
         ("[1]", "no document of trtla"),
         ('{"rows": 1}', "no document of trtla"),
         ('{"error": {"message": "m"}}', "an error"),
