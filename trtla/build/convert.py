@@ -31,7 +31,7 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Convert a Hugging Face Llama or Mistral folder to a TensorRT-LLM checkpoint; return its path.
+    """Convert a Hugging Face model folder to a TensorRT-LLM checkpoint; return its path.
 
     Args:
         model_dir: config.json and weights, see `HFModel`.
