@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from trtla.files import user_cache
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[78=>]|\][^\x07]*\x07)")
 
@@ -55,7 +56,7 @@ def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
         "error: /gamma: 'x' is not a valid integer",
     ]
     assert "/cache is always on" in ran.err
-    assert "/length is now 4" in ran.err
+    assert "/max_output_len is now 4" in ran.err
     assert "is now" not in ran.out
 
 
@@ -96,6 +97,47 @@ def test_wrong_flags_are_refused_before_a_model_is_loaded(engine: Path, bare_eng
     refused(trtla("chat", "--engine-dir", engine, "--egag"), 2, "egag needs a draft model")
     refused(trtla("chat", "--engine-dir", engine, "--draft-model", "nowhere"), 2, "nowhere")
     refused(trtla("chat", "--engine-dir", bare_engine), 2, "no tokenizer files")
+
+
+def test_a_system_message_is_the_first_of_the_template(tiny_llama: Path) -> None:
+    args = ("--dtype", "float32", "--max-output-len", "8")
+    told = chat(tiny_llama, *args, "--system", "Write tests.", lines="Close it.\n")
+    prompt = "<|system|>\nWrite tests.<|end|>\n<|user|>\nClose it.<|end|>\n<|assistant|>\n"
+    run = trtla("run", "--engine-dir", tiny_llama, *args, "--input-text", prompt, "--json")
+    assert told.out == run.json["results"][0]["text"] + "\n"
+    refused(chat(tiny_llama, "--system", "a", "--no-chat", lines=""), 2, "--no-chat")
+
+
+@pytest.fixture
+def new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, but for the compiled forward."""
+    compiled = [path for path in user_cache().glob("*") if path.is_symlink()]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    user_cache().mkdir(parents=True)
+    for path in compiled:
+        (user_cache() / path.name).symlink_to(path.resolve())
+
+
+@pytest.mark.usefixtures("new_user")
+def test_the_last_chats_model_is_opened_again(
+    tmp_path: Path, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "model"
+    link.symlink_to(engine)
+    monkeypatch.chdir(tmp_path)
+    first = trtla("chat", stdin="/stats\n")
+    assert first.code == 0, first.err
+    assert "the tiny one that ships with trtla" in first.err
+    assert "trtla chat --engine-dir MODEL" in first.err
+    named = chat(Path("model"), "--max-output-len", "4", lines="ab\n")
+    assert named.code == 0, named.err
+    assert "note: the model" not in named.err
+    monkeypatch.chdir("/")
+    again = trtla("chat", "--max-output-len", "4", stdin="ab\n")
+    assert (again.code, again.out) == (0, named.out)
+    assert f"note: the model is {link}, as in the last chat" in again.err
+    link.unlink()
+    refused(trtla("chat", stdin=""), 2, f"{link}, the model of the last chat, is gone", "MODEL")
 
 
 def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:

@@ -57,7 +57,7 @@ class TerminalPrinter(Printer):
 
     def note(self, text: str) -> None:
         """Print a remark, dim."""
-        self._console.out(self._console.styled(text, dim=True))
+        self._console.out(self._console.styled(harmless(text), dim=True))
 
     def refuse(self, text: str) -> None:
         """Print an error, red."""

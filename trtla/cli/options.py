@@ -92,16 +92,15 @@ def tokenizer_flag(section: str) -> Decorator:
     )
 
 
-def engine_flags(section: str) -> Decorator:
-    """--engine-dir and --tokenizer-dir."""
+def engine_flags(section: str, **other: Any) -> Decorator:
+    """--engine-dir and --tokenizer-dir; `other`: arguments of the first in place of the usual."""
     return stack(
         setting(
             "--engine-dir",
             section=section,
-            type=MODEL,
-            required=True,
             help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
             "converted in memory.",
+            **{"type": MODEL, "required": True, **other},
         ),
         tokenizer_flag(section),
     )
@@ -133,8 +132,7 @@ place_flags = stack(
 )
 """Where a model runs, and in which type."""
 
-model_flags = stack(
-    engine_flags("Model"),
+opening_flags = stack(
     place_flags,
     setting(
         "--lookahead",
@@ -146,6 +144,9 @@ model_flags = stack(
         "auto: the engine's, and each step feeds only what pays of it (torch engines).",
     ),
 )
+"""How a model is opened."""
+
+model_flags = stack(engine_flags("Model"), opening_flags)
 """What opens a model."""
 
 
