@@ -218,7 +218,7 @@ def test_retry_draws_again_with_another_seed(session):
     lines(session, "/temperature 2", "Say it.")
     (first,) = session.turns
     note, *_, answered = lines(session, "/retry")
-    assert note == Noted("/seed is now 1, so that the answer differs")
+    assert note == Noted("/seed is now 1, for another draw")
     assert session.turns[0].answer_ids == answered.answer.spoken_ids != first.answer_ids
     assert session.turns[0].message == first.message
     lines(session, "/seed 0", "/retry")  # changed by hand: taken as it is

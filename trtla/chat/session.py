@@ -178,7 +178,7 @@ class Session:
         if same and not how.sampling.greedy:
             seed = how.sampling.seed + 1
             self.settings = changed(self.settings, {"sampling.seed": seed})
-            yield Noted(f"/seed is now {seed}, so that the answer differs")
+            yield Noted(f"/seed is now {seed}, for another draw")
         elif same and self._asked and turn.finish_reason != "cancelled":
             yield Noted(_GREEDY)
             return
