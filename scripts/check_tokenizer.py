@@ -61,7 +61,7 @@ def llama_cpp_ids(path: Path) -> Callable[[str], list[int]]:
     """llama.cpp's tokenizer of a file."""
     from llama_cpp import Llama
 
-    model: Any = Llama(str(path), vocab_only=True, verbose=False, n_ctx=0)
+    model: Any = Llama(str(path), vocab_only=True, verbose=False)
     return lambda text: model.tokenize(text.encode(), add_bos=True, special=True)
 
 

@@ -22,6 +22,7 @@ from trtla.formats.gguf.tokenizer import _SAME_SPLITS, _SPLITS, Vocabulary
 ROOT = Path(__file__).parents[2]
 _PIECES = ("▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "▁ab", "▁abc", "cc", "ccc", "cccc", "▁▁",
            "▁▁▁", "1", "2", "12", "é")  # fmt: skip
+_OTHERS = [names[-1] for names in _SAME_SPLITS.values()]
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 
 
