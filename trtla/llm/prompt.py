@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
-from trtla.llm.text import Tokenizer
 from trtla.settings.fields import check_text, is_whole, shown
 from trtla.settings.messages import Messages, check_messages, is_conversation
+
+if TYPE_CHECKING:
+    from trtla.llm.text import Tokenizer
 
 Prompt = str | Sequence[int] | Messages
 """A text; token ids; or a conversation, a list of messages, for models with a chat template."""
