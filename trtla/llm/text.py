@@ -66,12 +66,7 @@ class Tokenizer:
     @cached_property
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template; transformers is loaded if one is likely."""
-        return self.may_have_chat_template and bool(self.inner.chat_template)
-
-    @property
-    def may_have_chat_template(self) -> bool:
-        """Whether the folder's files look like it; transformers is not loaded."""
-        return may_have_chat_template(self._folder)
+        return may_have_chat_template(self._folder) and bool(self.inner.chat_template)
 
     def chat_text(self, messages: Messages) -> str:
         """Messages in the chat template, up to where the next answer begins.
