@@ -66,11 +66,11 @@ class Encoder:
         places = [sum(turns[:i]) for i in range(len(turns))]
         found = dict(zip(places, map(self.ids, chats), strict=True))
         for turn in range(1, max(turns, default=0)):
-            open_ = [i for i, length in enumerate(turns) if turn < length]
-            before = [places[i] + turn - 1 for i in open_]
+            going_on = [i for i, length in enumerate(turns) if turn < length]
+            before = [places[i] + turn - 1 for i in going_on]
             assert answer is not None
             answers = answer([found[place] for place in before], before)
-            for i, place, text in zip(open_, before, answers, strict=True):
+            for i, place, text in zip(going_on, before, answers, strict=True):
                 chats[i] = self._next(chats[i], text, questions[i].turns[turn])
                 found[place + 1] = self.ids(chats[i])
         return [found[place] for place in sorted(found)]

@@ -134,7 +134,7 @@ def _asked(request: PromptRequest, asking: Asking) -> PromptRequest:
     if asking.chat and not isinstance(prompt, str):
         raise UsageError(
             f"{request.name} has token ids, which no chat template takes",
-            "give text or messages, or omit --chat",
+            "give text or messages, or omit --chat and --system",
         )
     return request
 
