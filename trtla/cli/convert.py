@@ -40,7 +40,7 @@ _fp8 = partial(setting, section="FP8")
     "--model-dir",
     type=MODEL,
     required=True,
-    help="Hugging Face folder of a LlamaForCausalLM or MistralForCausalLM.",
+    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM.",
 )
 @_conversion(
     "--output-dir",
