@@ -54,6 +54,13 @@ def test_one_flag_takes_several_texts_and_may_be_repeated(engine: Path) -> None:
     assert [r["input_text"] for r in ran.json["results"]] == ["a", "b", "c", "d"]
 
 
+def test_the_short_flags_are_the_long_ones(engine: Path) -> None:
+    ran = trtla("run", "-p", "-x", "b", "-p=c", "-p", "d", "-n", "2", "-m", engine, "--json")
+    assert ran.code == 0, ran.err
+    assert [r["input_text"] for r in ran.json["results"]] == ["-x", "b", "=c", "d"]
+    assert {len(r["output_ids"]) for r in ran.json["results"]} == {2}
+
+
 def test_a_text_may_start_with_a_dash(engine: Path) -> None:
     ran = trtla(
         "run", "--engine-dir", engine, "--input-text", "-x", "b", "--max-output-len", "2", "--json"

@@ -135,7 +135,14 @@ axis = partial(listed, section="Lists: every combination is measured")
 @axis("--threads", type=COUNTS, show_default="PyTorch's", help="Threads of PyTorch, for all arms.")
 @axis("--temperature", type=NUMBERS, default="0,0.5", help="0 takes the most probable token.")
 @processors_flag
-@setting("--max-output-len", section="Sampling", type=TOKENS, default=128, help="Tokens to write.")
+@setting(
+    "-n",
+    "--max-output-len",
+    section="Sampling",
+    type=TOKENS,
+    default=128,
+    help="Tokens to write.",
+)
 @filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(

@@ -81,6 +81,7 @@ class ExplainFlags(ModelFlags):
     ],
 )
 @setting(
+    "-p",
     "--input-text",
     section="Prompt",
     type=TEXT,

@@ -83,6 +83,7 @@ def engine_flags(section: str) -> Decorator:
     """--engine-dir and --tokenizer-dir."""
     return stack(
         setting(
+            "-m",
             "--engine-dir",
             section=section,
             type=PATH,
@@ -172,13 +173,14 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     given = {"section": section, "help": about.help, **_type(one), **other}
     if one.type is bool:
         return setting(f"{flag}/--no-{flag[2:]}" if one.default else flag, is_flag=True, **given)
+    names = (f"-{about.short}", flag) if about.short else (flag,)
     if one.is_texts and not about.commas:
-        return several(flag, **given)
+        return several(*names, **given)
     if one.default is None:
         given = {"show_default": about.shown or False, **given}
     if about.metavar is not None:
         given = {"metavar": about.metavar, **given}
-    return setting(flag, **given)
+    return setting(*names, **given)
 
 
 def _type(one: Declared) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class RunFlags(ModelFlags):
     ],
 )
 @several(
+    "-p",
     "--input-text",
     section="Prompts",
     type=TEXT,

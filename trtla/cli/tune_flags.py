@@ -69,6 +69,7 @@ class TuneFlags:
 
 tune_flags = stack(
     setting(
+        "-m",
         "--engine-dir",
         section="Model",
         type=PATH,
@@ -111,7 +112,14 @@ tune_flags = stack(
     setting(
         "--num-prompts", section="Text", type=COUNT, default=4, help="Most prompts of a category."
     ),
-    setting("--max-output-len", section="Text", type=TOKENS, default=96, help="Tokens to write."),
+    setting(
+        "-n",
+        "--max-output-len",
+        section="Text",
+        type=TOKENS,
+        default=96,
+        help="Tokens to write.",
+    ),
     options_of(
         SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}
     ),
