@@ -23,7 +23,6 @@ from trtla.cli.tune import tune
 from trtla.console import Console
 from trtla.version import __version__
 
-
 _FIRST = (
     "trtla build --checkpoint-dir llama-3-8b --output-dir engine",
     "trtla run -m engine -p 'Once upon a time'",
