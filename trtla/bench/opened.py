@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import Arm, Run
+from trtla.bench.arms import AR, Arm, Run
+from trtla.console import Progress, duration
 from trtla.data.prompt_sets import Ids, fit, prompt_room
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
@@ -208,6 +209,44 @@ Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 """The prompts of a batch, and how each is sampled."""
 OnRound = Callable[[Measured, int], None]
 """Called after a round with what is measured so far and the round's number, from 1."""
+OnRun = Callable[[Arm, Run], None]
+"""Called after each timed decoding."""
+
+_SLOW, _LONG_S = 3.0, 60.0
+"""An arm that takes so many times as long as the first one, and so long, is announced."""
+
+
+class Pace:
+    """How far a benchmark is, and which arms take far longer than plain decoding.
+
+    Args:
+        total: timed decodings of all arms and cells.
+        progress: called with (decodings done, in all).
+    """
+
+    def __init__(self, total: int, progress: Progress, on_note: Note) -> None:
+        self._total, self._progress, self._note = total, progress, on_note
+        self._done, self._plain_s, self._known = 0, 0.0, set[str]()
+        progress(0, total)
+
+    def saw(self, arm: Arm, run: Run, decodings: int) -> None:
+        """Count a decoding, and announce an arm the first time that it turns out slow.
+
+        Args:
+            decodings: of this arm in all cells.
+        """
+        self._done += 1
+        self._progress(self._done, self._total)
+        if arm.name == AR:
+            self._plain_s = run.time_s
+        elif arm.name not in self._known and self._plain_s:
+            self._known.add(arm.name)
+            factor, seconds = run.time_s / self._plain_s, run.time_s * decodings
+            if factor >= _SLOW and seconds >= _LONG_S:
+                self._note(
+                    f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
+                    f"{duration(seconds)} in all; fewer --rounds or --num-prompts take less"
+                )
 
 
 def measure(
@@ -217,6 +256,7 @@ def measure(
     sampling: SamplingParams,
     rounds: int,
     on_round: OnRound | None = None,
+    on_run: OnRun | None = None,
 ) -> Measured:
     """Warm every arm up on the first batch, then measure the rounds.
 
@@ -231,6 +271,8 @@ def measure(
         for arm, run in alternate(arms, work, torch.device(cell.device)):
             measured.order.append(arm.name)
             found[arm.name].append(run)
+            if on_run is not None:
+                on_run(arm, run)
         for name, runs in found.items():
             measured.runs[name].append(add(runs))
         if on_round is not None:

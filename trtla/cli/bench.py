@@ -235,7 +235,10 @@ def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | Non
     def on_round(measured: Measured, number: int) -> None:
         console.note(f"{_name(measured)}, round {number} of {sweep.rounds}: {_speeds(measured)}")
 
-    return run_sweep(sweep, sets, lambda text: console.note(f"note: {text}"), on_round)
+    def on_note(text: str) -> None:
+        console.note(f"note: {text}")
+
+    return run_sweep(sweep, sets, on_note, on_round, console.progress)
 
 
 def _name(measured: Measured) -> str:

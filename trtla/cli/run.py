@@ -231,7 +231,7 @@ def _decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
 ) -> None:
     from trtla.cli.transcript import Transcript
-    from trtla.results.run import decode, document, warm_up
+    from trtla.results.run import decode, document, lookahead_loss, warm_up
 
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
@@ -244,22 +244,10 @@ def _decode_and_report(
     else:
         transcript.finish(decoded, plain)
         _note_empty(console, llm, decoded)
-    if plain is None and not console.quiet:
-        _note_loss(console, llm, requests, decoded)
+    if plain is None and not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+        console.note(f"note: {loss}")
     if plain is not None:
         _require_lossless(decoded, plain)
-
-
-def _note_loss(
-    console: Console, llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
-) -> None:
-    """Report that a fixed triple has cost more than it brought."""
-    from trtla.results.run import lookahead_loss
-
-    if any(llm.is_adaptive(request.lookahead, request.drafter) for request in requests):
-        return
-    if loss := lookahead_loss(llm, decoded):
-        console.note(f"note: {loss}")
 
 
 def _note_empty(console: Console, llm: LLM, decoded: Decoded) -> None:

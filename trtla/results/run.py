@@ -90,7 +90,7 @@ _PROBE_S = 0.5
 """Most seconds for forwards that only show what they cost."""
 
 
-def lookahead_loss(llm: LLM, decoded: Decoded) -> str | None:
+def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded) -> str | None:
     """What a triple cost that was slower than plain decoding; None: it was not, or who knows.
 
     Costs are those that `auto` has kept. Where it has not run yet they are timed now, if the model
@@ -100,6 +100,8 @@ def lookahead_loss(llm: LLM, decoded: Decoded) -> str | None:
     triples = {one.lookahead for one in done}
     drafters = {one.stats.drafter for one in done}
     if len(triples) > 1 or drafters != {LOOKAHEAD.name} or totals.steps < _LEAST_STEPS:
+        return None
+    if any(llm.is_adaptive(request.lookahead, request.drafter) for request in requests):
         return None
     if not totals.fed or triples == {AUTOREGRESSIVE}:
         return None
