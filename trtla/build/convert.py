@@ -1,4 +1,4 @@
-"""Converts a Hugging Face Llama folder to a TensorRT-LLM checkpoint, streamed and atomic.
+"""Converts a Hugging Face folder or a GGUF file to a TensorRT-LLM checkpoint, streamed and atomic.
 
 The keys of config.json are those of TensorRT-LLM's PretrainedConfig (models/modeling_utils.py).
 """
@@ -13,6 +13,7 @@ from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.config import Quantization
 from trtla.formats.folder import copy_side_files
+from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json
 from trtla.formats.tensors import TensorSource
@@ -31,10 +32,10 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Convert a Hugging Face Llama or Mistral folder to a TensorRT-LLM checkpoint; return its path.
+    """Convert a model to a TensorRT-LLM checkpoint; return its path.
 
     Args:
-        model_dir: config.json and weights, see `HFModel`.
+        model_dir: a folder with config.json and weights, see `HFModel`, or a GGUF file.
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
         dtype: float16, bfloat16, float32, or auto: the model's, but float16 for float32.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
@@ -49,8 +50,8 @@ def convert(
         TrtlaError: the disk is full, or permission is missing; nothing is left behind. Or a layer's
             activations give no FP8 scale.
     """
-    source, target = Path(model_dir), Path(output_dir)
-    check_target(target, force=force, sources=(source,))
+    source, target = model_folder(model_dir), Path(output_dir)
+    check_target(target, force=force, sources=(source, Path(model_dir)))
     model = HFModel.open(source)
     config = checkpoint_config(model.config, dtype, tp_size, pp_size)
     weights: TensorSource = model

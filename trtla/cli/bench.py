@@ -23,7 +23,7 @@ from trtla.cli.command import Command
 from trtla.cli.drafter_options import check_drafters, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
-    PATH,
+    MODEL,
     draft_flags,
     engine_flags,
     filter_flags,
@@ -94,11 +94,11 @@ axis = partial(listed, section="Lists: every combination is measured")
 @setting(
     "--hf-model-dir",
     section="Arms",
-    type=PATH,
+    type=MODEL,
     show_default="--engine-dir where that is one",
     help="The Hugging Face folder that peers load.",
 )
-@setting("--assistant-dir", section="Arms", type=PATH, help="The small model of hf-assisted.")
+@setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
 @listed(
     "--prompts",
     section="Prompts",

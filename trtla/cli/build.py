@@ -12,7 +12,7 @@ import click
 
 from trtla.cli.build_report import show_plan, show_start, show_written
 from trtla.cli.command import Command
-from trtla.cli.options import DTYPES, PATH, json_flag, setting, switch
+from trtla.cli.options import DTYPES, MODEL, PATH, json_flag, setting, switch
 from trtla.cli.settings import source, sources
 from trtla.cli.values import COUNT, TOKENS, TRIPLE
 from trtla.console import Console
@@ -39,7 +39,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 )
 @setting(
     "--checkpoint-dir",
-    type=PATH,
+    type=MODEL,
     help="Checkpoint made by trtla convert; a Hugging Face Llama folder is converted on the way.",
 )
 @setting("--output-dir", type=PATH, help="Engine folder to write.")
@@ -52,7 +52,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 )
 @setting(
     "--tokenizer-dir",
-    type=PATH,
+    type=MODEL,
     help="With --from-existing: folder with the tokenizer files to copy into the engine.",
 )
 @setting(

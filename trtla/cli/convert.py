@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Command
-from trtla.cli.options import DTYPES, PATH, setting, switch
+from trtla.cli.options import DTYPES, MODEL, PATH, setting, switch
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE
 from trtla.console import Console, Progress, counted
@@ -35,7 +35,7 @@ _fp8 = partial(setting, section="FP8")
 )
 @_conversion(
     "--model-dir",
-    type=PATH,
+    type=MODEL,
     required=True,
     help="Hugging Face folder of a LlamaForCausalLM or MistralForCausalLM.",
 )

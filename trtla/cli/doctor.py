@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Command
-from trtla.cli.options import json_flag
+from trtla.cli.options import MODEL, json_flag
 from trtla.console import Console, counted
 from trtla.errors import CheckFailed
 
@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
     config=False,
     examples=["trtla doctor", "trtla doctor engine", "trtla doctor --json > machine.json"],
 )
-@click.argument("model", type=click.Path(), required=False)
+@click.argument("model", type=MODEL, required=False)
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def doctor(console: Console, model: str | None) -> None:

@@ -133,10 +133,12 @@ def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:
 
 
 def _check_vocabulary(path: str, target: Path) -> None:
+    from trtla.formats.gguf.folder import model_folder
     from trtla.formats.t5_config import check_same_kind
 
-    check_same_kind(Path(path), target)
-    ours, theirs = _vocab_size(Path(path)), _vocab_size(target)
+    draft = model_folder(path)
+    check_same_kind(draft, target)
+    ours, theirs = _vocab_size(draft), _vocab_size(target)
     if ours != theirs:
         raise UsageError(
             f"the draft model {path} has {ours} tokens, the model {target} has {theirs}",

@@ -21,6 +21,19 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 PATH = click.Path()
+
+
+class ModelType(click.Path):
+    """A model folder, or a GGUF file, whose folder it becomes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Make the folder of a GGUF file, if it is not there."""
+        from trtla.formats.gguf.folder import model_folder
+
+        return str(model_folder(str(super().convert(value, param, ctx))))
+
+
+MODEL = ModelType()
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
 
@@ -74,7 +87,7 @@ def tokenizer_flag(section: str) -> Decorator:
     return setting(
         "--tokenizer-dir",
         section=section,
-        type=PATH,
+        type=MODEL,
         help="Folder with the tokenizer files, when they are not in the engine.",
     )
 
@@ -86,7 +99,7 @@ def engine_flags(section: str) -> Decorator:
             "-m",
             "--engine-dir",
             section=section,
-            type=PATH,
+            type=MODEL,
             required=True,
             help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
             "converted in memory.",

@@ -22,6 +22,7 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    MODEL,
     PATH,
     draft_flags,
     json_flag,
@@ -80,7 +81,7 @@ class SummarizeFlags(ModelFlags):
 @setting(
     "--hf-model-dir",
     section="Model",
-    type=PATH,
+    type=MODEL,
     help="The Hugging Face folder: tokenizer for all sides, model for --test-hf.",
 )
 @setting(

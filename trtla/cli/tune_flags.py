@@ -10,6 +10,7 @@ import click
 
 from trtla.cli.options import (
     ENDS,
+    MODEL,
     PATH,
     json_flag,
     options_of,
@@ -72,7 +73,7 @@ tune_flags = stack(
         "-m",
         "--engine-dir",
         section="Model",
-        type=PATH,
+        type=MODEL,
         help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
         "Face Llama folder, which takes any.",
     ),
@@ -89,7 +90,7 @@ tune_flags = stack(
     setting(
         "--model-dir",
         section="TensorRT-LLM engines",
-        type=PATH,
+        type=MODEL,
         help="The model itself, whose texts show the acceptance: a Hugging Face folder, a "
         "checkpoint, or a torch engine.",
     ),

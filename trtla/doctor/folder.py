@@ -19,6 +19,8 @@ from trtla.formats.compiled import compiled_problems
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
+from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import LM_HEAD, hf_shapes
@@ -73,7 +75,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
-    """Describe a folder with JSON types only.
+    """Describe a folder or a GGUF file with JSON types only.
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer (present or not), end_ids and
     problems. Where config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo,
@@ -84,11 +86,12 @@ def inspect(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
     """
-    folder = Path(path)
+    folder, given = model_folder(path), Path(path)
+    files = shards(given) if is_gguf(given) else folder.iterdir()
     result: dict[str, Any] = {
-        "path": str(folder),
-        "kind": folder_kind(folder),
-        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
+        "path": str(given),
+        "kind": "GGUF file" if is_gguf(given) else folder_kind(folder),
+        "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
         "end_ids": sorted(end_ids(folder)),
     }

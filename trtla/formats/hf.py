@@ -19,11 +19,12 @@ from trtla.errors import UsageError, sentence
 from trtla.files import read_json
 from trtla.formats.config import CheckpointConfig, as_dtype
 from trtla.formats.folder import folder_kind
+from trtla.formats.gguf.weights import WEIGHTS, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
 from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
 
-WeightFile = SafetensorsFile | BinFile
+WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
 """Canonical name -> the file and the tensor's name in it."""
 _COMPARE_ROWS = 1024
@@ -141,6 +142,7 @@ def _open_files(folder: Path) -> Iterable[WeightFile]:
     kinds: dict[str, type[WeightFile]] = {
         "model.safetensors": SafetensorsFile,
         "pytorch_model.bin": BinFile,
+        WEIGHTS: GgufFile,
     }
     for name, kind in kinds.items():
         index = folder / f"{name}.index.json"

@@ -88,7 +88,11 @@ def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
     Raises:
         UsageError: the file is missing or broken, or trtla does not support the model.
     """
-    data = read_json(path)
+    return parse_hf_config(read_json(path), path)
+
+
+def parse_hf_config(data: Any, path: Path) -> tuple[CheckpointConfig, DType | None]:
+    """As `read_hf_config`, of what is in the file; `path` is for the messages."""
     _check_architecture(data, path)
     config = validate(HFConfig, data, str(path))
     if config.quantization_config is not None:

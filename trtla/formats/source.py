@@ -1,4 +1,4 @@
-"""What an engine is built from: a checkpoint or a Hugging Face folder, with the engine's dtype."""
+"""What an engine is built from, with its dtype: a checkpoint, Hugging Face folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
 from trtla.formats.config import DTYPES, BuildConfig, CheckpointConfig, DType, Mapping, as_dtype
 from trtla.formats.folder import FolderKind, folder_kind
+from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import check_mapping
@@ -52,6 +53,7 @@ def read_source(folder: Path, dtype: str | None) -> BuildSource:
     Raises:
         UsageError: no such folder, an engine, or a config trtla does not support.
     """
+    folder = model_folder(folder)
     kind = _kind(folder)
     if kind == "checkpoint":
         return _checkpoint_source(folder, read_checkpoint_config(folder), dtype)
@@ -68,6 +70,7 @@ def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSou
     Raises:
         UsageError: as `read_source`, or the weights do not fit the config.
     """
+    folder = model_folder(folder)
     kind = _kind(folder)
     if kind == "checkpoint":
         checkpoint = Checkpoint.open(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, open_engine
 from trtla.formats.folder import folder_kind
+from trtla.formats.gguf.folder import model_folder
 from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
 from trtla.llm.text import Tokenizer
 from trtla.runtime.executor import Executor
@@ -30,12 +31,15 @@ def draft_engines(
     own = () if drafter.draft_model is None else (drafter.draft_model,)
     paths = (*own, *draft_models)
     for path in paths:
-        check_same_kind(Path(path), target.path)
+        check_same_kind(model_folder(path), target.path)
     return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
 
 
 def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
-    """An engine directory, or a Hugging Face folder: converted in memory, or as it is (T5)."""
+    """An engine directory, or a Hugging Face folder or GGUF file: converted in memory, or as it is
+    (T5).
+    """
+    path = model_folder(path)
     if is_encoder_decoder(path):
         from trtla.formats.engine import open_encoder_decoder
 

@@ -1,0 +1,176 @@
+"""GGUF files of small models, written as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+BYTE_LEVEL = {"model": "gpt2", "pre": "gpt-2"}
+
+
+def byte_vocabulary() -> list[str]:
+    """The 256 letters of byte-level BPE, and what a chat needs."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    return [*letters, "<|im_start|>", "<|im_end|>"]
+
+
+def write_gguf(
+    model: LlamaForCausalLM,
+    path: Path,
+    kind: str = "F32",
+    *,
+    arch: str = "llama",
+    keys: dict[str, Any] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+    parts: int = 1,
+) -> Path:
+    """Write a model; matrices get the type `kind` where its blocks divide them.
+
+    Args:
+        keys: metadata that differs; None leaves a key out.
+        tokenizer: keys of `tokenizer.ggml.`.
+        parts: the number of files.
+    """
+    config = model.config
+    metadata = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": config.head_dim,
+        **(keys or {}),
+    }
+    splits = {"split_max_tensors": 8} if parts > 1 else {}
+    writer = gguf.GGUFWriter(path, arch, **splits)
+    for key, value in metadata.items():
+        if value is not None:
+            _add(writer, f"{arch}.{key}", value)
+    for key, value in (tokenizer or {}).items():
+        _add(writer, f"tokenizer.{'' if key == 'chat_template' else 'ggml.'}{key}", value)
+    for name, tensor in state(model, arch).items():
+        array, own = quantized(tensor, kind)
+        writer.add_tensor(name, array, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    add |= {bool: writer.add_bool, list: writer.add_array}
+    add[type(value)](key, value)
+
+
+def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]:
+    """A model's tensors by llama.cpp's names, rows of q and k in its order."""
+    config = model.config
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = tensor.float().numpy()
+        letter = name.partition("self_attn.")[2][:1]
+        if letter in heads and arch == "llama":
+            shape = array.shape
+            array = array.reshape(heads[letter], 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
+        found[_name(name)] = np.ascontiguousarray(array)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "llama3":
+        found["rope_freqs.weight"] = _llama3_factors(rope, config.head_dim)
+    return found
+
+
+def _name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
+
+
+def _llama3_factors(rope: dict[str, Any], head: int) -> np.ndarray:
+    """Written out as the converter has it, frequency by frequency."""
+    factors = []
+    for pair in range(0, head, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (pair / head)
+        trained, factor = rope["original_max_position_embeddings"], rope["factor"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if wavelength < trained / high:
+            factors.append(1.0)
+        elif wavelength > trained / low:
+            factors.append(factor)
+        else:
+            smooth = (trained / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def quantized(array: np.ndarray, kind: str) -> tuple[np.ndarray, Any]:
+    """A tensor's bytes in a type, and the type; what does not fit the type stays float32.
+
+    Types that the library cannot write get random blocks with scales that are numbers.
+    """
+    wanted = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[wanted]
+    if array.ndim < 2 or array.shape[-1] % block:
+        return array, gguf.GGMLQuantizationType.F32
+    if kind == "F32":
+        return array, wanted
+    if kind == "F16":
+        return array.astype(np.float16), wanted
+    try:
+        return gguf.quantize(array, wanted), wanted
+    except NotImplementedError:
+        row = array.shape[-1] // block * size
+        return np.stack([_random(one, row) for one in array]), wanted
+
+
+def _random(row: np.ndarray, size: int) -> np.ndarray:
+    """Bytes that depend on the row alone, so that rows may change places."""
+    seed = int.from_bytes(row[:2].tobytes(), "little")
+    return np.random.default_rng(seed).integers(0, 60, size, dtype=np.uint8)
+
+
+def dequantized(model: LlamaForCausalLM, kind: str) -> LlamaForCausalLM:
+    """The model with the numbers that a file of this type holds."""
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 2:
+                array, own = quantized(tensor.numpy(), kind)
+                tensor.copy_(torch.from_numpy(gguf.dequantize(array, own).reshape(tensor.shape)))
+    return model
+
+
+def string(text: str) -> bytes:
+    """A string as a header has it."""
+    return struct.pack("<Q", len(text.encode())) + text.encode()

@@ -1,0 +1,231 @@
+"""GGUF files as input: the weights, config and refusals, on files written as llama.cpp does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
+from tests.build.models import BASE, VARIANTS, Variant, make_model, save_model
+from trtla.build.convert import convert
+from trtla.build.engine import build_engine
+from trtla.errors import UsageError
+from trtla.files import user_cache
+from trtla.formats.engine import engine_from_hugging_face, open_engine
+from trtla.formats.engine_limits import BuildSettings
+from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.header import read_header
+from trtla.formats.gguf.weights import GgufFile
+from trtla.formats.hf_config import read_hf_config
+from trtla.llm.llm import LLM
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+
+_LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+_PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",
+          "llama3")  # fmt: skip
+_BIG = Variant("big", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1})
+KINDS = [kind.name for kind in gguf.quants._type_traits]
+
+
+def variant(name: str) -> Variant:
+    return next(one for one in VARIANTS if one.name == name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_gguf(make_model(variant("gqa")), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> None:
+    model = make_model(variant(name))
+    folder = save_model(model, variant(name), tmp_path / "hf")
+    keys = _LINEAR if name == "linear" else {}
+    file = write_gguf(model, tmp_path / "model.gguf", keys=keys)
+    ours, theirs = (engine_from_hugging_face(path, dtype="float32") for path in
+                    (model_folder(file), folder))  # fmt: skip
+    assert ours.config.pretrained_config == theirs.config.pretrained_config
+    for (name, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type_gives_the_numbers_of_the_library(kind: str, tmp_path: Path) -> None:
+    model = make_model(_BIG)
+    file = write_gguf(model, tmp_path / "model.gguf", kind)
+    weights = GgufFile(file)
+    wanted = dequantized(model, kind).state_dict()
+    for name, entry in weights.entries.items():
+        assert torch.equal(weights.read(name, 0, entry.shape[0]).float(), wanted[name]), name
+
+
+def test_blocks_are_those_of_the_file(tmp_path: Path) -> None:
+    file = write_gguf(make_model(_BIG), tmp_path / "model.gguf", "Q4_0")
+    weights = GgufFile(file)
+    blocks = weights.blocks("model.layers.0.self_attn.q_proj.weight", 3, 70)
+    assert (blocks.type, tuple(blocks.rows.shape)) == ("Q4_0", (67, 256 // 32 * 18))
+    numbers = gguf.dequantize(blocks.rows.numpy(), gguf.GGMLQuantizationType.Q4_0)
+    read = weights.read("model.layers.0.self_attn.q_proj.weight", 3, 70)
+    assert np.array_equal(numbers, read.numpy())
+
+
+def test_any_rows_are_those_of_the_whole(file: Path) -> None:
+    weights = GgufFile(file)
+
+    @settings(max_examples=60)
+    @given(st.sampled_from(sorted(weights.entries)), st.data())
+    def check(name: str, data: st.DataObject) -> None:
+        rows = weights.entries[name].shape[0]
+        start = data.draw(st.integers(0, rows - 1))
+        stop = data.draw(st.integers(start + 1, rows))
+        assert torch.equal(weights.read(name, start, stop), weights.read(name, 0, rows)[start:stop])
+
+    check()
+
+
+def test_the_text_is_transformers_text(tmp_path: Path) -> None:
+    model = make_model(variant("tied"))
+    file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
+    convert(file, tmp_path / "ckpt", dtype="float32")
+    settings_ = BuildSettings(LookaheadConfig(3, 3, 3), max_seq_len=16)
+    build_engine(tmp_path / "ckpt", tmp_path / "engine", settings_)
+    reference = dequantized(model, "Q8_0")
+    prompt = [5, 17, 3]
+    expected = reference.generate(
+        torch.tensor([prompt]), max_new_tokens=10, do_sample=False, eos_token_id=-1
+    )[0, 3:].tolist()
+    with LLM(tmp_path / "engine") as llm:
+        found = llm.generate([prompt], SamplingParams(max_output_len=10))[0]
+    assert list(found.output_ids) == expected
+
+
+def test_the_types_of_most_weights_is_the_models(tmp_path: Path) -> None:
+    for kind, dtype in (("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"),
+                        ("Q8_0", "bfloat16")):  # fmt: skip
+        file = write_gguf(make_model(variant("gqa")), tmp_path / f"{kind}.gguf", kind)
+        assert read_hf_config(model_folder(file) / "config.json")[1] == dtype
+
+
+def test_a_model_may_be_in_parts(tmp_path: Path) -> None:
+    model = make_model(variant("gqa"))
+    whole = write_gguf(model, tmp_path / "whole.gguf")
+    write_gguf(model, tmp_path / "model.gguf", parts=3)
+    parts = sorted(tmp_path.glob("model-*.gguf"))
+    assert len(parts) == 3
+    for part in (parts[0], parts[2]):
+        ours, theirs = (engine_from_hugging_face(model_folder(path)) for path in (part, whole))
+        assert all(
+            torch.equal(one, other)
+            for (_, one), (_, other) in zip(ours.weights(), theirs.weights(), strict=True)
+        )
+    parts[1].unlink()
+    with pytest.raises(UsageError, match=f"{parts[1].name} is missing"):
+        model_folder(parts[0])
+
+
+def test_a_part_alone_says_that_it_is_one(tmp_path: Path) -> None:
+    write_gguf(make_model(variant("gqa")), tmp_path / "model.gguf", parts=3)
+    first = min(tmp_path.glob("model-*.gguf")).rename(tmp_path / "renamed.gguf")
+    with pytest.raises(UsageError, match="one of 3 files"):
+        model_folder(first)
+
+
+def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
+    file = write_gguf(make_model(variant("gqa")), tmp_path / "model.gguf")
+    before = model_folder(file)
+    assert model_folder(file) == before
+    write_gguf(make_model(variant("tied")), file)
+    after = model_folder(file)
+    assert after != before
+    assert read_hf_config(after / "config.json")[0].tie_word_embeddings
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:
+    data, cut = file.read_bytes(), tmp_path / "cut.gguf"
+    header = min(info.offset for info in read_header(file).tensors.values())
+    for size in [*range(0, header, 37), header, header + 999, len(data) // 2, len(data) - 33]:
+        cut.write_bytes(data[:size])
+        with pytest.raises(UsageError) as raised:
+            model_folder(cut)
+        assert str(cut) in raised.value.message
+        assert raised.value.hint
+    assert not list((user_cache() / "gguf").glob("cut-*"))
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_damaged_headers_give_a_sentence_or_a_model(data: st.DataObject) -> None:
+    raw = bytearray(_damaged_source())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, 4000))] = data.draw(st.integers(0, 255))
+    path = Path(os.environ["XDG_CACHE_HOME"]) / f"damaged-{os.getpid()}.gguf"
+    path.write_bytes(raw)
+    with contextlib.suppress(UsageError):  # what it must not raise is anything else
+        model_folder(path)
+
+
+def _damaged_source() -> bytes:
+    path = Path(os.environ["XDG_CACHE_HOME"]) / f"source-{os.getpid()}.gguf"
+    if not path.is_file():
+        write_gguf(make_model(variant("gqa")), path, tokenizer={**BYTE_LEVEL,
+                   "tokens": byte_vocabulary()[:101], "merges": ["a b"]})  # fmt: skip
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"arch": "gemma2"}, "architecture gemma2 is not supported"),
+        ({"keys": {"expert_count": 8}}, "mixture of 8 experts"),
+        ({"keys": {"block_count": None}}, "llama.block_count is None"),
+        ({"keys": {"block_count": 3}}, "lacks tensor blk.2.attn_q.weight"),
+        ({"keys": {"block_count": 1}}, "holds tensor blk.1.attn_"),
+        ({"keys": {"feed_forward_length": 95}}, r"blk.0.ffn_gate.weight has shape \[96, 64\]"),
+        ({"keys": {"attention.head_count": [4, 4]}}, "differs from layer to layer"),
+        ({"keys": {"rope.dimension_count": 8}}, "turns 8 of the 16 numbers"),
+        ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "rope scaling yarn"),
+        ({"tokenizer": {"model": "bert"}}, "tokenizer 'bert' is not supported"),
+        ({"tokenizer": {"model": "gpt2", "pre": "falcon", "tokens": ["a"], "merges": ["a b"]}},
+         "pre-tokenizer 'falcon' is not supported"),
+        ({"tokenizer": {"model": "gpt2"}}, "has no vocabulary"),
+        ({"tokenizer": {"model": "gpt2", "tokens": ["a", "a"]}}, "has a token twice"),
+        ({"tokenizer": {"model": "llama", "tokens": ["a", "b"]}}, "has no scores"),
+    ],
+)  # fmt: skip
+def test_what_trtla_cannot_run_is_refused(
+    changed: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    model = make_model(variant("gqa"))
+    file = write_gguf(model, tmp_path / "bad.gguf", **changed)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=said) as raised:
+        model_folder(file)
+    assert str(file) in raised.value.message
+    assert raised.value.hint
+    assert not list((user_cache() / "gguf").glob("bad-*"))
+
+
+def test_a_conversion_writes_what_a_checkpoint_needs(tmp_path: Path) -> None:
+    tokens = byte_vocabulary()
+    model = make_model(Variant("vocab", {"vocab_size": len(tokens)}))
+    template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    tokenizer = {**BYTE_LEVEL, "tokens": tokens, "merges": ["a b"], "chat_template": template,
+                 "token_type": [1] * 256 + [3, 3], "eos_token_id": 257}  # fmt: skip
+    file = write_gguf(model, tmp_path / "m.gguf", "Q8_0", tokenizer=tokenizer)
+    convert(file, tmp_path / "ckpt")
+    engine = build_engine(tmp_path / "ckpt", tmp_path / "engine", BuildSettings())
+    assert open_engine(engine.path).end_ids() == {257}
+    assert (engine.path / "chat_template.jinja").read_text() == template
+    assert BASE["num_hidden_layers"] == engine.config.pretrained_config.num_hidden_layers
+    with LLM(engine.path) as llm, LLM(file, dtype="float32") as direct:
+        assert llm.tokenizer is not None
+        assert llm.encode("x<|im_start|>") == direct.encode("x<|im_start|>")
+        assert llm.encode("<|im_end|>") == (257,)

@@ -1,0 +1,130 @@
+"""A GGUF file as a Hugging Face folder, which everything else reads as it reads any other.
+
+The folder has config.json, the tokenizer and the chat template; its weights stay in the GGUF file.
+It lies in the user's cache, made anew when the file has changed, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.files import user_cache
+from trtla.formats.folder import GENERATION_CONFIG
+from trtla.formats.gguf.header import Header, is_gguf, read_header, shards
+from trtla.formats.hf_config import parse_hf_config
+from trtla.formats.plan import LM_HEAD, hf_shapes
+
+if TYPE_CHECKING:
+    from trtla.formats.gguf.weights import GgufFile
+
+_FORMAT = 1
+"""Counted up when the content of the folders changes."""
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder of a model: a GGUF file's, or the path itself.
+
+    Raises:
+        UsageError: the file is truncated, lacks a part, or holds a model that trtla cannot run.
+        TrtlaError: the folder cannot be written.
+    """
+    given = Path(path)
+    return gguf_folder(given.resolve()) if is_gguf(given) else given
+
+
+def gguf_folder(path: Path) -> Path:
+    """The folder of a GGUF file, made if it is not there; errors as `model_folder`."""
+    parts = shards(path)
+    folder = user_cache() / "gguf" / f"{path.stem}-{_key(parts)}"
+    if (folder / "config.json").is_file():
+        return folder
+    header = read_header(path)
+    files = _files(path, header)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        try:
+            _write(made, files)
+            _publish(made, folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise TrtlaError(
+            f"{folder} cannot be written: {error.strerror}",
+            "free some space, or set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    return folder
+
+
+def _key(parts: tuple[Path, ...]) -> str:
+    """Changes when the file does, or what trtla makes of it."""
+    stats = [(str(part), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
+    return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:12]
+
+
+def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
+    """Every file's content, a text or JSON, after everything has been checked."""
+    from trtla.formats.gguf.config import hf_config
+    from trtla.formats.gguf.tokenizer import Vocabulary
+    from trtla.formats.gguf.weights import WEIGHTS, GgufFile
+
+    weights = GgufFile.of(path, header)
+    config = hf_config(path, header, weights)
+    checked, _ = parse_hf_config(config, path)
+    _check_weights(path, weights, hf_shapes(checked), config["tie_word_embeddings"])
+    files: dict[str, dict[str, Any] | str] = {"config.json": config, WEIGHTS: {"path": str(path)}}
+    if header.metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab"):
+        vocabulary = Vocabulary(path, header.metadata)
+        files |= vocabulary.files()
+        _check_tokenizer(path, files["tokenizer.json"])
+        files[GENERATION_CONFIG] = {"eos_token_id": vocabulary.end_ids}
+    template = header.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        files["chat_template.jinja"] = template
+    return files
+
+
+def _check_weights(
+    path: Path, weights: GgufFile, shapes: dict[str, tuple[int, ...]], tied: bool
+) -> None:
+    """Errors have the names of the file."""
+    from trtla.formats.gguf.weights import gguf_name
+    from trtla.formats.weight_files import raise_first, tensor_problems
+
+    expected = {gguf_name(n): shape for n, shape in shapes.items() if n != LM_HEAD or not tied}
+    found = {gguf_name(name): entry for name, entry in weights.entries.items()}
+    raise_first(tensor_problems(str(path), found, expected, "copy the file again"))
+
+
+def _check_tokenizer(path: Path, data: dict[str, Any] | str) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_str(json.dumps(data))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(
+            f"{path}: the tokenizer is broken: {first_line(error)}",
+            "convert the model again with a current llama.cpp",
+        ) from None
+
+
+def _write(folder: Path, files: dict[str, dict[str, Any] | str]) -> None:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Rename it into place, unless another process was faster."""
+    made.chmod(0o755)
+    try:
+        made.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():
+            raise

@@ -1,0 +1,254 @@
+"""Reads the header of a GGUF file: its metadata, and where each tensor lies.
+
+The layout is that of ggml's docs/gguf.md, versions 2 and 3: keys with typed values, then the
+tensors' names, shapes and types, then their bytes. Every length is checked against the file's, so
+that a truncated file is named before any work. A model may be split over several files.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_COPY_AGAIN = "copy the file again"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")
+"""struct's letter of each type of value; None: strings and arrays."""
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+_SIZE = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: the file it is in, its ggml type, and its bytes there."""
+
+    path: Path
+    type: str
+    shape: tuple[int, ...]
+    """Outermost dimension first, as in PyTorch; GGUF has them the other way round."""
+    offset: int
+    """From the beginning of the file."""
+    row_bytes: int
+    """Of one step along dimension 0."""
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.shape[0] * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The metadata and the tensors of a model, of all its files."""
+
+    paths: tuple[Path, ...]
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is a file that is called GGUF or begins as one."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def shards(path: Path) -> tuple[Path, ...]:
+    """The files of a model, from the name of any of them; raises `UsageError` if one is missing."""
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    stem, _, count = found.groups()
+    names = [f"{stem}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
+    missing = next((name for name in names if not (path.parent / name).is_file()), None)
+    if missing is not None:
+        raise UsageError(
+            f"{path} is one of {int(count)} files, and {missing} is missing",
+            "put all parts of the model into one folder",
+        )
+    return tuple(path.parent / name for name in names)
+
+
+def read_header(path: Path) -> Header:
+    """Read the headers of a model's files; metadata is the first one's.
+
+    Raises:
+        UsageError: a part is missing, or a file is truncated, broken or no GGUF.
+    """
+    paths = shards(path)
+    headers = [_read(part) for part in paths]
+    metadata, tensors = headers[0]
+    for _, more in headers[1:]:
+        tensors |= more
+    _check_count(path, metadata, len(paths), len(tensors))
+    return Header(paths, metadata, tensors)
+
+
+def _check_count(path: Path, metadata: dict[str, Any], files: int, tensors: int) -> None:
+    """A model's first file says how many files and tensors there are in all."""
+    if metadata.get("split.count", files) not in (files, 0):
+        raise UsageError(
+            f"{path} is one of {metadata['split.count']} files and has not the name of one",
+            "give the parts the names that they had, such as model-00001-of-00003.gguf",
+        )
+    if metadata.get("split.tensors.count", tensors) != tensors:
+        raise UsageError(
+            f"{path} has {tensors} tensors in all parts, and says "
+            f"{metadata['split.tensors.count']}",
+            _COPY_AGAIN,
+        )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    with _refusing(path), path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UsageError(f"{path} is not a GGUF file", "give a file that begins with GGUF")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).read()
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Every way in which a header cannot be read as a sentence."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "check the path") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its mode") from None
+    except (struct.error, IndexError):
+        raise UsageError(f"{path} is truncated: it ends inside its header", _COPY_AGAIN) from None
+    except (UnicodeDecodeError, ValueError, OverflowError, MemoryError):
+        raise UsageError(f"{path} has a broken header", _COPY_AGAIN) from None
+
+
+class _Reader:
+    """Walks through one file's header."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, len(_MAGIC)
+
+    def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise UsageError(
+                f"{self._path} is GGUF of version {version}, trtla reads {_VERSIONS[0]} and "
+                f"{_VERSIONS[1]}",
+                "convert the model again with a current llama.cpp, on a little-endian machine",
+            )
+        tensors, keys = self._count(16), self._count(12)
+        metadata = dict(self._pair() for _ in range(keys))
+        described = [self._described() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(alignment)
+        start = -(-self._at // alignment) * alignment
+        infos = {
+            name: self._info(name, shape, kind, start + offset)
+            for name, shape, kind, offset in described
+        }
+        return metadata, infos
+
+    def _pair(self) -> tuple[str, Any]:
+        return self._text(), self._value(self._number("I"))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        letter = _FORMATS[kind]
+        return self._number(letter or "")
+
+    def _array(self) -> list[Any]:
+        kind = self._number("I")
+        if kind == _ARRAY:
+            raise ValueError("arrays of arrays are of no key that is known")
+        letter = _FORMATS[kind]
+        if letter is None:
+            return self._texts()
+        count = self._count(struct.calcsize(letter))
+        values = struct.unpack_from(f"<{count}{letter}", self._data, self._at)
+        self._at += struct.calcsize(f"<{count}{letter}")
+        return list(values)
+
+    def _texts(self) -> list[str]:
+        """An array of strings; a vocabulary has some 100,000, so no call is made for each."""
+        data, at, found = self._data, self._at + 8, []
+        for _ in range(self._count(8)):
+            start = at + 8
+            at = start + _SIZE.unpack_from(data, at)[0]
+            found.append(data[start:at].decode("utf-8"))
+        if at > len(data):
+            raise IndexError(at)
+        self._at = at
+        return found
+
+    def _described(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, dimensions = self._text(), self._number("I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise ValueError(dimensions)
+        shape = tuple(self._number("Q") for _ in range(dimensions))
+        return name, shape[::-1], self._number("I"), self._number("Q")
+
+    def _info(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
+        what, row_bytes = _row_bytes(kind, shape)
+        info = TensorInfo(self._path, what, shape, offset, row_bytes)
+        if row_bytes * prod(shape) and info.end > len(self._data):
+            raise UsageError(
+                f"{self._path} is truncated: tensor {name} ends at byte {info.end}, the file at "
+                f"{len(self._data)}",
+                _COPY_AGAIN,
+            )
+        return info
+
+    def _text(self) -> str:
+        size = self._count(1)
+        raw = self._data[self._at : self._at + size]
+        self._at += size
+        return raw.decode("utf-8")
+
+    def _count(self, least: int) -> int:
+        """A number of things of at least so many bytes each, which must be in the file."""
+        count = self._number("Q")
+        if count * least > len(self._data) - self._at:
+            raise IndexError(count)
+        return count
+
+    def _number(self, letter: str) -> Any:
+        value = struct.unpack_from(f"<{letter}", self._data, self._at)[0]
+        self._at += struct.calcsize(letter)
+        return value
+
+
+def _row_bytes(kind: int, shape: tuple[int, ...]) -> tuple[str, int]:
+    """The name of a ggml type, and the bytes of a row of it.
+
+    Raises:
+        ValueError: ggml has no such type, or its blocks do not divide the row.
+    """
+    import gguf
+
+    found = gguf.GGMLQuantizationType(kind)
+    block, size = gguf.GGML_QUANT_SIZES[found]
+    row = prod(shape[1:])
+    if shape[-1] % block or row % block:
+        raise ValueError(shape)
+    row_bytes: int = row // block * size
+    return found.name, row_bytes

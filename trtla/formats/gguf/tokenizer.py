@@ -1,0 +1,253 @@
+"""A GGUF file's vocabulary as tokenizer files that give llama.cpp's ids.
+
+Rules are those of llama.cpp's src/llama-vocab.cpp. `gpt2` vocabularies are byte-level BPE: texts
+between special tokens are split by the regular expressions of a named pre-tokenizer. `llama` ones
+are SentencePiece's BPE: the pair whose merged token has the highest score goes first, and what is
+no token is spelt in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trtla.errors import UsageError
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Types of tokens that are found in a text before anything else."""
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_UPPER}*{_LOWER}+|{_UPPER}+{_LOWER}*)"
+_SLASH_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_SPLITS: dict[str, tuple[str, ...]] = {
+    "llama3": (_LLAMA3,),
+    "gpt2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "qwen2": (_QWEN2,),
+    "deepseek-coder": (
+        r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}",
+    ),
+    "tekken": (rf"{_CASED}|\p{{N}}|{_SLASH_REST}",),
+    "gpt-4o": (rf"{_CASED}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASH_REST}",),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+}  # fmt: skip
+_SAME_SPLITS = {
+    "llama3": ("llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+               "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"),
+    "gpt2": ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "mellum", "exaone4",
+             "a.x-4.0", "granite-docling"),
+    "smollm": ("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+    "qwen2": ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"),
+    "gpt-4o": ("llama4", "kanana2"),
+}  # fmt: skip
+"""Other names of the same regular expressions."""
+_WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
+             "lfm2", "tekken")  # fmt: skip
+"""Pre-tokenizers that put a beginning in front unless the file says otherwise; their words may be
+tokens as they are, without merges."""
+_END_TEXTS = (
+    "</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
+    "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|return|>", "<|call|>", "<end_of_turn>",
+    "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
+"""Tokens that end an answer in whatever model they are."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The keys `tokenizer.` of a file.
+
+    Raises:
+        UsageError: there is no vocabulary, or one that trtla has no rule for.
+    """
+
+    path: Path
+    metadata: dict[str, Any]
+
+    def files(self) -> dict[str, Any]:
+        """The names and JSON contents of the tokenizer files of a model folder."""
+        roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        named = {role: self._id(key) for role, key in roles.items()}
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 10**18,
+        }
+        config |= {f"{role}_token": self.tokens[i] for role, i in named.items() if i is not None}
+        return {"tokenizer.json": self.tokenizer(), "tokenizer_config.json": config}
+
+    def tokenizer(self) -> dict[str, Any]:
+        """The content of tokenizer.json."""
+        kind = self.get("model")
+        if kind == "gpt2":
+            parts = self._byte_level()
+        elif kind == "llama":
+            parts = self._sentencepiece()
+        else:
+            raise UsageError(
+                f"{self.path}: tokenizer {kind!r} is not supported",
+                "trtla reads tokenizers of the types gpt2 and llama",
+            )
+        added = [self._added(index) for index in self._found_first()]
+        frame = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+        return {**frame, **parts, "post_processor": self._post_processor()}
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """All tokens, by id."""
+        tokens = self.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
+            raise UsageError(
+                f"{self.path} has no vocabulary", "give the tokenizer with --tokenizer-dir"
+            )
+        tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+        if len(set(tokens)) != len(tokens):
+            raise UsageError(f"{self.path} has a token twice", "copy the file again")
+        return tokens
+
+    @cached_property
+    def types(self) -> list[int]:
+        """What each token is; normal where the file does not say it."""
+        types = self.get("token_type")
+        return types if isinstance(types, list) and len(types) == len(self.tokens) else []
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key of `tokenizer.ggml.`."""
+        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    @cached_property
+    def end_ids(self) -> list[int]:
+        """All tokens that end a text: those that the file names, and those that always do."""
+        named = {self._id(key) for key in ("eos", "eot", "eom")} - {None}
+        texts = {index for index, token in enumerate(self.tokens) if token in _END_TEXTS}
+        if {"<|return|>", "<|call|>"} <= {self.tokens[index] for index in texts}:
+            texts = {index for index in texts if self.tokens[index] != "<|end|>"}
+        return sorted(texts | {index for index in named if index is not None})
+
+    def _id(self, key: str) -> int | None:
+        default = {"bos": 1, "eos": 2, "unknown": 0} if self.get("model") == "llama" else {}
+        value = self.get(f"{key}_token_id", default.get(key))
+        return value if isinstance(value, int) and value < len(self.tokens) else None
+
+    def _found_first(self) -> Iterator[int]:
+        """Tokens that are found in a text before anything else."""
+        first = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        kinds = self.types or [1] * len(self.tokens)
+        return (index for index, kind in enumerate(kinds) if kind in first or index in self.end_ids)
+
+    def _added(self, index: int) -> dict[str, Any]:
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        shown = bool(self.types) and self.types[index] == _USER_DEFINED
+        special = not shown or index in self.end_ids
+        return {"id": index, "content": self.tokens[index], **plain, "special": special}
+
+    def _post_processor(self) -> dict[str, Any]:
+        """Beginning and end around a text, as far as the file wants them."""
+        wanted = self.get("model") == "llama" or self.get("pre") in _WITH_BOS
+        bos = self._id("bos") if self.get("add_bos_token", wanted) else None
+        eos = self._id("eos") if self.get("add_eos_token", False) else None
+        first, last = ([] if i is None else [self._special(i)] for i in (bos, eos))
+        a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+        frames = {
+            self.tokens[i]: {"id": self.tokens[i], "ids": [i], "tokens": [self.tokens[i]]}
+            for i in (bos, eos)
+            if i is not None
+        }
+        return {
+            "type": "TemplateProcessing",
+            "single": [*first, a, *last],
+            "pair": [*first, a, *last, *first, b, *last],
+            "special_tokens": frames,
+        }
+
+    def _special(self, index: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": self.tokens[index], "type_id": 0}}
+
+    def _byte_level(self) -> dict[str, Any]:
+        vocab = {token: index for index, token in enumerate(self.tokens)}
+        pairs = (_halves(str(merge)) for merge in self.get("merges") or ())
+        merges = [[a, b] for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        splits = [
+            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+            for regex in self._splits()
+        ]
+        spelled = {**byte_level, "use_regex": False}
+        return {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, spelled]},
+            "decoder": {**byte_level, "use_regex": True},
+            "model": {
+                **_bpe(vocab),
+                "merges": [
+                    [a, b] for a, b in merges if a in vocab and b in vocab and a + b in vocab
+                ],
+                "ignore_merges": self.get("pre") in _WITH_BOS,
+            },
+        }
+
+    def _splits(self) -> tuple[str, ...]:
+        pre = self.get("pre") or "default"
+        name = next((one for one, others in _SAME_SPLITS.items() if pre in others), pre)
+        if name not in _SPLITS:
+            raise UsageError(
+                f"{self.path}: pre-tokenizer {pre!r} is not supported",
+                "give the tokenizer of the original model with --tokenizer-dir",
+            )
+        return _SPLITS[name]
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        prefix = {"type": "Prepend", "prepend": "▁"}
+        prefixed = self.get("add_space_prefix", True)
+        unspaced = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        decoders = [unspaced, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        vocab = {token: index for index, token in enumerate(self.tokens)}
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [prefix, spaces][not prefixed :]},
+            "pre_tokenizer": None,
+            "decoder": {"type": "Sequence", "decoders": [*decoders, *[strip][: int(prefixed)]]},
+            "model": {
+                **_bpe(vocab),
+                "unk_token": self.tokens[self._id("unknown") or 0],
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "merges": self._merges(vocab),
+            },
+        }
+
+    def _merges(self, vocab: dict[str, int]) -> list[list[str]]:
+        """Every pair of tokens that makes a token, the highest score first."""
+        scores = self.get("scores")
+        if not isinstance(scores, list) or len(scores) != len(self.tokens):
+            raise UsageError(f"{self.path} has no scores of its tokens", "copy the file again")
+        ranked = []
+        for token, index in vocab.items():
+            for cut in range(1, len(token)):
+                left, right = token[:cut], token[cut:]
+                if left in vocab and right in vocab:
+                    ranked.append((-scores[index], vocab[left], vocab[right], left, right))
+        ranked.sort()
+        return [[left, right] for *_, left, right in ranked]
+
+
+def _bpe(vocab: dict[str, int]) -> dict[str, Any]:
+    nothing = dict.fromkeys(
+        ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    )
+    return {"type": "BPE", **nothing, "fuse_unk": False, "byte_fallback": False, "vocab": vocab}
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """The two sides of a merge; the first one may begin with a space."""
+    at = merge.find(" ", 1)
+    return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")

@@ -1,0 +1,181 @@
+"""The tensors of a GGUF file by their Hugging Face names, as blocks or as numbers.
+
+In architecture `llama` the rows of q and k are ordered so that two numbers that rotary embedding
+turns together lie side by side; Hugging Face has them half a head apart. Whole rows change places,
+so quantised blocks stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trtla.errors import UsageError
+from trtla.files import read_json
+from trtla.formats.gguf.header import Header, TensorInfo, read_header
+from trtla.formats.weight_files import Entry
+
+_MODEL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+"""By what each rotary frequency is divided: llama3's scaling. No weight."""
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""ggml's types that are not quantised."""
+WEIGHTS = "gguf.json"
+"""In a model folder: names the GGUF files that hold its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of a tensor as they lie in the file."""
+
+    type: str
+    """ggml's name, such as Q4_1."""
+    rows: Tensor
+    """uint8, [rows, bytes of a row]."""
+
+
+class GgufFile:
+    """An open model; `entries` have Hugging Face's names, quantised ones read as float32.
+
+    Args:
+        path: the first of its files, or the `gguf.json` of a model folder.
+
+    Raises:
+        UsageError: a file is missing, truncated or no GGUF, or trtla cannot read a tensor's type.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(read_json(path)["path"]) if path.name == WEIGHTS else path
+        self._set(read_header(self.path))
+
+    @classmethod
+    def of(cls, path: Path, header: Header) -> GgufFile:
+        """The weights of a header that has been read."""
+        made = cls.__new__(cls)
+        made.path = path
+        made._set(header)
+        return made
+
+    def _set(self, header: Header) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+        self._infos = {
+            hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS
+        }
+        self._heads = _turned_heads(header.metadata)
+        self.entries = {name: _entry(name, info) for name, info in self._infos.items()}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor: as stored, or dequantised to float32."""
+        blocks = self.blocks(name, start, stop)
+        shape = (stop - start, *self.entries[name].shape[1:])
+        if blocks.type in PLAIN:
+            return blocks.rows.view(PLAIN[blocks.type]).reshape(shape)
+        return torch.from_numpy(_dequantized(blocks)).reshape(shape)
+
+    def blocks(self, name: str, start: int, stop: int) -> Blocks:
+        """Rows [start, stop) as they lie in the file, in Hugging Face's order."""
+        info, heads = self._infos[name], self._heads.get(name.split(".")[-2], 0)
+        if not heads:
+            return Blocks(info.type, torch.from_numpy(self._rows(info, start, stop)))
+        size = info.shape[0] // heads
+        first, last = start // size * size, -(-stop // size) * size
+        rows = self._rows(info, first, last).reshape(-1, size // 2, 2, info.row_bytes)
+        whole = rows.swapaxes(1, 2).reshape(-1, info.row_bytes)
+        return Blocks(info.type, torch.from_numpy(whole[start - first : stop - first].copy()))
+
+    def _rows(self, info: TensorInfo, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows of a tensor as in the file, in memory of their own."""
+        raw = np.empty((stop - start, info.row_bytes), dtype=np.uint8)
+        file = self._files.get(info.path)
+        if file is None:
+            file = self._files[info.path] = info.path.open("rb", buffering=0)
+        file.seek(info.offset + start * info.row_bytes)
+        view = raw.reshape(-1).data
+        while view:
+            count = file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise UsageError(f"{info.path} ends inside a tensor", "copy the file again")
+            view = view[count:]
+        return raw
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name of a tensor; one that has none there keeps its own."""
+    if name in _MODEL:
+        return _MODEL[name]
+    kind, _, rest = name.partition(".")
+    layer, _, rest = rest.partition(".")
+    stem, _, last = rest.partition(".")
+    if kind != "blk" or stem not in _LAYER:
+        return name
+    return f"model.layers.{layer}.{_LAYER[stem]}.{last}"
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a tensor of Hugging Face's."""
+    if not name.startswith("model.layers."):
+        return next((own for own, theirs in _MODEL.items() if theirs == name), name)
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    stem, _, last = rest.rpartition(".")
+    own = next((own for own, theirs in _LAYER.items() if theirs == stem), stem)
+    return f"blk.{layer}.{own}.{last}"
+
+
+def _turned_heads(metadata: dict[str, Any]) -> dict[str, int]:
+    """Heads of the tensors whose rows are paired; none in architectures other than llama."""
+    if metadata.get("general.architecture") != "llama":
+        return {}
+    heads = metadata.get("llama.attention.head_count")
+    found = {"q_proj": heads, "k_proj": metadata.get("llama.attention.head_count_kv", heads)}
+    return {name: count for name, count in found.items() if isinstance(count, int)}
+
+
+def _entry(name: str, info: TensorInfo) -> Entry:
+    if not _readable(info.type):
+        raise UsageError(
+            f"{info.path}: tensor {name} is {info.type}, which trtla cannot read",
+            "use a file of another type, such as Q8_0 or Q4_K_M",
+        )
+    return Entry(PLAIN.get(info.type, torch.float32), info.shape, info.offset)
+
+
+@lru_cache
+def _readable(kind: str) -> bool:
+    """Whether it is a plain type, or one that the library dequantises."""
+    import gguf
+
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    try:
+        return kind in PLAIN or bool(len(_dequantized(Blocks(kind, torch.zeros(1, size).byte()))))
+    except NotImplementedError:
+        return False
+
+
+def _dequantized(blocks: Blocks) -> npt.NDArray[np.float32]:
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[blocks.type]
+    found: npt.NDArray[np.float32] = gguf.dequantize(blocks.rows.numpy(), kind)
+    return found
