@@ -24,10 +24,10 @@ PATH = click.Path()
 
 
 class ModelType(click.Path):
-    """A model folder, or a GGUF file, whose folder it becomes."""
+    """A model folder; a GGUF file and a name on the hub become theirs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Make the folder of a GGUF file, if it is not there."""
+        """Make the folder of a GGUF file, or fetch that of the hub, if it is not there."""
         from trtla.formats.gguf.folder import model_folder
 
         return str(model_folder(str(super().convert(value, param, ctx))))
@@ -101,8 +101,8 @@ def engine_flags(section: str) -> Decorator:
             section=section,
             type=MODEL,
             required=True,
-            help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
-            "converted in memory.",
+            help="Engine made by trtla build; a Hugging Face Llama folder works too, or its name "
+            "on the hub such as org/name, and is converted in memory.",
         ),
         tokenizer_flag(section),
     )

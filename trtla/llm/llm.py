@@ -73,8 +73,9 @@ class LLM:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
-                is converted in memory, one of the T5 family runs as it is.
+            model: an engine directory made by `trtla build`, or a Hugging Face folder or a name
+                on the hub (`org/name`): a Llama's is converted in memory, one of the T5 family
+                runs as it is.
             lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
