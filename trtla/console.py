@@ -108,6 +108,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def size(count: int) -> str:
+    """Bytes for people: `16.06 GB`, `12.3 MB`."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 def duration(seconds: float) -> str:
     """A time for people: `98 s`, `12 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -170,6 +170,11 @@ def test_a_name_that_is_another_one_is_not_guessed(args: tuple[str, ...]) -> Non
 
 
 def test_a_mistyped_flag_is_guessed() -> None:
-    for wrong, meant in (("--verbos", "--verbose"), ("--max-output", "--max-output-len")):
+    for wrong, meant in (
+        ("--verbos", "--verbose"),
+        ("--max-output", "--max-output-len"),
+        ("--max-tokens", "--max-output-len"),
+        ("--model", "--engine-dir"),
+    ):
         ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
         refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")

@@ -149,7 +149,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     "--ignore-eos/--respect-eos",
     section="Sampling",
     default=True,
-    help="Whether texts go on behind an end token, so that all arms write the same number.",
+    help="Whether to continue after an end token, so that all arms write the same number.",
 )
 @setting(
     "--rounds",

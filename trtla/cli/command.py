@@ -84,6 +84,10 @@ class Several(Setting):
         super().__init__(*args, multiple=True, **kwargs)
 
 
+class ModelPath(click.Path):
+    """A model: its folder, a GGUF file or a name on the hub; the command gets a folder."""
+
+
 class Command(click.Command):
     """A command with sections, examples, --config, --verbose and --quiet."""
 
@@ -109,6 +113,16 @@ class Command(click.Command):
             if isinstance(param, Former):
                 param.hand_over(ctx)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Find the models, now that all else is known to be right, then run the command."""
+        for param in self.params:
+            given = ctx.params.get(str(param.name))
+            if isinstance(param.type, ModelPath) and given is not None:
+                from trtla.formats.gguf.folder import model_folder
+
+                ctx.params[str(param.name)] = str(model_folder(given))
+        return super().invoke(ctx)
 
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]

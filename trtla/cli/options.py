@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.command import Former, Setting, Several
+from trtla.cli.command import Former, ModelPath, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
@@ -23,17 +23,7 @@ Decorator = Callable[[Function], Function]
 PATH = click.Path()
 
 
-class ModelType(click.Path):
-    """A model folder; a GGUF file and a name on the hub become theirs."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Make the folder of a GGUF file, or fetch that of the hub, if it is not there."""
-        from trtla.formats.gguf.folder import model_folder
-
-        return str(model_folder(str(super().convert(value, param, ctx))))
-
-
-MODEL = ModelType()
+MODEL = ModelPath()
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
 
@@ -143,8 +133,9 @@ model_flags = stack(
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
         show_default="the engine's",
-        help="window,ngram,verification of all requests; must need the engine's max_draft_len. "
-        "auto: the engine's, and each step feeds only what pays of it (torch engines).",
+        help="window,ngram,verification of all requests; must give the same max_draft_len as the "
+        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
+        "worth their cost (torch engines).",
     ),
 )
 """What opens a model."""
