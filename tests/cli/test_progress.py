@@ -63,8 +63,9 @@ def test_long_commands_report_where_they_are(
     monkeypatch.setattr("trtla.bench.opened._SLOW", 0.0)
     monkeypatch.setattr("trtla.bench.opened._LONG_S", 0.0)
     ran = trtla(*bench)
-    assert "bench: 0 of 16 decodings\n" in ran.err  # 2 temperatures, rounds, arms and prompts
-    assert "bench: 16 of 16 decodings, " in ran.err
+    # At 2 temperatures both arms decode a prompt to warm up, then 2 prompts in 2 rounds.
+    assert "bench: 0 of 20 decodings\n" in ran.err
+    assert "bench: 20 of 20 decodings, " in ran.err
     assert ran.err.count("note: lookahead 4,3,4 takes about ") == 1
     assert trtla(*bench, "-q").err == ""
     convert = ("convert", "--model-dir", model, "--output-dir")

@@ -209,8 +209,8 @@ Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 """The prompts of a batch, and how each is sampled."""
 OnRound = Callable[[Measured, int], None]
 """Called after a round with what is measured so far and the round's number, from 1."""
-OnRun = Callable[[Arm, Run], None]
-"""Called after each timed decoding."""
+OnRun = Callable[[Arm, Run | None], None]
+"""Called after each decoding; None: an arm has warmed up."""
 
 _SLOW, _LONG_S = 3.0, 60.0
 """An arm that takes so many times as long as the first one, and so long, is announced."""
@@ -220,7 +220,7 @@ class Pace:
     """How far a benchmark is, and which arms take far longer than plain decoding.
 
     Args:
-        total: timed decodings of all arms and cells.
+        total: decodings of all arms and cells, warming up counted.
         progress: called with (decodings done, in all).
     """
 
@@ -229,14 +229,17 @@ class Pace:
         self._done, self._plain_s, self._known = 0, 0.0, set[str]()
         progress(0, total)
 
-    def saw(self, arm: Arm, run: Run, decodings: int) -> None:
+    def saw(self, arm: Arm, run: Run | None, decodings: int) -> None:
         """Count a decoding, and announce an arm the first time that it turns out slow.
 
         Args:
+            run: None: the arm has warmed up, which takes longer.
             decodings: of this arm in all cells.
         """
         self._done += 1
         self._progress(self._done, self._total)
+        if run is None:
+            return
         if arm.name == AR:
             self._plain_s = run.time_s
         elif arm.name not in self._known and self._plain_s:
@@ -266,6 +269,8 @@ def measure(
     measured = Measured(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
     for arm in arms:
         arm.warm_up(*work[0])
+        if on_run is not None:
+            on_run(arm, None)
     for number in range(1, rounds + 1):
         found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
         for arm, run in alternate(arms, work, torch.device(cell.device)):

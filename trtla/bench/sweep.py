@@ -182,10 +182,11 @@ class _Bench:
             results.cells.append(_describe(measured, hardware, prompts))
 
     def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
-        """How often an arm decodes a batch, warming up not counted."""
-        taken = ((cell, prompts) for cell, prompts in cells if arm.takes(cell.batch_size))
-        return self._sweep.rounds * sum(
-            len(batches(prompts, cell.batch_size)) for cell, prompts in taken
+        """How often an arm decodes a batch, each cell beginning with one that warms up."""
+        return sum(
+            1 + self._sweep.rounds * len(batches(prompts, cell.batch_size))
+            for cell, prompts in cells
+            if arm.takes(cell.batch_size)
         )
 
     def _cells(

@@ -21,8 +21,6 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 PATH = click.Path()
-
-
 MODEL = ModelPath()
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
