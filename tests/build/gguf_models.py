@@ -53,7 +53,7 @@ def write_gguf(
         tokenizer: keys of `tokenizer.ggml.`.
         parts: the number of files.
     """
-    config = model.config
+    config, head = model.config, head_size(model)
     metadata = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -61,10 +61,10 @@ def write_gguf(
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
+        "attention.key_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": head,
         **(keys or {}),
     }
     splits = {"split_max_tensors": 8} if parts > 1 else {}
@@ -82,6 +82,11 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def head_size(model: LlamaForCausalLM) -> int:
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -106,7 +111,7 @@ def state(model: LlamaForCausalLM, arch: str = "llama") -> dict[str, np.ndarray]
         found[_name(name)] = np.ascontiguousarray(array)
     rope = config.rope_parameters
     if rope["rope_type"] == "llama3":
-        found["rope_freqs.weight"] = _llama3_factors(rope, config.head_dim)
+        found["rope_freqs.weight"] = _llama3_factors(rope, head_size(model))
     return found
 
 

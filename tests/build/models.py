@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -42,9 +49,14 @@ class Variant:
     keys: dict[str, Any] = field(default_factory=dict)
     spelling: int = 5
     weights: str = "safetensors"
-    mistral: bool = False
+    family: str = "llama"
 
 
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
 VARIANTS = [
     Variant("gqa"),
     Variant("mqa", {"num_key_value_heads": 1}),
@@ -64,8 +76,19 @@ VARIANTS = [
     Variant("dynamic-v3", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, 3),
     Variant("llama3", {"rope_parameters": LLAMA3}),
     Variant("llama3-v4", {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, 4),
-    Variant("mistral", {"sliding_window": None}, mistral=True),
-    Variant("mistral-window", {"sliding_window": 32, "head_dim": 24}, mistral=True),
+    Variant("mistral", {"sliding_window": None}, family="mistral"),
+    Variant("mistral-window", {"sliding_window": 32, "head_dim": 24}, family="mistral"),
+    Variant(
+        "qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4, family="qwen2"
+    ),
+    Variant(
+        "qwen2-tied-mqa", {"tie_word_embeddings": True, "num_key_value_heads": 1}, family="qwen2"
+    ),
+    Variant(
+        "qwen2-window",
+        {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+        family="qwen2",
+    ),
     Variant("sharded", weights="sharded"),
     Variant("bin", weights="bin"),
     Variant("sharded-bin", weights="sharded-bin"),
@@ -79,11 +102,8 @@ def make_model(variant: Variant, seed: int = 0) -> LlamaForCausalLM:
     keys = {**BASE, **variant.keys}
     if "rope_parameters" in keys:
         keys["rope_parameters"] = {"rope_theta": 10000.0, **keys["rope_parameters"]}
-    model = (
-        MistralForCausalLM(MistralConfig(**keys))
-        if variant.mistral
-        else LlamaForCausalLM(LlamaConfig(**keys))
-    )
+    config, kind = FAMILIES[variant.family]
+    model: LlamaForCausalLM = kind(config(**keys))
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             tensor.normal_(1.0 if "norm" in name else 0.0, 0.3 if tensor.dim() == 1 else 0.1)
@@ -203,7 +223,9 @@ def _qkv(parts: list[torch.Tensor], config: dict[str, Any], kind: str) -> dict[s
 def model_of(config: dict[str, Any], state: dict[str, torch.Tensor]) -> LlamaForCausalLM:
     """A Hugging Face model made from a checkpoint's config.json and a state dict alone."""
     scaling = config["rotary_scaling"] or {"rope_type": "default"}
-    hf_config = LlamaConfig(
+    family = "qwen2" if config["architecture"] == "Qwen2ForCausalLM" else "llama"
+    config_class, kind = FAMILIES[family]
+    hf_config = config_class(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
@@ -217,7 +239,7 @@ def model_of(config: dict[str, Any], state: dict[str, torch.Tensor]) -> LlamaFor
         mlp_bias=config["mlp_bias"],
         rope_parameters={**scaling, "rope_theta": config["rotary_base"]},
     )
-    model = LlamaForCausalLM(hf_config)
+    model: LlamaForCausalLM = kind(hf_config)
     model.load_state_dict(state)
     return model.eval()
 

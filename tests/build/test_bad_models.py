@@ -83,6 +83,12 @@ HF_CASES = [
         config(rope_parameters={"rope_type": "linear", "factor": None}),
         '"factor" None',
     ),
+    ("moe", config(architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe"), "Qwen2MoeFor"),
+    (
+        "qwen2-without-biases",
+        config(architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
+        "lacks tensor model.layers.0.self_attn.q_proj.bias",
+    ),
     ("activation", config(hidden_act="gelu"), "gelu"),
     ("quantised", config(quantization_config={"quant_method": "gptq"}), "gptq"),
     ("dtype", config(dtype="float8_e4m3fn"), "float8_e4m3fn"),

@@ -31,7 +31,7 @@ from trtla.settings.sampling import SamplingParams
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
 _PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",
-          "llama3")  # fmt: skip
+          "llama3", "qwen2")  # fmt: skip
 _BIG = Variant("big", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1})
 KINDS = [kind.name for kind in gguf.quants._type_traits]
 
@@ -50,7 +50,8 @@ def test_a_file_is_the_folder_it_was_made_from(name: str, tmp_path: Path) -> Non
     model = make_model(variant(name))
     folder = save_model(model, variant(name), tmp_path / "hf")
     keys = _LINEAR if name == "linear" else {}
-    file = write_gguf(model, tmp_path / "model.gguf", keys=keys)
+    arch = "qwen2" if name.startswith("qwen2") else "llama"
+    file = write_gguf(model, tmp_path / "model.gguf", arch=arch, keys=keys)
     ours, theirs = (engine_from_hugging_face(path, dtype="float32") for path in
                     (model_folder(file), folder))  # fmt: skip
     assert ours.config.pretrained_config == theirs.config.pretrained_config

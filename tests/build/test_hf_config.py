@@ -20,6 +20,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
 def read(folder: Path, data: dict[str, Any]) -> tuple[CheckpointConfig, str | None]:
@@ -43,6 +44,44 @@ def test_absent_keys_have_llamas_defaults(tmp_path: Path) -> None:
 def test_mistrals_window(keys: dict[str, Any], expected: int | None, tmp_path: Path) -> None:
     assert read(tmp_path, {**MISTRAL, **keys})[0].sliding_window == expected
     assert read(tmp_path, {**LLAMA, **keys})[0].sliding_window is None
+
+
+def test_what_qwen2_fixes_and_what_absent_keys_mean_there(tmp_path: Path) -> None:
+    config, _ = read(tmp_path, {**QWEN2, "attention_bias": False, "mlp_bias": True})
+    assert (config.attn_bias, config.dense_bias, config.mlp_bias) == (True, False, False)
+    assert config.max_position_embeddings == 32768
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, None),
+        ({"sliding_window": 9, "max_window_layers": 0}, None),
+        ({"use_sliding_window": True, "sliding_window": 9}, None),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, None),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, 9),
+        ({"use_sliding_window": True, "max_window_layers": 1}, 4096),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, None),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "max_window_layers": 0,
+                "layer_types": ["full_attention", "full_attention"],
+            },
+            None,
+        ),
+    ],
+)
+def test_qwen2s_window_is_that_of_layers_behind_max_window_layers(
+    keys: dict[str, Any], expected: int | None, tmp_path: Path
+) -> None:
+    from transformers import Qwen2Config
+
+    assert read(tmp_path, {**QWEN2, **keys})[0].sliding_window == expected
+    theirs = Qwen2Config(**{k: v for k, v in QWEN2.items() if k != "model_type"}, **keys)
+    windowed = "sliding_attention" in theirs.layer_types
+    assert (theirs.sliding_window if windowed else None) == expected
 
 
 @pytest.mark.parametrize(

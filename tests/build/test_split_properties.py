@@ -16,6 +16,7 @@ from trtla.formats import tensors as source_module
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.config import CheckpointConfig, Mapping
 from trtla.formats.plan import hf_shapes, rank_plan
+from trtla.formats.support import ARCHITECTURES
 from trtla.formats.writer import weight_bytes, write_ranks
 
 
@@ -40,7 +41,7 @@ def configs(draw: st.DrawFn) -> CheckpointConfig:
     kv = draw(st.sampled_from([n for n in range(1, 9) if n % tp == 0 or tp % n == 0]))
     groups = draw(st.sampled_from([g for g in range(1, 9) if (kv * g) % tp == 0]))
     keys: dict[str, Any] = {
-        "architecture": "LlamaForCausalLM",
+        "architecture": draw(st.sampled_from(ARCHITECTURES)),
         "dtype": "float32",
         "vocab_size": draw(st.integers(1, 20)),
         "hidden_size": tp * draw(st.integers(1, 4)),

@@ -11,7 +11,6 @@ import pytest
 from trtla import LookaheadConfig
 from trtla.build.engine import BuildDescription, describe_build
 from trtla.formats.engine_limits import BuildSettings
-from trtla.trtllm.ranks import CONVERT_SCRIPT
 
 LLAMA_8B = {
     "architecture": "LlamaForCausalLM",
@@ -91,10 +90,18 @@ def test_a_plain_engine_has_no_flags_of_speculation(checkpoint: Path) -> None:
     assert command.endswith(" --gather_context_logits")
 
 
-def test_a_hugging_face_folder_is_converted_first(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "family"), [("LlamaForCausalLM", "llama"), ("Qwen2ForCausalLM", "qwen")]
+)
+def test_a_hugging_face_folder_is_converted_first(
+    architecture: str, family: str, model: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     plan = describe(model, BuildSettings(LookaheadConfig(4, 3, 4)), output_dir="out/engine")
     convert, build = plan.commands
-    expected = f"python {CONVERT_SCRIPT} --model_dir {model} --output_dir out/engine-checkpoint"
+    script = f"examples/models/core/{family}/convert_checkpoint.py"
+    expected = f"python {script} --model_dir {model} --output_dir out/engine-checkpoint"
     assert convert == f"{expected} --dtype bfloat16"
     assert flags(build)["--checkpoint_dir"] == "out/engine-checkpoint"
     assert flags(build)["--gemm_plugin"] == "bfloat16"

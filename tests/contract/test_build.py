@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.build.models import Variant, make_model, save_model
+from tests.contract.asked import PROMPT, request
 from tests.contract.conftest import Standin
+from tests.contract.standin_engines import reference
 from trtla import LookaheadConfig, TrtlaError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build
@@ -26,6 +29,8 @@ from trtla.build.quantize import Calibration
 from trtla.formats.config import EngineManifest
 from trtla.formats.engine import open_engine
 from trtla.formats.engine_limits import BuildSettings
+from trtla.llm.open import open_executor
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.trtllm.build import adopt_engine
 
@@ -179,6 +184,24 @@ def test_fp8_checkpoints_keep_the_plugins_in_the_activations_dtype(
     assert plugins["use_fp8_context_fmha"] is kv_cache
     notes = describe_build(source, LOOKAHEAD, backend="tensorrt-llm").notes
     assert any("switches FP8 context FMHA off" in note for note in notes) is not kv_cache
+
+
+@EVERY_RELEASE
+def test_qwen2_is_built_by_its_own_class_and_has_no_bias_behind_attention(tmp_path: Path) -> None:
+    keys = {"head_dim": 64, "vocab_size": 258, "max_position_embeddings": 512}
+    variant = Variant("qwen2", keys, family="qwen2")
+    source = convert(save_model(make_model(variant), variant, tmp_path / "hf"), tmp_path / "ckpt")
+    ours = build(source, tmp_path / "ours").path
+    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
+    assert config_of(ours) == config_of(theirs)
+    assert engines_of(ours) == engines_of(theirs)
+    written = config_of(ours)["pretrained_config"]
+    assert (written["qwen_type"], written["attn_bias"]) == ("qwen2", True)
+    with open_executor(open_engine(ours), ExecutorOptions()) as executor:
+        executor.submit(request(0))
+        outputs = [output for step in iter(executor.poll, []) for output in step]
+    text = [token for output in outputs for token in output.new_tokens]
+    assert text == reference(source, PROMPT, 16)
 
 
 def test_the_timing_cache_stays_nowhere(

@@ -105,6 +105,7 @@ KINDS = {
     "gqa": {},
     "mha": {"num_key_value_heads": 4},
     "mqa-biases": {"num_key_value_heads": 1, "attn_bias": True, "mlp_bias": True},
+    "qwen2": {"architecture": "Qwen2ForCausalLM", "rotary_base": 1e6},
     "head-size-64": {"head_size": 64},
     "head-size-128": {"head_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
     "head-size-16": {"head_size": 16},

@@ -32,6 +32,9 @@ LOOKAHEAD_DECODING = 8
 NO_SPECULATION = 1
 """TensorRT-LLM's SpeculativeDecodingMode.NONE."""
 
+QWEN2 = "Qwen2ForCausalLM"
+"""The architecture whose `attn_bias` means q, k and v only (QWenConfig, models/qwen/model.py)."""
+
 TOKENS_PER_BLOCK = 32
 """Of the paged K/V cache: TensorRT-LLM's default, and what the torch executor has."""
 
@@ -97,7 +100,7 @@ class Quantization(BaseModel):
 
 
 class CheckpointConfig(BaseModel):
-    """A TensorRT-LLM checkpoint's config.json for dense Llama (LLaMAConfig).
+    """A TensorRT-LLM checkpoint's config.json for dense Llama (LLaMAConfig) or Qwen2 (QWenConfig).
 
     Keys trtla does not use are kept as they are, so an engine made by `trtllm-build` reads as well.
     """
@@ -121,6 +124,7 @@ class CheckpointConfig(BaseModel):
     rotary_base: float = Field(default=10000.0, gt=0)
     rotary_scaling: dict[str, Any] | None = None
     attn_bias: bool = False
+    """Biases of q, k and v, and of all but Qwen2 also of the linear behind them (`dense_bias`)."""
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     use_parallel_embedding: bool = False
@@ -133,11 +137,12 @@ class CheckpointConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
-        """Fill what TensorRT-LLM derives: kv heads, head size, intermediate size."""
+        """Fill what TensorRT-LLM derives: biases, kv heads, head size, intermediate size."""
         if not isinstance(data, dict):
             return data
         data = dict(data)
         data["quantization"] = data.get("quantization") or Quantization()
+        data.setdefault("attn_bias", data.get("architecture") == QWEN2)
         hidden, heads = data.get("hidden_size"), data.get("num_attention_heads")
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             for key, value in (
@@ -159,6 +164,11 @@ class CheckpointConfig(BaseModel):
         if self.head_size % 2:
             raise ValueError(f"head_size {self.head_size} is odd; rotary embedding needs pairs")
         return self
+
+    @property
+    def dense_bias(self) -> bool:
+        """Whether attention's output linear has a bias."""
+        return self.attn_bias and self.architecture != QWEN2
 
     @property
     def fp8(self) -> bool:

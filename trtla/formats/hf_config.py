@@ -1,4 +1,4 @@
-"""A Hugging Face Llama or Mistral config.json, in the spellings of transformers 4 and 5.
+"""A Hugging Face Llama, Mistral or Qwen2 config.json, in the spellings of transformers 4 and 5.
 
 Keys have Hugging Face's names, so that errors name what is in the file; `read_hf_config` gives the
 TensorRT-LLM checkpoint's config that the model converts to.
@@ -13,17 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import LARGEST, CheckpointConfig, Count, DType, Size, as_dtype
+from trtla.formats.config import LARGEST, QWEN2, CheckpointConfig, Count, DType, Size, as_dtype
 from trtla.formats.folder import config_kind
-from trtla.formats.support import ARCHITECTURES, check_supported
+from trtla.formats.support import ARCHITECTURES, FAMILIES, check_supported
 from trtla.formats.t5_config import ENCODER_DECODERS, architecture, refuse_to_convert
 
-_BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-_MISTRAL_WINDOW = 4096  # MistralConfig's default where the key is absent
+_BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": QWEN2}
+_WINDOW = 4096  # MistralConfig's and Qwen2Config's default where the key is absent
+_QWEN2_POSITIONS = 32768  # Qwen2Config's
 
 
 class HFConfig(BaseModel):
-    """What trtla reads of config.json; absent keys have LlamaConfig's defaults."""
+    """What trtla reads of config.json; absent keys have the defaults of the family's class."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -46,6 +47,9 @@ class HFConfig(BaseModel):
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     sliding_window: Size | None = None
+    use_sliding_window: bool = True
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -54,7 +58,7 @@ class HFConfig(BaseModel):
         """Bring transformers 5 spellings (dtype, rope_parameters) and nulls to one form."""
         if not isinstance(data, dict):
             return data
-        data = {"dtype": data.get("torch_dtype"), **_without_nulls(data)}
+        data = {"dtype": data.get("torch_dtype"), **_of_family(data)}
         rope = data.get("rope_parameters")
         if isinstance(rope, dict):
             data.setdefault("rope_scaling", rope)
@@ -69,15 +73,33 @@ class HFConfig(BaseModel):
             return self.architectures[0]
         return _BY_MODEL_TYPE.get(self.model_type or "", self.model_type or "none")
 
+    @property
+    def window(self) -> int | None:
+        """The attention window of the layers that have one; None if no layer has."""
+        if not self.use_sliding_window:
+            return None
+        if self.layer_types is not None:
+            windowed = "sliding_attention" in self.layer_types
+        else:  # the first max_window_layers read everything
+            windowed = self.max_window_layers < self.num_hidden_layers
+        return self.sliding_window if windowed else None
 
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    """An absent key and a null mean the same, except for Mistral's window: null is no window."""
+
+def _of_family(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill what the family's class in transformers has for absent keys, and what it fixes.
+
+    An absent key and a null mean the same, except for a window: null is no window.
+    """
     kept = {key: value for key, value in data.items() if value is not None}
-    if "mistral" in str(data.get("model_type") or data.get("architectures")).lower():
-        kept["sliding_window"] = data.get("sliding_window", _MISTRAL_WINDOW)
-    else:
-        kept.pop("sliding_window", None)
-    return kept
+    family = str(data.get("model_type") or data.get("architectures")).lower()
+    window = {"sliding_window": data.get("sliding_window", _WINDOW)}
+    if "qwen2" in family:
+        absent = {"max_position_embeddings": _QWEN2_POSITIONS, "max_window_layers": 28}
+        fixed = {"attention_bias": True, "mlp_bias": False}
+        return {**absent, "use_sliding_window": False, **kept, **window, **fixed}
+    for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
+        kept.pop(key, None)
+    return {**kept, **window} if "mistral" in family else kept
 
 
 def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
@@ -123,7 +145,7 @@ def _check_architecture(data: Any, path: Path) -> None:
     if name not in ARCHITECTURES:
         raise UsageError(
             f"{path}: architecture {name} is not supported",
-            f"trtla converts {' and '.join(ARCHITECTURES)}",
+            f"trtla converts {FAMILIES}",
         )
 
 
@@ -156,7 +178,7 @@ def _checkpoint_keys(config: HFConfig, dtype: DType | None) -> dict[str, Any]:
         "attn_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "sliding_window": config.sliding_window,
+        "sliding_window": config.window,
     }
 
 

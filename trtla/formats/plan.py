@@ -2,7 +2,7 @@
 
 One list of targets a rank is the only description of the format: conversion streams it, reassembly
 inverts it, validation compares files with it. Shapes and names follow TensorRT-LLM's
-models/llama/convert.py and models/modeling_utils.py.
+models/{llama,qwen}/convert.py and models/modeling_utils.py.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocab, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        for name, out_size, in_size in _linears(config):
+        for name, out_size, in_size, bias in _linears(config):
             shapes[f"{prefix}.{name}.weight"] = (out_size, in_size)
-            if config.attn_bias if name.startswith("self_attn.") else config.mlp_bias:
+            if bias:
                 shapes[f"{prefix}.{name}.bias"] = (out_size,)
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
@@ -150,18 +150,18 @@ def fp8_linears(config: CheckpointConfig) -> tuple[str, ...]:
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
 
-def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
-    """Name, outputs and inputs of every linear of a layer, as Hugging Face has them."""
+def _linears(config: CheckpointConfig) -> Iterator[tuple[str, int, int, bool]]:
+    """Name, outputs, inputs and bias of every linear of a layer, as Hugging Face has them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_size
     keys = config.num_key_value_heads * config.head_size
-    yield "self_attn.q_proj", queries, hidden
-    yield "self_attn.k_proj", keys, hidden
-    yield "self_attn.v_proj", keys, hidden
-    yield "self_attn.o_proj", hidden, queries
-    yield "mlp.gate_proj", inner, hidden
-    yield "mlp.up_proj", inner, hidden
-    yield "mlp.down_proj", hidden, inner
+    yield "self_attn.q_proj", queries, hidden, config.attn_bias
+    yield "self_attn.k_proj", keys, hidden, config.attn_bias
+    yield "self_attn.v_proj", keys, hidden, config.attn_bias
+    yield "self_attn.o_proj", hidden, queries, config.dense_bias
+    yield "mlp.gate_proj", inner, hidden, config.mlp_bias
+    yield "mlp.up_proj", inner, hidden, config.mlp_bias
+    yield "mlp.down_proj", hidden, inner, config.mlp_bias
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _RankPlanner:
         yield self._norm(f"{to}.input_layernorm", f"{source}.input_layernorm")
         yield from self._qkv(f"{to}.attention.qkv", f"{source}.self_attn")
         dense, out = f"{to}.attention.dense", f"{source}.self_attn.o_proj"
-        yield from self._linear(dense, out, hidden, queries, config.attn_bias)
+        yield from self._linear(dense, out, hidden, queries, config.dense_bias)
         yield self._norm(f"{to}.post_layernorm", f"{source}.post_attention_layernorm")
         # TensorRT-LLM names the activated half `fc` and the other one `gate`.
         yield from self._linear(f"{to}.mlp.fc", f"{source}.mlp.gate_proj", inner, hidden, mlp)

@@ -9,7 +9,15 @@ from typing import Any
 from trtla.errors import UsageError
 from trtla.files import validate
 from trtla.formats.checkpoint import Checkpoint, read_checkpoint_config
-from trtla.formats.config import DTYPES, BuildConfig, CheckpointConfig, DType, Mapping, as_dtype
+from trtla.formats.config import (
+    DTYPES,
+    QWEN2,
+    BuildConfig,
+    CheckpointConfig,
+    DType,
+    Mapping,
+    as_dtype,
+)
 from trtla.formats.folder import FolderKind, folder_kind
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.hf import HFModel
@@ -131,8 +139,14 @@ def resolve_dtype(dtype: str, stored: DType) -> DType:
     return found
 
 
+_LLAMA = {"residual_mlp": False, "remove_duplicated_kv_heads": False}
+_QWEN2 = {"qwen_type": "qwen2", "seq_length": 8192, "use_logn_attn": False}
+"""QWenDecoderLayer reads the first two, for which QWenConfig has no default. `seq_length` is that
+of from_hugging_face; it is for logn attention only, which Qwen2 does not have."""
+
+
 def config_json(config: CheckpointConfig) -> dict[str, Any]:
-    """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for a dense Llama."""
+    """The checkpoint's config.json: our keys, and TensorRT-LLM's constants for the family."""
     data = config.model_dump(mode="json")
     if data["sliding_window"] is None:
         del data["sliding_window"]
@@ -140,8 +154,7 @@ def config_json(config: CheckpointConfig) -> dict[str, Any]:
         "rotary_pct": 1.0,
         "rotary_embedding_dim": config.head_size,
         "qk_layernorm": False,
-        "residual_mlp": False,
         "disable_weight_only_quant_plugin": False,
-        "remove_duplicated_kv_heads": False,
     }
-    return {**constants, **data}
+    own = _QWEN2 if config.architecture == QWEN2 else _LLAMA
+    return {**constants, **own, **data}

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trtla.errors import UsageError
-from trtla.formats.config import ROPE_TYPES, CheckpointConfig
+from trtla.formats.config import QWEN2, ROPE_TYPES, CheckpointConfig
 from trtla.formats.plan import fp8_linears
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
+FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
+"""For sentences."""
 
 _SCALING_KEYS = {
     "linear": ("factor",),
@@ -36,7 +38,7 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
     if config.architecture.replace("LLaMA", "Llama") not in ARCHITECTURES:
         raise UsageError(
             f"{where}: architecture {config.architecture} is not supported",
-            f"trtla runs {' and '.join(ARCHITECTURES)}",
+            f"trtla runs {FAMILIES}",
         )
     if config.hidden_act != "silu":
         raise UsageError(

@@ -78,7 +78,7 @@ class SafetensorsFile:
         if self._file is None:
             self._file = self.path.open("rb", buffering=0)
         self._file.seek(entry.offset + start * entry.row_bytes)
-        _fill(self._file, tensor_bytes(raw), self.path, name)
+        fill(self._file, tensor_bytes(raw), self.path, name)
         return raw.view(entry.dtype).view(stop - start, *entry.shape[1:])
 
 
@@ -99,7 +99,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
+def fill(file: BinaryIO, view: memoryview, path: Path, name: str) -> None:
+    """Read on until the memory is full; raises `UsageError` where the file ends before."""
     while view:
         count = file.readinto(view)  # type: ignore[attr-defined]
         if not count:

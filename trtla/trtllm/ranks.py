@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from trtla.errors import TrtlaError, sentence
-from trtla.formats.config import BuildConfig
+from trtla.formats.config import QWEN2, BuildConfig
 from trtla.formats.source import BuildSource
 from trtla.trtllm.library import deprecations_once, load
 
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
-CONVERT_SCRIPT = "examples/models/core/llama/convert_checkpoint.py"
-"""In TensorRT-LLM's repository."""
+CONVERT_SCRIPT = "examples/models/core/{}/convert_checkpoint.py"
+"""In TensorRT-LLM's repository, by the folder of the family."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -211,7 +211,8 @@ def command_lines(
             "output_dir": checkpoint,
             "dtype": source.config.dtype,
         }
-        commands.append(_line(f"python {CONVERT_SCRIPT}", convert))
+        family = "qwen" if source.config.architecture == QWEN2 else "llama"
+        commands.append(_line(f"python {CONVERT_SCRIPT.format(family)}", convert))
     flags: dict[str, object] = {
         "checkpoint_dir": checkpoint,
         "output_dir": output_dir,

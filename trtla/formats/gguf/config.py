@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from trtla.errors import UsageError
@@ -104,7 +103,7 @@ class _Keys:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number; it is stored in single precision, and was written with fewer digits."""
-        return float(str(np.float32(self._there(key, self.get(key, default)))))
+        return float(f"{self._there(key, self.get(key, default)):.7g}")
 
     def _there(self, key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -229,7 +229,7 @@ class _Reader:
         count = self._number("Q")
         if count * least > len(self._data) - self._at:
             raise IndexError(count)
-        return count
+        return int(count)
 
     def _number(self, letter: str) -> Any:
         value = struct.unpack_from(f"<{letter}", self._data, self._at)[0]

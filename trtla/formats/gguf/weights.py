@@ -12,15 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.files import read_json
 from trtla.formats.gguf.header import Header, TensorInfo, read_header
-from trtla.formats.weight_files import Entry
+from trtla.formats.weight_files import Entry, fill, tensor_bytes
 
 _MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -92,32 +90,27 @@ class GgufFile:
         shape = (stop - start, *self.entries[name].shape[1:])
         if blocks.type in PLAIN:
             return blocks.rows.view(PLAIN[blocks.type]).reshape(shape)
-        return torch.from_numpy(_dequantized(blocks)).reshape(shape)
+        return _dequantized(blocks).reshape(shape)
 
     def blocks(self, name: str, start: int, stop: int) -> Blocks:
         """Rows [start, stop) as they lie in the file, in Hugging Face's order."""
         info, heads = self._infos[name], self._heads.get(name.split(".")[-2], 0)
         if not heads:
-            return Blocks(info.type, torch.from_numpy(self._rows(info, start, stop)))
+            return Blocks(info.type, self._rows(info, name, start, stop))
         size = info.shape[0] // heads
         first, last = start // size * size, -(-stop // size) * size
-        rows = self._rows(info, first, last).reshape(-1, size // 2, 2, info.row_bytes)
-        whole = rows.swapaxes(1, 2).reshape(-1, info.row_bytes)
-        return Blocks(info.type, torch.from_numpy(whole[start - first : stop - first].copy()))
+        rows = self._rows(info, name, first, last).view(-1, size // 2, 2, info.row_bytes)
+        whole = rows.transpose(1, 2).reshape(-1, info.row_bytes)
+        return Blocks(info.type, whole[start - first : stop - first].clone())
 
-    def _rows(self, info: TensorInfo, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def _rows(self, info: TensorInfo, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor as in the file, in memory of their own."""
-        raw = np.empty((stop - start, info.row_bytes), dtype=np.uint8)
+        raw = torch.empty((stop - start, info.row_bytes), dtype=torch.uint8)
         file = self._files.get(info.path)
         if file is None:
             file = self._files[info.path] = info.path.open("rb", buffering=0)
         file.seek(info.offset + start * info.row_bytes)
-        view = raw.reshape(-1).data
-        while view:
-            count = file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise UsageError(f"{info.path} ends inside a tensor", "copy the file again")
-            view = view[count:]
+        fill(file, tensor_bytes(raw), info.path, name)
         return raw
 
 
@@ -173,9 +166,9 @@ def _readable(kind: str) -> bool:
         return False
 
 
-def _dequantized(blocks: Blocks) -> npt.NDArray[np.float32]:
+def _dequantized(blocks: Blocks) -> Tensor:
     import gguf
 
     kind = gguf.GGMLQuantizationType[blocks.type]
-    found: npt.NDArray[np.float32] = gguf.dequantize(blocks.rows.numpy(), kind)
-    return found
+    # As one long row: the library works on groups of 16 rows otherwise, slowly.
+    return torch.from_numpy(gguf.dequantize(blocks.rows.view(1, -1).numpy(), kind))

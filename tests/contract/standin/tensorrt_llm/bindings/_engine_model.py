@@ -1,4 +1,4 @@
-"""A float32 Llama put together from the ranks' tensors; models/llama/convert.py read backwards."""
+"""A float32 model put together from the ranks' tensors; models/llama/convert.py read backwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EngineModel:
     """Logits of token sequences. Every call computes the whole sequence."""
 
     def __init__(self, config: dict[str, Any], ranks: list[Tensors], tp_size: int) -> None:
-        self._model = _llama(config)
+        self._model = _empty(config)
         self._model.load_state_dict(_state(config, ranks, tp_size))
         self._model.eval()
 
@@ -24,13 +24,17 @@ class EngineModel:
         return result
 
 
-def _llama(config: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _empty(config: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+    qwen2 = config["architecture"] == "Qwen2ForCausalLM"
+    config_class, kind = (
+        (Qwen2Config, Qwen2ForCausalLM) if qwen2 else (LlamaConfig, LlamaForCausalLM)
+    )
     scaling = dict(config.get("rotary_scaling") or {"rope_type": "default"})
     scaling.setdefault("rope_type", scaling.get("type", "default"))
-    return LlamaForCausalLM(
-        LlamaConfig(
+    return kind(
+        config_class(
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],

@@ -1,15 +1,17 @@
-"""Models and their configurations; TensorRT-LLM models. The stand-in has Llama only."""
+"""Models and their configurations; TensorRT-LLM models. The stand-in has Llama and Qwen2."""
 
 from __future__ import annotations
 
 from .llama.config import LLaMAConfig
 from .llama.model import LLaMAForCausalLM
 from .modeling_utils import PretrainedConfig, QuantConfig, SpeculativeDecodingMode
+from .qwen import QWenConfig, QWenForCausalLM
 
 MODEL_MAP = {
     "LlamaForCausalLM": LLaMAForCausalLM,
     "LLaMAForCausalLM": LLaMAForCausalLM,
     "MistralForCausalLM": LLaMAForCausalLM,
+    "Qwen2ForCausalLM": QWenForCausalLM,
 }
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "LLaMAConfig",
     "LLaMAForCausalLM",
     "PretrainedConfig",
+    "QWenConfig",
+    "QWenForCausalLM",
     "QuantConfig",
     "SpeculativeDecodingMode",
 ]

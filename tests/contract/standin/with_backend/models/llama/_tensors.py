@@ -1,4 +1,4 @@
-"""Which tensors a rank of a dense Llama needs, with shapes and types; models/llama/model.py.
+"""Which tensors a rank of a dense Llama or Qwen2 needs; models/{llama,qwen}/model.py.
 
 `fc` is the gate projection, `gate` the up projection, `proj` the down projection. Only FP8 of the
 quantisations is known here.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..._standin import StandinUndefinedBehaviour
-from .config import LLaMAConfig
+from ..modeling_utils import PretrainedConfig
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 DEFAULT_EXCLUDED = ("lm_head", "router", "*vocab_embedding", "*position_embedding")
@@ -26,7 +26,7 @@ class Need:
     dtypes: tuple[torch.dtype, ...]
 
 
-def needed(config: LLaMAConfig) -> dict[str, Need]:
+def needed(config: PretrainedConfig) -> dict[str, Need]:
     """All tensors of the configuration's rank."""
     v = config.__dict__
     if config.quant_algo not in (None, "FP8"):
@@ -44,7 +44,7 @@ def needed(config: LLaMAConfig) -> dict[str, Need]:
     return found
 
 
-def _embedding(config: LLaMAConfig) -> tuple[int, int]:
+def _embedding(config: PretrainedConfig) -> tuple[int, int]:
     v, tp = config.__dict__, config.mapping.tp_size
     if not v["use_parallel_embedding"] or tp == 1:
         return v["vocab_size"], v["hidden_size"]
@@ -59,7 +59,7 @@ def _divided(value: int, parts: int, name: str) -> int:
     return value // parts
 
 
-def _layer(config: LLaMAConfig, prefix: str) -> dict[str, Need]:
+def _layer(config: PretrainedConfig, prefix: str) -> dict[str, Need]:
     v, tp = config.__dict__, config.mapping.tp_size
     hidden, size = v["hidden_size"], v["head_size"]
     heads, kv = v["num_attention_heads"], v["num_key_value_heads"]
@@ -75,21 +75,24 @@ def _layer(config: LLaMAConfig, prefix: str) -> dict[str, Need]:
         "mlp.gate": (inner, hidden),
         "mlp.proj": (hidden, inner),
     }
-    biased = {"attention": v["attn_bias"], "mlp": v["mlp_bias"]}
+    dense_bias = v["attn_bias"] and config.architecture != "Qwen2ForCausalLM"
+    biased = {"attention.qkv": v["attn_bias"], "attention.dense": dense_bias}
     plain = (DTYPES[config.dtype],)
     found = {
         prefix + f"{name}.weight": Need((hidden,), plain)
         for name in ("input_layernorm", "post_layernorm")
     }
     for name, shape in shapes.items():
-        found.update(_linear(config, prefix + name, shape, biased[name.partition(".")[0]]))
+        found.update(_linear(config, prefix + name, shape, biased.get(name, v["mlp_bias"])))
     if config.quantization.kv_cache_quant_algo is not None:
         scale = Need((1,), (torch.float32,))
         found[prefix + "attention.kv_cache_scaling_factor"] = scale
     return found
 
 
-def _linear(config: LLaMAConfig, name: str, shape: tuple[int, int], bias: bool) -> dict[str, Need]:
+def _linear(
+    config: PretrainedConfig, name: str, shape: tuple[int, int], bias: bool
+) -> dict[str, Need]:
     plain = (DTYPES[config.dtype],)
     found = {f"{name}.bias": Need(shape[:1], plain)} if bias else {}
     if config.quant_algo is None or _excluded(config, name):
@@ -103,7 +106,7 @@ def _linear(config: LLaMAConfig, name: str, shape: tuple[int, int], bias: bool) 
     }
 
 
-def _excluded(config: LLaMAConfig, name: str) -> bool:
+def _excluded(config: PretrainedConfig, name: str) -> bool:
     patterns = config.quantization.exclude_modules
     known = DEFAULT_EXCLUDED if patterns is None else tuple(patterns)
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in known)

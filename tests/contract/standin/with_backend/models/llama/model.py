@@ -7,6 +7,7 @@ where the real one warns.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors.torch import load_file
@@ -23,9 +24,9 @@ _EMBEDDING, _HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 class LLaMAForCausalLM:
     """One rank of a Llama: its configuration and tensors."""
 
-    config_class = LLaMAConfig
+    config_class: ClassVar[type[PretrainedConfig]] = LLaMAConfig
 
-    def __init__(self, config: LLaMAConfig) -> None:
+    def __init__(self, config: PretrainedConfig) -> None:
         if config.__dict__["hidden_act"] != "silu":
             raise ValueError(f"hidden_act {config.__dict__['hidden_act']} is not Llama's silu")
         self.config = config
@@ -47,7 +48,7 @@ class LLaMAForCausalLM:
         path = Path(ckpt_dir) / f"rank{config.mapping.rank}.safetensors"
         if not path.is_file():
             raise AssertionError(f"{path} does not exist")
-        if not isinstance(config, LLaMAConfig):
+        if not isinstance(config, cls.config_class):
             raise AssertionError(f"Unsupported model architecture: {config.architecture}")
         model = cls(config)
         model.load(load_file(path))
@@ -70,7 +71,7 @@ class LLaMAForCausalLM:
             self.tensors[name] = _checked(name, weights[name], rule)
 
 
-def _rows_of_rank(embedding: torch.Tensor, need: Need, config: LLaMAConfig) -> torch.Tensor:
+def _rows_of_rank(embedding: torch.Tensor, need: Need, config: PretrainedConfig) -> torch.Tensor:
     rows, rank = need.shape[0], config.mapping.tp_rank
     padded = torch.zeros(rows * config.mapping.tp_size, need.shape[1], dtype=embedding.dtype)
     padded[: len(embedding)] = embedding
