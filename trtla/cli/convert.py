@@ -34,11 +34,12 @@ _fp8 = partial(setting, section="FP8")
     ],
 )
 @_conversion(
+    "-m",
     "--model-dir",
     type=MODEL,
     required=True,
-    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, or its "
-    "name on the hub such as org/name.",
+    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, or "
+    "its name on the hub such as org/name.",
 )
 @_conversion(
     "--output-dir",
