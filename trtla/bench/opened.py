@@ -17,8 +17,10 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import Arm, Run
-from trtla.data.prompt_sets import Ids, fit, prompt_room
+from trtla.bench.arms import AR, Arm, Run
+from trtla.console import Progress, duration
+from trtla.data.encoder import Encoder, plain_answers
+from trtla.data.prompt_sets import Ids, Question, prompt_room
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
@@ -28,6 +30,7 @@ from trtla.runtime.models.load import resolve_dtype
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 
 Note = Callable[[str], None]
@@ -57,6 +60,8 @@ class Setup:
     draft_device: str | None = None
     """Where they run; None: where the model does. `draft_dtype` likewise."""
     draft_dtype: str | None = None
+    asking: Asking = AS_TEXT
+    """Whether texts are put into the chat template."""
 
     def open(self, device: str, dtype: str) -> LLM:
         """The model on a device and in a type.
@@ -97,6 +102,7 @@ class OpenedModel:
         self.checkpoint = llm.engine.config.pretrained_config
         self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, self.device)
         self.tokenizer = take_tokenizer(llm)
+        self._ends = llm.end_ids
         if setup.ignore_eos:
             llm.end_ids = frozenset()
 
@@ -105,23 +111,35 @@ class OpenedModel:
         """Such as `bfloat16`."""
         return str(self.dtype).removeprefix("torch.")
 
-    def fit(
-        self, prompts: Sequence[Ids], prompt_len: int | None, on_note: Note, of: str = ""
+    def prompts(
+        self,
+        questions: Sequence[Question],
+        sampling: SamplingParams,
+        on_note: Note,
+        of: str = "",
     ) -> list[Ids]:
-        """Prompts of that length; None leaves them, but cuts those that have no room.
+        """All turns as ids, cut to their room; first turns are answered here for the later ones.
 
         Args:
-            of: whose prompts they are, for the note that some are cut.
+            sampling: of the answers; the prompt at place i has seed + i.
+            of: whose prompts they are, for notes.
 
         Raises:
-            UsageError: the length, or any prompt at all, has no room.
+            UsageError: any prompt at all has no room, or the chat template fails.
         """
-        room = prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
-        fitted = fit(prompts, prompt_len, room)
-        cut = sum(len(a) < len(b) for a, b in zip(fitted, prompts, strict=True))
-        if cut and prompt_len is None:
-            on_note(f"{cut} prompts{of} are cut to {room} tokens")
-        return fitted
+        encoder = Encoder(self.tokenizer, self._setup.asking, self.room)
+        answer = plain_answers(self.llm, self.tokenizer, sampling, self._ends)
+        if any(len(one.turns) > 1 for one in questions):
+            on_note(f"plain decoding answers the first turns{of}, which the second ones continue")
+        found = encoder.questions(questions, answer)
+        if encoder.cut:
+            on_note(f"{encoder.cut} prompts{of} are cut to {self.room} tokens")
+        return found
+
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have; raises `UsageError` where there are none."""
+        return prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:
@@ -208,6 +226,47 @@ Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 """The prompts of a batch, and how each is sampled."""
 OnRound = Callable[[Measured, int], None]
 """Called after a round with what is measured so far and the round's number, from 1."""
+OnRun = Callable[[Arm, Run | None], None]
+"""Called after each decoding; None: an arm has warmed up."""
+
+_SLOW, _LONG_S = 3.0, 60.0
+"""An arm that takes so many times as long as the first one, and so long, is announced."""
+
+
+class Pace:
+    """How far a benchmark is, and which arms take far longer than plain decoding.
+
+    Args:
+        total: decodings of all arms and cells, warming up counted.
+        progress: called with (decodings done, in all).
+    """
+
+    def __init__(self, total: int, progress: Progress, on_note: Note) -> None:
+        self._total, self._progress, self._note = total, progress, on_note
+        self._done, self._plain_s, self._known = 0, 0.0, set[str]()
+        progress(0, total)
+
+    def saw(self, arm: Arm, run: Run | None, decodings: int) -> None:
+        """Count a decoding, and announce an arm the first time that it turns out slow.
+
+        Args:
+            run: None: the arm has warmed up, which takes longer.
+            decodings: of this arm in all cells.
+        """
+        self._done += 1
+        self._progress(self._done, self._total)
+        if run is None:
+            return
+        if arm.name == AR:
+            self._plain_s = run.time_s
+        elif arm.name not in self._known and self._plain_s:
+            self._known.add(arm.name)
+            factor, seconds = run.time_s / self._plain_s, run.time_s * decodings
+            if factor >= _SLOW and seconds >= _LONG_S:
+                self._note(
+                    f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
+                    f"{duration(seconds)} in all; fewer --rounds or --num-prompts take less"
+                )
 
 
 def measure(
@@ -217,6 +276,7 @@ def measure(
     sampling: SamplingParams,
     rounds: int,
     on_round: OnRound | None = None,
+    on_run: OnRun | None = None,
 ) -> Measured:
     """Warm every arm up on the first batch, then measure the rounds.
 
@@ -226,11 +286,15 @@ def measure(
     measured = Measured(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
     for arm in arms:
         arm.warm_up(*work[0])
+        if on_run is not None:
+            on_run(arm, None)
     for number in range(1, rounds + 1):
         found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
         for arm, run in alternate(arms, work, torch.device(cell.device)):
             measured.order.append(arm.name)
             found[arm.name].append(run)
+            if on_run is not None:
+                on_run(arm, run)
         for name, runs in found.items():
             measured.runs[name].append(add(runs))
         if on_round is not None:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trtla.console import Stages, silent
 from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.data.encoder import Encoder
 from trtla.data.prompt_sets import Ids
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
@@ -25,6 +27,7 @@ from trtla.results.run import divergence
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from trtla.llm.answer import Completion
     from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
     from trtla.runtime.request import FinishReason
 
 ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
@@ -133,17 +137,36 @@ def encode(
     ]
 
 
+def encode_chats(
+    tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
+) -> list[list[int]]:
+    """Prompts as users' messages in the chat template; long articles lose their beginning.
+
+    Raises:
+        UsageError: there is no template, it fails, or it alone is too long.
+    """
+    encoder = Encoder(tokenizer, asking, max_input_length)
+    return [list(encoder.ids(asking.prompt(prompt_text(item.article)))) for item in articles]
+
+
 def measure(
-    name: str, generate: Generate, prompts: Sequence[list[int]], batch_size: int
+    name: str,
+    generate: Generate,
+    prompts: Sequence[list[int]],
+    batch_size: int,
+    stages: Stages = silent,
 ) -> Measured:
     """Decode all prompts in batches; the first one once before, outside the timer."""
     side = Measured(name)
-    generate(prompts[:1])
-    for at in range(0, len(prompts), batch_size):
-        start = time.perf_counter()
-        answers = generate(prompts[at : at + batch_size])
-        side.latency_s += time.perf_counter() - start
-        side.answers += answers
+    with stages(f"summarize, {name}", "articles") as progress:
+        progress(0, len(prompts))
+        generate(prompts[:1])
+        for at in range(0, len(prompts), batch_size):
+            start = time.perf_counter()
+            answers = generate(prompts[at : at + batch_size])
+            side.latency_s += time.perf_counter() - start
+            side.answers += answers
+            progress(len(side.answers), len(prompts))
     return side
 
 

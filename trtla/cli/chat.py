@@ -88,7 +88,7 @@ class ChatFlags(ModelFlags):
         "trtla chat --engine-dir engine --system 'Answer in one sentence.'",
         "trtla chat --engine-dir engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
         "trtla chat --engine-dir engine --draft-model small-engine",
-        "printf '/length 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
+        "printf '/max_output_len 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
         "trtla chat --engine-dir engine",
     ],
 )

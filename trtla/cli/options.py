@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.command import Former, Setting, Several
+from trtla.cli.command import Former, ModelPath, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
@@ -15,25 +15,14 @@ from trtla.errors import UsageError
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.fields import Declared, declared
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams, parse_processor
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 PATH = click.Path()
-
-
-class ModelType(click.Path):
-    """A model folder, or a GGUF file, whose folder it becomes."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Make the folder of a GGUF file, if it is not there."""
-        from trtla.formats.gguf.folder import model_folder
-
-        return str(model_folder(str(super().convert(value, param, ctx))))
-
-
-MODEL = ModelType()
+MODEL = ModelPath()
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
 
@@ -96,10 +85,11 @@ def engine_flags(section: str, **other: Any) -> Decorator:
     """--engine-dir and --tokenizer-dir; `other`: arguments of the first in place of the usual."""
     return stack(
         setting(
+            "-m",
             "--engine-dir",
             section=section,
-            help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
-            "converted in memory.",
+            help="Engine made by trtla build; a Hugging Face Llama folder works too, or its name "
+            "on the hub such as org/name, and is converted in memory.",
             **{"type": MODEL, "required": True, **other},
         ),
         tokenizer_flag(section),
@@ -140,8 +130,9 @@ opening_flags = stack(
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
         show_default="the engine's",
-        help="window,ngram,verification of all requests; must need the engine's max_draft_len. "
-        "auto: the engine's, and each step feeds only what pays of it (torch engines).",
+        help="window,ngram,verification of all requests; must give the same max_draft_len as the "
+        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
+        "worth their cost (torch engines).",
     ),
 )
 """How a model is opened."""
@@ -185,14 +176,16 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     flag, about = _spelled(one.flag), one.option
     given = {"section": section, "help": about.help, **_type(one), **other}
     if one.type is bool:
-        return setting(f"{flag}/--no-{flag[2:]}" if one.default else flag, is_flag=True, **given)
+        both = one.default or one.optional
+        return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **given)
+    names = (f"-{about.short}", flag) if about.short else (flag,)
     if one.is_texts and not about.commas:
-        return several(flag, **given)
+        return several(*names, **given)
     if one.default is None:
         given = {"show_default": about.shown or False, **given}
     if about.metavar is not None:
         given = {"metavar": about.metavar, **given}
-    return setting(flag, **given)
+    return setting(*names, **given)
 
 
 def _type(one: Declared) -> dict[str, Any]:
@@ -201,6 +194,8 @@ def _type(one: Declared) -> dict[str, Any]:
         return {"default": ",".join(one.default)}
     if one.is_texts:
         return {"type": TEXT}
+    if one.type is str and not one.choices:
+        return {"type": TEXT, "default": one.default}
     if one.choices:
         names = [name.replace("_", "-") for name in one.choices]
         return {"type": click.Choice(names), "default": one.default.replace("_", "-")}
@@ -250,6 +245,9 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
+
+chat_flags = options_of(Asking, "Prompts")
+"""Whether texts are asked in the chat template."""
 
 _FILTERS = ("temperature", "top_k", "top_p")
 _NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."

@@ -5,7 +5,10 @@ Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` p
 
 from __future__ import annotations
 
+import select
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +29,10 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    chat_flags,
     color_flag,
     draft_flags,
     json_flag,
-    length_flag,
     model_flags,
     options_of,
     processor_flag,
@@ -42,12 +45,14 @@ from trtla.cli.options import (
     with_processor,
 )
 from trtla.cli.settings import source
+from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import BeamSettings, SamplingParams
 from trtla.trtllm import library as mpi
 
@@ -55,6 +60,15 @@ if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM
     from trtla.results.run import Decoded
+
+
+_USUAL_LEN = 256
+_LENGTH = {
+    "default": _USUAL_LEN,
+    "show_default": f"{_USUAL_LEN}, or what the prompt leaves of the engine's room",
+}
+_WAIT_S = 1.0
+"""After which a pipe that has brought nothing is worth a note."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,7 @@ class RunFlags(ModelFlags):
     max_batch_size: int | None
     input_text: tuple[str, ...]
     input_file: str | None
+    asking: Asking
     stream: bool
     check_lossless: bool
     color: str
@@ -80,23 +95,26 @@ class RunFlags(ModelFlags):
         "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
         "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
         "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
-        "cat prompt.txt | trtla run --engine-dir engine --input-text - --check-lossless",
+        "cat prompt.txt | trtla run -m engine -q > answer.txt",
         "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
+        "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
     ],
 )
 @several(
+    "-p",
     "--input-text",
     section="Prompts",
     type=TEXT,
-    help="Prompts, several after one flag; - reads one prompt from stdin.",
+    help="Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
 )
 @setting(
     "--input-file",
     section="Prompts",
     type=click.Path(allow_dash=True),
-    help="A .txt file with one prompt a line, a .jsonl file with text or input_ids and settings of "
-    "their own, or - for either on stdin.",
+    help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
+    "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
 )
+@chat_flags
 @model_flags
 @several(
     "--request-lookahead",
@@ -115,7 +133,7 @@ class RunFlags(ModelFlags):
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@length_flag
+@options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
 @sampling_flags
 @processor_flag
 @stop_flag
@@ -138,15 +156,15 @@ class RunFlags(ModelFlags):
 def run(console: Console, /, **flags: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
-    Prints each text as TensorRT-LLM's run.py does, then a table. Tokens per step (1 + accepted /
-    steps, the prefill not counted) is what lookahead gains; a low share of distinct 4-grams
-    shows that the text loops, which flatters it.
+    Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
+    Tokens per step (1 + accepted / steps, the prefill not counted) is what lookahead gains; a low
+    share of distinct 4-grams shows that the text loops, which flatters it.
     """
     given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    requests = _requests(given) if mpi.rank() == 0 else []
+    requests = _requests(console, given) if mpi.rank() == 0 else []
     if by_beams:
         check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
@@ -157,9 +175,14 @@ def run(console: Console, /, **flags: Any) -> None:
     for request in requests:
         if request.lookahead == "auto":
             check_auto(request.drafter or drafter, request.name)
+    asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
+    check_template(console, given.asking, (given.engine_dir, given.tokenizer_dir), asked)
     with open_llm(given, models, max_batch_size=given.max_batch_size) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
+        requests = _as_chats(llm, requests)
+        if source(click.get_current_context(), "max_output_len") == "default":
+            requests = [_fitted(llm, request) for request in requests]
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -176,7 +199,28 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
             )
 
 
-def _requests(given: RunFlags) -> list[PromptRequest]:
+def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
+    """A request of the usual length with what its prompt leaves of the engine's room."""
+    if request.sampling.max_output_len != _USUAL_LEN:  # a line of a file has its own
+        return request
+    prompt = llm.request(request.prompt, request.sampling, request.name).input_ids
+    room = max(1, llm.limits.max_text_len - len(prompt))
+    fitted = replace(request.sampling, max_output_len=min(_USUAL_LEN, room))
+    return replace(request, sampling=fitted)
+
+
+def _announce_stdin(console: Console, given: RunFlags) -> None:
+    """Note that stdin is read: a pipe that nobody writes to would look like a hang."""
+    from trtla.data.prompts import piped
+
+    if given.input_text or given.input_file is not None or not piped():
+        return
+    with suppress(OSError):  # Windows waits for sockets only
+        if not select.select([sys.stdin], [], [], _WAIT_S)[0]:
+            console.note("note: reads the prompt from stdin; --input-text gives another one")
+
+
+def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
 
@@ -184,18 +228,27 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
+    _announce_stdin(console, given)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
-    requests = gather(texts, file, given.sampling, triples, given.drafter)
+    requests = gather(texts, file, given.sampling, triples, given.drafter, given.asking)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
+
+
+def _as_chats(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:
+    """Spec-Bench's questions as messages, where the model has a template."""
+    from trtla.data.prompts import as_chats
+
+    tokenizer = llm.tokenizer if any(request.is_chat for request in requests) else None
+    return as_chats(requests) if tokenizer and tokenizer.has_chat_template else requests
 
 
 def _decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
 ) -> None:
     from trtla.cli.transcript import Transcript
-    from trtla.results.run import decode, document, warm_up
+    from trtla.results.run import decode, document, lookahead_loss, warm_up
 
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
@@ -207,19 +260,19 @@ def _decode_and_report(
         console.document(document(decoded, plain, llm.description), line=given.stream)
     else:
         transcript.finish(decoded, plain)
-        _note_empty(console, llm, decoded)
+        _note_empty(console, decoded)
+    if plain is None and not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+        console.note(f"note: {loss}")
     if plain is not None:
         _require_lossless(decoded, plain)
 
 
-def _note_empty(console: Console, llm: LLM, decoded: Decoded) -> None:
+def _note_empty(console: Console, decoded: Decoded) -> None:
     """Say why there is nothing to read."""
-    template = llm.tokenizer is not None and llm.tokenizer.may_have_chat_template
-    advice = "; it has a chat template, see trtla chat" if template else ""
     for done in decoded.completions:
         if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
             index = done.index
-            console.note(f"note: text {index} is empty: the model ended it at once{advice}")
+            console.note(f"note: text {index} is empty: the model ended it at once")
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
@@ -259,6 +312,7 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
 _DRAWN = "beams are the most probable texts, nothing is drawn"
 _ENDS = "a beam ends with an end token or --max-output-len"
 _UNTIMED = "a search is not cut short"
+_ALONE = "a later turn waits for the answer to the first one"
 _UNDRAFTED = "beams are searched without drafts"
 
 
@@ -293,6 +347,8 @@ def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]
         sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
         if not sampling.greedy:
             yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
+        if request.turn:
+            yield request.name, _ALONE
         if sampling.stop:
             yield f"stop of {request.name}", _ENDS
         if sampling.allotted_time_ms is not None:

@@ -1,5 +1,7 @@
 """What `trtla run` prints for people: the texts as TensorRT-LLM's run.py does, then one table.
 
+With --quiet it is the bare texts, each ended by a newline.
+
 Several streamed texts are shown one after another: the first live, the later ones as far as they
 are when their time comes.
 """
@@ -12,10 +14,12 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.results.metrics import Metrics
 from trtla.results.run import Decoded, divergence
+from trtla.settings.messages import is_conversation
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import Chunk, Completion, Piece
+    from trtla.llm.prompt import Prompt
 
 COLUMNS = (
     "text",
@@ -62,25 +66,34 @@ class Transcript:
     def _print(self, chunk: Chunk) -> None:
         if not self.begun:
             self.begun = True
-            self.console.out(input_line(chunk.index, self.requests[chunk.index].prompt))
-            self.console.out(f'Output [Text {chunk.index}]: "', end="")
+            self._open(chunk.index)
         ids = "".join(f"{i} " for i in chunk.token_ids)
         self.console.out(ids if chunk.pieces is None else self._colour(chunk.pieces), end="")
         if chunk.completion is not None:
-            self.console.out('"')
+            self.console.out(self._end)
             self.begun, self.shown = False, self.shown + 1
+
+    def _open(self, index: int) -> None:
+        """Print what stands before an output."""
+        if not self.console.quiet:
+            self.console.out(input_line(index, self.requests[index].prompt))
+            self.console.out(f'Output [Text {index}]: "', end="")
+
+    @property
+    def _end(self) -> str:
+        return "" if self.console.quiet else '"'
 
     def finish(self, decoded: Decoded, plain: Decoded | None) -> None:
         """Print what has not been streamed: texts, the table, the comparison."""
         if not self.stream:
             for completion in decoded.completions:
-                request = self.requests[completion.index]
-                self.console.out(input_line(completion.index, request.prompt))
-                self.console.out(f'Output [Text {completion.index}]: "{self._output(completion)}"')
+                self._open(completion.index)
+                self.console.out(self._output(completion) + self._end)
+        if self.console.quiet:  # a text that differs is an error
+            return
         if plain is not None:
             self._compare(decoded, plain)
-        if not self.console.quiet:
-            self._table(decoded, plain)
+        self._table(decoded, plain)
 
     def _output(self, completion: Completion) -> str:
         if completion.text is None:
@@ -119,10 +132,20 @@ class Transcript:
             self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
 
 
-def input_line(index: int, prompt: str | Sequence[int]) -> str:
+def input_line(index: int, prompt: Prompt) -> str:
     """The line that stands above a prompt's outputs."""
-    shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-    return f'Input [Text {index}]: "{shown}"'
+    return f'Input [Text {index}]: "{_shown(prompt)}"'
+
+
+def _shown(prompt: Prompt) -> str:
+    """A text, ids, or messages: one as its content, several with their roles."""
+    if isinstance(prompt, str):
+        return prompt
+    if not is_conversation(prompt):
+        return " ".join(map(str, prompt))
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n".join(f"{one['role']}: {one['content']}" for one in prompt)
 
 
 def table_row(name: object, totals: Metrics) -> list[object]:
