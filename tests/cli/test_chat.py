@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
+from tests.build.models import Variant, make_model
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
 from trtla.files import user_cache
 
@@ -120,24 +122,25 @@ def new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("new_user")
 def test_the_last_chats_model_is_opened_again(
-    tmp_path: Path, engine: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = tmp_path / "model"
-    link.symlink_to(engine)
+    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
+    file = write_gguf(made, tmp_path / "model.gguf", tokenizer=tokenizer)
     monkeypatch.chdir(tmp_path)
     first = trtla("chat", stdin="/stats\n")
     assert first.code == 0, first.err
     assert "the tiny one that ships with trtla" in first.err
     assert "trtla chat --engine-dir MODEL" in first.err
-    named = chat(Path("model"), "--max-output-len", "4", lines="ab\n")
+    named = chat(Path("model.gguf"), "--max-output-len", "4", lines="ab\n")
     assert named.code == 0, named.err
     assert "note: the model" not in named.err
     monkeypatch.chdir("/")
     again = trtla("chat", "--max-output-len", "4", stdin="ab\n")
     assert (again.code, again.out) == (0, named.out)
-    assert f"note: the model is {link}, as in the last chat" in again.err
-    link.unlink()
-    refused(trtla("chat", stdin=""), 2, f"{link}, the model of the last chat, is gone", "MODEL")
+    assert f"note: the model is {file}, as in the last chat" in again.err
+    file.unlink()
+    refused(trtla("chat", stdin=""), 2, f"{file}, the model of the last chat, is gone", "MODEL")
 
 
 def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:

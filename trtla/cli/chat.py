@@ -24,7 +24,6 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import loading, open_llm
 from trtla.cli.options import (
-    MODEL,
     PATH,
     color_flag,
     draft_flags,
@@ -134,7 +133,7 @@ def chat(console: Console, /, **flags: Any) -> None:
     stderr.
     """
     model = _model(flags["engine_dir"], console)
-    flags["engine_dir"] = MODEL.convert(model, None, click.get_current_context())
+    flags["engine_dir"] = _folder(model)
     given = parsed(ChatFlags, with_processor(flags))
     _check_system(given)
     console.color = given.color
@@ -167,6 +166,13 @@ def _model(named: str | None, console: Console) -> str:
         raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
     console.note(f"note: the model is {last}, as in the last chat")
     return last
+
+
+def _folder(model: str) -> str:
+    """As for other commands' models, here after the name has been taken."""
+    from trtla.formats.gguf.folder import model_folder
+
+    return str(model_folder(model))
 
 
 def _last_model() -> str | None:
