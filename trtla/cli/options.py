@@ -90,8 +90,8 @@ def engine_flags(section: str) -> Decorator:
             section=section,
             type=MODEL,
             required=True,
-            help="Engine made by trtla build; a Hugging Face Llama folder works too, or its name "
-            "on the hub such as org/name, and is converted in memory.",
+            help="Engine made by trtla build; a Hugging Face folder, its name on the hub such as "
+            "org/name, or a GGUF file works too, and is converted in memory.",
         ),
         tokenizer_flag(section),
     )
