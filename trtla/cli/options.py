@@ -88,8 +88,8 @@ def engine_flags(section: str, **other: Any) -> Decorator:
             "-m",
             "--engine-dir",
             section=section,
-            help="Engine made by trtla build; a Hugging Face Llama folder works too, or its name "
-            "on the hub such as org/name, and is converted in memory.",
+            help="Engine made by trtla build; a Hugging Face folder, its name on the hub such as "
+            "org/name, or a GGUF file works too, and is converted in memory.",
             **{"type": MODEL, "required": True, **other},
         ),
         tokenizer_flag(section),
