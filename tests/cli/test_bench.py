@@ -19,7 +19,7 @@ FIGURES = {
     "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
-    "first_divergence", "accepted_per_pos",
+    "first_divergence", "accepted_per_pos", "weight_type",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",

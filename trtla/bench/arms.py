@@ -34,7 +34,9 @@ LOOKUP_TOKENS = (3, 5, 10, 20)
 
 HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
 LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
-LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP)
+LLAMA_CPP_CONVERTED = "llama.cpp-converted"
+LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP, LLAMA_CPP_CONVERTED)
+"""The first two run a GGUF file as it is, where the model is one."""
 PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
 """The peers that decode several prompts together."""
@@ -106,6 +108,11 @@ class Arm:
         """What the arm chose for itself."""
         return None
 
+    @property
+    def weight_type(self) -> str | None:
+        """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
+        return None
+
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
         raise NotImplementedError
@@ -138,6 +145,11 @@ class EngineArm(Arm):
             drafter = NO_DRAFTER
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
+
+    @property
+    def weight_type(self) -> str | None:
+        """As the executor holds them."""
+        return self._llm.stats().weight_type or _stored_type(self._llm)
 
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
@@ -187,9 +199,16 @@ class PeerArm(Arm):
         name: str,
         decode_with: Callable[[Sequence[Ids], Sequence[SamplingParams], Options], Run],
         choices: Sequence[Options] = ({},),
+        *,
+        weight_type: str | None = None,
     ) -> None:
         self.name, self._decode_with, self._choices = name, decode_with, choices
-        self._chosen = choices[0]
+        self._chosen, self._weight_type = choices[0], weight_type
+
+    @property
+    def weight_type(self) -> str | None:
+        """As the peer holds them."""
+        return self._weight_type
 
     @property
     def setting(self) -> str | None:
@@ -217,6 +236,12 @@ def _arm_name(triple: Lookahead | None, drafter: DrafterSettings) -> str:
     if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
         return AR
     return drafter.name if triple is None else f"lookahead {triple}"
+
+
+def _stored_type(llm: LLM) -> str:
+    """Of a TensorRT-LLM engine, whose executor does not report it."""
+    checkpoint = llm.engine.config.pretrained_config
+    return "FP8" if checkpoint.fp8 else checkpoint.dtype
 
 
 def _engine_bytes(llm: LLM) -> int:

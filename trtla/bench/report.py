@@ -17,6 +17,7 @@ from trtla.settings.sampling import filters_text
 
 _FIGURES = {
     "arm": "arm",
+    "weight_type": "weights",
     "tokens_per_s": "tokens/s",
     "range": "min-max",
     "ttft_ms": "TTFT ms",

@@ -135,8 +135,14 @@ class _Bench:
         checkpoint, dtype = self._opened.checkpoint, self._opened.dtype_name
         if checkpoint.fp8 or checkpoint.fp8_kv_cache:
             self._on_note(f"llama.cpp has no FP8: its weights, keys and values are {dtype}")
-        inner = LlamaCpp(engine, *self._place, self._llm.end_ids)
-        return llama_cpp_arms(names, inner)
+
+        def open_model(converted: bool) -> LlamaCpp:
+            inner = LlamaCpp(engine, *self._place, self._llm.end_ids, converted=converted)
+            if inner.without_amx:
+                self._on_note("llama.cpp runs without AMX, whose kernels crash with such weights")
+            return inner
+
+        return llama_cpp_arms(names, open_model)
 
     def run(
         self,

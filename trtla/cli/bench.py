@@ -89,7 +89,8 @@ axis = partial(listed, section="Lists: every combination is measured")
     type=NAMES,
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
-    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]).",
+    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]). "
+    "A GGUF file runs there as it is, in llama.cpp-converted with the weights and type of trtla.",
 )
 @setting(
     "--hf-model-dir",

@@ -42,6 +42,8 @@ class BenchRow(Cell):
 
     arm: str
     setting: str | None = None
+    weight_type: str | None = None
+    """The type of most weights in memory; `dtype` is that of the arithmetic."""
     rounds: int | None = None
     tokens_per_s: Figure = None
     tokens_per_s_min: Figure = None

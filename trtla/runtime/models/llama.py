@@ -98,6 +98,11 @@ class LlamaModel(PackedModel):
         return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
 
     @property
+    def weight_type(self) -> str:
+        """FP8 where it is multiplied as such, else the arithmetic's."""
+        return "FP8" if self.config.fp8 and self._products else super().weight_type
+
+    @property
     def cache_dtype(self) -> torch.dtype:
         """Type of the K/V cache: FP8 where the checkpoint says so, else that of activations."""
         return E4M3 if self.config.fp8_kv_cache else self.dtype

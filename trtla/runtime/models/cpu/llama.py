@@ -136,6 +136,11 @@ class NativeLlama(Model):
         return sum(weight.nbytes for weight in held) - self._embedding_bytes
 
     @property
+    def weight_type(self) -> str:
+        """The checkpoint's where that has 16 bits; of dequantised FP8 weights the arithmetic's."""
+        return super().weight_type if self.config.fp8 else self._stored
+
+    @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
         return self._library
