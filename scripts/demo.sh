@@ -22,7 +22,7 @@ step convert --model-dir "$model" --output-dir "$out/checkpoint" --dtype float32
 step build --checkpoint-dir "$out/checkpoint" --output-dir "$out/engine" \
     --lookahead 7,7,7 --config configs/tiny-cpu.yaml --force
 
-prompts="--input-file trtla/assets/prompts.jsonl --max-output-len 96 --temperature 0.5"
+prompts="--no-chat --input-file trtla/assets/prompts.jsonl --max-output-len 96 --temperature 0.5"
 run() {
     printf '$ trtla run %s\n' "$*"
     # 3: a text differs between lookahead and plain decoding, which in float32 is rounding; the

@@ -113,15 +113,17 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
     from trtla import LLM, SamplingParams
     from trtla.bench.arms import engine_arms
     from trtla.bench.opened import measure as in_turns
-    from trtla.data.prompt_sets import batches, encode, fit, load_sets
+    from trtla.data.encoder import Encoder
+    from trtla.data.prompt_sets import batches, load_sets
     from trtla.results.bench_documents import Cell
     from trtla.settings.lookahead import LookaheadConfig
 
     triples = [LookaheadConfig.parse(text) for text in args.lookahead]
     server = LookaheadConfig(*map(max, zip(*(t.as_tuple() for t in triples), strict=True)))
     with LLM(args.model_dir, lookahead=server, device="cpu", dtype=dtype, max_batch_size=1) as llm:
-        prompts = encode(llm.tokenizer, load_sets(("code",), (), args.prompts)[0])
-        prompts = fit(prompts, None, llm.limits.max_text_len - args.max_output_len)
+        (code,) = load_sets(("code",), (), args.prompts)
+        room = llm.limits.max_text_len - args.max_output_len
+        prompts = Encoder(llm.tokenizer, room=room).questions(code.questions)
         llm.tokenizer, llm.end_ids = None, frozenset()
         with _start(args, dtype, _rope_theta(llm.engine.config.pretrained_config)) as process:
             arms = engine_arms(llm, [*triples, "auto"])

@@ -14,7 +14,8 @@ from tests.build.gguf_models import write_gguf
 from tests.build.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.arms import LLAMA_CPP, Arm
-from trtla.data.prompt_sets import Ids, encode, load_sets
+from trtla.data.encoder import Encoder
+from trtla.data.prompt_sets import Ids, load_sets
 
 pytest.importorskip("llama_cpp")
 
@@ -50,7 +51,7 @@ def opened(folder: Path, family: str = "llama", **keys: Any) -> LLM:
 def test_the_shipped_models_texts(tiny_llama: Path) -> None:
     with LLM(tiny_llama, device="cpu", dtype="float32") as llm:
         assert llm.tokenizer is not None
-        prompts = encode(llm.tokenizer, load_sets(("code",), (), 4)[0])
+        prompts = Encoder(llm.tokenizer).questions(load_sets(("code",), (), 4)[0].questions)
         llm.end_ids = frozenset()
         want = texts(llm, prompts)
         for arm in arms(llm):
@@ -119,7 +120,7 @@ def test_counts_of_forwards_and_tokens(tmp_path: Path) -> None:
 def test_looped_text_is_looked_up(tiny_llama: Path) -> None:
     with LLM(tiny_llama, device="cpu", dtype="float32") as llm:
         assert llm.tokenizer is not None
-        prompt = encode(llm.tokenizer, load_sets(("code",), (), 1)[0])[0]
+        (prompt,) = Encoder(llm.tokenizer).questions(load_sets(("code",), (), 1)[0].questions)
         plain, lookup = arms(llm)
         found = [
             arm.decode([prompt], [replace(GREEDY, max_output_len=96)]) for arm in (plain, lookup)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
-from tests.build.models import BASE, VARIANTS, Variant, make_model, save_model
+from tests.build.models import BASE, VARIANTS, Variant, logits, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.errors import UsageError
@@ -24,6 +24,7 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.gguf.header import read_header
 from trtla.formats.gguf.weights import GgufFile
+from trtla.formats.hf import load_model
 from trtla.formats.hf_config import read_hf_config
 from trtla.llm.llm import LLM
 from trtla.settings.lookahead import LookaheadConfig
@@ -107,6 +108,13 @@ def test_the_text_is_transformers_text(tmp_path: Path) -> None:
     with LLM(tmp_path / "engine") as llm:
         found = llm.generate([prompt], SamplingParams(max_output_len=10))[0]
     assert list(found.output_ids) == expected
+
+
+def test_transformers_gets_the_model_too(tmp_path: Path) -> None:
+    model = make_model(variant("tied"))
+    file = write_gguf(model, tmp_path / "model.gguf", "Q8_0")
+    loaded = load_model("AutoModelForCausalLM", model_folder(file), torch.float32, "a hint")
+    assert torch.equal(logits(loaded), logits(dequantized(model, "Q8_0")))
 
 
 def test_the_types_of_most_weights_is_the_models(tmp_path: Path) -> None:

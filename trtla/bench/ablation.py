@@ -28,7 +28,7 @@ from trtla.bench.ablation_table import (
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.opened import Note, OpenedModel, Setup, alternate
 from trtla.bench.summarize import rouge
-from trtla.data.prompt_sets import Ids
+from trtla.data.prompt_sets import Ids, Question
 from trtla.files import write_whole
 from trtla.results.bench_documents import AblationRow
 from trtla.runtime.loop.scores import perplexity
@@ -113,8 +113,9 @@ class _Decoder:
 
     def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
         prompts = dict.fromkeys(case.prompt for case in self._ablation.cases)
-        encoded = [self._model.tokenizer.encode(prompt.text) for prompt in prompts]
-        ids = dict(zip(prompts, self._model.fit(encoded, None, on_note), strict=True))
+        questions = [Question((prompt.text,)) for prompt in prompts]
+        encoded = self._model.prompts(questions, self._ablation.sampling, on_note)
+        ids = dict(zip(prompts, encoded, strict=True))
         return [(case, ids[case.prompt]) for case in self._ablation.cases]
 
     def _names(self, case: Case, ids: Ids) -> dict[EngineArm, str]:

@@ -18,7 +18,8 @@ from typing import TypeVar
 import torch
 
 from trtla.bench.arms import Arm, Run
-from trtla.data.prompt_sets import Ids, fit, prompt_room
+from trtla.data.encoder import Encoder, plain_answers
+from trtla.data.prompt_sets import Ids, Question, prompt_room
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
@@ -28,6 +29,7 @@ from trtla.runtime.models.load import resolve_dtype
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 
 Note = Callable[[str], None]
@@ -57,6 +59,8 @@ class Setup:
     draft_device: str | None = None
     """Where they run; None: where the model does. `draft_dtype` likewise."""
     draft_dtype: str | None = None
+    asking: Asking = AS_TEXT
+    """Whether texts are put into the chat template."""
 
     def open(self, device: str, dtype: str) -> LLM:
         """The model on a device and in a type.
@@ -97,6 +101,7 @@ class OpenedModel:
         self.checkpoint = llm.engine.config.pretrained_config
         self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, self.device)
         self.tokenizer = take_tokenizer(llm)
+        self._ends = llm.end_ids
         if setup.ignore_eos:
             llm.end_ids = frozenset()
 
@@ -105,23 +110,35 @@ class OpenedModel:
         """Such as `bfloat16`."""
         return str(self.dtype).removeprefix("torch.")
 
-    def fit(
-        self, prompts: Sequence[Ids], prompt_len: int | None, on_note: Note, of: str = ""
+    def prompts(
+        self,
+        questions: Sequence[Question],
+        sampling: SamplingParams,
+        on_note: Note,
+        of: str = "",
     ) -> list[Ids]:
-        """Prompts of that length; None leaves them, but cuts those that have no room.
+        """All turns as ids, cut to their room; first turns are answered here for the later ones.
 
         Args:
-            of: whose prompts they are, for the note that some are cut.
+            sampling: of the answers; the prompt at place i has seed + i.
+            of: whose prompts they are, for notes.
 
         Raises:
-            UsageError: the length, or any prompt at all, has no room.
+            UsageError: any prompt at all has no room, or the chat template fails.
         """
-        room = prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
-        fitted = fit(prompts, prompt_len, room)
-        cut = sum(len(a) < len(b) for a, b in zip(fitted, prompts, strict=True))
-        if cut and prompt_len is None:
-            on_note(f"{cut} prompts{of} are cut to {room} tokens")
-        return fitted
+        encoder = Encoder(self.tokenizer, self._setup.asking, self.room)
+        answer = plain_answers(self.llm, self.tokenizer, sampling, self._ends)
+        if any(len(one.turns) > 1 for one in questions):
+            on_note(f"plain decoding answers the first turns{of}, which the second ones continue")
+        found = encoder.questions(questions, answer)
+        if encoder.cut:
+            on_note(f"{encoder.cut} prompts{of} are cut to {self.room} tokens")
+        return found
+
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt may have; raises `UsageError` where there are none."""
+        return prompt_room(self.llm.limits, self._setup.sampling.max_output_len)
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:

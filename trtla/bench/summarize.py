@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.data.encoder import Encoder
 from trtla.data.prompt_sets import Ids
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
@@ -25,6 +26,7 @@ from trtla.results.run import divergence
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from trtla.llm.answer import Completion
     from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
     from trtla.runtime.request import FinishReason
 
 ENGINE, PLAIN = "trtla", "trtla_without_lookahead"
@@ -131,6 +134,18 @@ def encode(
         )
         for item in articles
     ]
+
+
+def encode_chats(
+    tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
+) -> list[list[int]]:
+    """Prompts as users' messages in the chat template; long articles lose their beginning.
+
+    Raises:
+        UsageError: there is no template, it fails, or it alone is too long.
+    """
+    encoder = Encoder(tokenizer, asking, max_input_length)
+    return [list(encoder.ids(asking.prompt(prompt_text(item.article)))) for item in articles]
 
 
 def measure(

@@ -14,7 +14,7 @@ import torch
 from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms
 from trtla.bench.figures import Hardware, rows
 from trtla.bench.opened import Measured, Note, OnRound, OpenedModel, Setup, measure, read_bandwidth
-from trtla.data.prompt_sets import Ids, PromptSet, batches, encode
+from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
 from trtla.llm.llm import LLM
@@ -23,7 +23,7 @@ from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import Lookahead, check_request
-from trtla.settings.sampling import Filters
+from trtla.settings.sampling import Filters, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ class _Bench:
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
         self._arms = self._make_arms()
+        self._prompts: dict[tuple[str, Filters], list[Ids]] = {}
 
     def _check_temperatures(self) -> None:
         """Refuse sampling now: the cells without it come first."""
@@ -165,11 +166,11 @@ class _Bench:
         self, sets: Sequence[PromptSet], threads: Sequence[int]
     ) -> Iterator[tuple[Cell, list[Ids]]]:
         sweep = self._sweep
-        encoded = {chosen.category: encode(self._opened.tokenizer, chosen) for chosen in sets}
         lengths = sweep.prompt_lens or (None,)
-        for count, batch_size, length, (temperature, top_k, top_p), category in product(
-            threads, sweep.batch_sizes, lengths, sweep.filters, encoded
+        for count, batch_size, length, filters, chosen in product(
+            threads, sweep.batch_sizes, lengths, sweep.filters, sets
         ):
+            temperature, top_k, top_p = filters
             cell = Cell(
                 device=str(self._opened.device),
                 dtype=self._opened.dtype_name,
@@ -177,20 +178,31 @@ class _Bench:
                 batch_size=batch_size,
                 prompt_len=length,
                 temperature=temperature,
-                category=category,
+                category=chosen.category,
                 top_k=top_k,
                 top_p=top_p,
             )
-            prompts = encoded[category]
-            yield cell, self._opened.fit(prompts, length, self._on_note, f" of {category}")
+            yield cell, fit(self._encoded(chosen, filters), length, self._opened.room)
+
+    def _encoded(self, chosen: PromptSet, filters: Filters) -> list[Ids]:
+        """A set's prompts: second turns hold answers, which depend on the filters."""
+        key = (chosen.category, filters)
+        if key not in self._prompts:
+            sampling = self._sampling(*filters)
+            of = f" of {chosen.category}"
+            self._prompts[key] = self._opened.prompts(chosen.questions, sampling, self._on_note, of)
+        return self._prompts[key]
+
+    def _sampling(self, temperature: float, top_k: int, top_p: float) -> SamplingParams:
+        shared = self._sweep.sampling
+        return replace(shared, temperature=temperature, top_k=top_k, top_p=top_p)
 
     def _measure(self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound) -> Measured:
         arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
         for arm in self._arms:
             if arm not in arms:
                 self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
-        filters = {name: getattr(cell, name) for name in ("temperature", "top_k", "top_p")}
-        sampling = replace(self._sweep.sampling, **filters)
+        sampling = self._sampling(cell.temperature, cell.top_k, cell.top_p)
         work = batches(prompts, cell.batch_size)
         return measure(cell, arms, work, sampling, self._sweep.rounds, on_round)
 

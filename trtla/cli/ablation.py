@@ -23,6 +23,7 @@ from trtla.cli.bench_flags import BenchFlags, check_choices, shared_setup
 from trtla.cli.drafter_options import check_drafters
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
+from trtla.cli.template import check_texts
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _READ = (
-    "engine_dir", "tokenizer_dir", "lookahead", "categories", "device", "dtype", "draft_device",
-    "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos", "output_format",
+    "engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
+    "draft_device", "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos",
+    "output_format",
 )  # fmt: skip
 """What --ablation reads of the command's other flags."""
 
@@ -139,6 +141,7 @@ def run_ablation_command(
         UsageError: a flag, a folder or the output file is not usable.
     """
     ablation = _check(given, lookahead)
+    check_texts(console, given.asking, (given.engine_dir, given.tokenizer_dir))
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
 

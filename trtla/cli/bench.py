@@ -24,6 +24,7 @@ from trtla.cli.drafter_options import check_drafters, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     MODEL,
+    chat_flags,
     draft_flags,
     engine_flags,
     filter_flags,
@@ -33,6 +34,7 @@ from trtla.cli.options import (
     several,
     trtllm_flags,
 )
+from trtla.cli.template import check_texts
 from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, TOKEN_COUNTS, TOKENS
 from trtla.console import Console, command_line
 from trtla.formats.folder import folder_kind
@@ -105,12 +107,14 @@ axis = partial(listed, section="Lists: every combination is measured")
     section="Prompts",
     type=NAMES,
     default="code,chat,summarization",
-    help="Shipped sets, or .jsonl files with {category, text} lines or in Spec-Bench's format.",
+    help="Shipped sets, or .jsonl files with {category, text} lines or in Spec-Bench's format, "
+    "whose second turns continue plain decoding's answers to the first.",
 )
 @listed("--categories", section="Prompts", type=NAMES, help="Keep these categories only.")
 @setting(
     "--num-prompts", section="Prompts", type=COUNT, default=12, help="Most prompts of a category."
 )
+@chat_flags
 @axis(
     "--prompt-len",
     type=TOKEN_COUNTS,
@@ -182,6 +186,9 @@ def bench(console: Console, /, **flags: Any) -> None:
         run_ablation_command(console, given, check_lookahead(given))
         return
     sweep, sets = _check(given)
+    texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
+    folders = (given.engine_dir, given.tokenizer_dir)
+    check_texts(console, given.asking, folders, any_texts=texts)
     results = _run(console, sweep, sets)
     if results is not None:  # a serving rank of mpirun has nothing to report
         _print(console, results, sweep, given.output_format)

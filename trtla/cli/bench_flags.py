@@ -14,6 +14,7 @@ from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import DrafterSettings, NgramKind
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, parse_processor
 
 
@@ -30,6 +31,7 @@ class BenchFlags(DraftFlags):
     prompts: tuple[str, ...]
     categories: tuple[str, ...]
     num_prompts: int
+    asking: Asking
     device: tuple[str, ...]
     dtype: tuple[str, ...]
     threads: tuple[int, ...]
@@ -98,6 +100,7 @@ def shared_setup(
         "draft_models": tuple(draft_models),
         "draft_device": given.draft_device,
         "draft_dtype": given.draft_dtype,
+        "asking": given.asking,
     }
 
 

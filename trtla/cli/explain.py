@@ -18,6 +18,7 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    chat_flags,
     color_flag,
     draft_flags,
     json_flag,
@@ -31,11 +32,13 @@ from trtla.cli.options import (
     with_processor,
 )
 from trtla.cli.settings import check_new_file
+from trtla.cli.template import check_template
 from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +66,7 @@ class ExplainFlags(ModelFlags):
 
     request_lookahead: LookaheadConfig | None
     input_text: str
+    asking: Asking
     step: int | None
     output: str | None
     strip: str | None
@@ -82,11 +86,12 @@ class ExplainFlags(ModelFlags):
 )
 @setting(
     "--input-text",
-    section="Prompt",
+    section="Prompts",
     type=TEXT,
     required=True,
     help="The prompt; - reads it from stdin.",
 )
+@chat_flags
 @model_flags
 @setting(
     "--request-lookahead",
@@ -141,6 +146,8 @@ def explain(console: Console, /, **flags: Any) -> None:
     named = [("--drafter", given.drafter)]
     models = check_drafters(given.engine_dir, named, given.lookahead, given)
     request = _request(given)
+    folders = (given.engine_dir, given.tokenizer_dir)
+    check_template(console, given.asking, folders, [(request.name, request.prompt)])
     with open_llm(given, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
@@ -180,7 +187,8 @@ def _check_picture(path: Path, flag: str, *, force: bool) -> None:
 def _request(given: ExplainFlags) -> PromptRequest:
     from trtla.data.prompts import gather
 
-    return gather([given.input_text], None, given.sampling, drafter=given.drafter)[0]
+    texts, sampling = [given.input_text], given.sampling
+    return gather(texts, None, sampling, drafter=given.drafter, asking=given.asking)[0]
 
 
 def _record_and_report(

@@ -15,6 +15,7 @@ from trtla.errors import UsageError
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.fields import Declared, declared
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams, parse_processor
 
 Function = Callable[..., Any]
@@ -184,7 +185,8 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     flag, about = _spelled(one.flag), one.option
     given = {"section": section, "help": about.help, **_type(one), **other}
     if one.type is bool:
-        return setting(f"{flag}/--no-{flag[2:]}" if one.default else flag, is_flag=True, **given)
+        both = one.default or one.optional
+        return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **given)
     if one.is_texts and not about.commas:
         return several(flag, **given)
     if one.default is None:
@@ -200,6 +202,8 @@ def _type(one: Declared) -> dict[str, Any]:
         return {"default": ",".join(one.default)}
     if one.is_texts:
         return {"type": TEXT}
+    if one.type is str and not one.choices:
+        return {"type": TEXT, "default": one.default}
     if one.choices:
         names = [name.replace("_", "-") for name in one.choices]
         return {"type": click.Choice(names), "default": one.default.replace("_", "-")}
@@ -249,6 +253,9 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
+
+chat_flags = options_of(Asking, "Prompts")
+"""Whether texts are asked in the chat template."""
 
 _FILTERS = ("temperature", "top_k", "top_p")
 _NAMES = "greedy, multinomial:T, topk:T:K, nucleus:T:P or topknucleus:T:K:P."

@@ -26,6 +26,7 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
 from trtla.cli.options import (
+    chat_flags,
     color_flag,
     draft_flags,
     json_flag,
@@ -42,12 +43,14 @@ from trtla.cli.options import (
     with_processor,
 )
 from trtla.cli.settings import source
+from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import BeamSettings, SamplingParams
 from trtla.trtllm import library as mpi
 
@@ -66,6 +69,7 @@ class RunFlags(ModelFlags):
     max_batch_size: int | None
     input_text: tuple[str, ...]
     input_file: str | None
+    asking: Asking
     stream: bool
     check_lossless: bool
     color: str
@@ -82,6 +86,7 @@ class RunFlags(ModelFlags):
         "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
         "cat prompt.txt | trtla run --engine-dir engine --input-text - --check-lossless",
         "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
+        "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
     ],
 )
 @several(
@@ -94,9 +99,10 @@ class RunFlags(ModelFlags):
     "--input-file",
     section="Prompts",
     type=click.Path(allow_dash=True),
-    help="A .txt file with one prompt a line, a .jsonl file with text or input_ids and settings of "
-    "their own, or - for either on stdin.",
+    help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
+    "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
 )
+@chat_flags
 @model_flags
 @several(
     "--request-lookahead",
@@ -157,9 +163,12 @@ def run(console: Console, /, **flags: Any) -> None:
     for request in requests:
         if request.lookahead == "auto":
             check_auto(request.drafter or drafter, request.name)
+    asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
+    check_template(console, given.asking, (given.engine_dir, given.tokenizer_dir), asked)
     with open_llm(given, models, max_batch_size=given.max_batch_size) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
+        requests = _as_chats(llm, requests)
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -185,10 +194,18 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
-    requests = gather(texts, file, given.sampling, triples, given.drafter)
+    requests = gather(texts, file, given.sampling, triples, given.drafter, given.asking)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
+
+
+def _as_chats(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:
+    """Spec-Bench's questions as messages, where the model has a template."""
+    from trtla.data.prompts import as_chats
+
+    tokenizer = llm.tokenizer if any(request.is_chat for request in requests) else None
+    return as_chats(requests) if tokenizer and tokenizer.has_chat_template else requests
 
 
 def _decode_and_report(
@@ -207,19 +224,17 @@ def _decode_and_report(
         console.document(document(decoded, plain, llm.description), line=given.stream)
     else:
         transcript.finish(decoded, plain)
-        _note_empty(console, llm, decoded)
+        _note_empty(console, decoded)
     if plain is not None:
         _require_lossless(decoded, plain)
 
 
-def _note_empty(console: Console, llm: LLM, decoded: Decoded) -> None:
+def _note_empty(console: Console, decoded: Decoded) -> None:
     """Say why there is nothing to read."""
-    template = llm.tokenizer is not None and llm.tokenizer.may_have_chat_template
-    advice = "; it has a chat template, see trtla chat" if template else ""
     for done in decoded.completions:
         if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
             index = done.index
-            console.note(f"note: text {index} is empty: the model ended it at once{advice}")
+            console.note(f"note: text {index} is empty: the model ended it at once")
 
 
 def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
@@ -259,6 +274,7 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
 _DRAWN = "beams are the most probable texts, nothing is drawn"
 _ENDS = "a beam ends with an end token or --max-output-len"
 _UNTIMED = "a search is not cut short"
+_ALONE = "a later turn waits for the answer to the first one"
 _UNDRAFTED = "beams are searched without drafts"
 
 
@@ -293,6 +309,8 @@ def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]
         sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
         if not sampling.greedy:
             yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
+        if request.turn:
+            yield request.name, _ALONE
         if sampling.stop:
             yield f"stop of {request.name}", _ENDS
         if sampling.allotted_time_ms is not None:

@@ -24,6 +24,7 @@ from trtla.cli.loading import open_llm
 from trtla.cli.options import (
     MODEL,
     PATH,
+    chat_flags,
     draft_flags,
     json_flag,
     model_flags,
@@ -33,17 +34,18 @@ from trtla.cli.options import (
     trtllm_flags,
 )
 from trtla.cli.settings import check_folder
+from trtla.cli.template import check_texts
 from trtla.cli.values import COUNT, TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
+from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from trtla.bench.summarize import Article, Measured
     from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
     from trtla.results.documents import Side
     from trtla.runtime.limits import ExecutorLimits
 
@@ -53,6 +55,7 @@ class SummarizeFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
     hf_model_dir: str | None
+    asking: Asking
     dataset: str
     test_hf: bool
     test_trtla: bool
@@ -103,6 +106,7 @@ class SummarizeFlags(ModelFlags):
 @setting(
     "--output-len", section="Data", type=TOKENS, default=100, help="Longest summary in tokens."
 )
+@chat_flags
 @sampling_flags
 @drafter_flags
 @draft_flags
@@ -134,6 +138,8 @@ def summarize(console: Console, /, **flags: Any) -> None:
     check_triples(given.engine_dir, given.lookahead)
     check_drafters(given.engine_dir, [("--drafter", given.drafter)], given.lookahead, given)
     work.require_extras(given.dataset)
+    folder = given.tokenizer_dir or given.hf_model_dir
+    check_texts(console, given.asking, (given.engine_dir, folder))
     seed = given.sampling.seed
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
     sides, prompts = _measure(console, given, articles)
@@ -163,7 +169,7 @@ def _measure(
     console: Console, given: SummarizeFlags, articles: list[Article]
 ) -> tuple[list[Measured], list[list[int]]]:
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
-    from trtla.bench.summarize import encode, hf_side, measure, score
+    from trtla.bench.summarize import encode, encode_chats, hf_side, measure, score
 
     folder = given.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
@@ -171,7 +177,10 @@ def _measure(
         if not llm.is_leader:
             return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
-        prompts = encode(tokenizer, articles, longest)
+        if given.asking.chat:
+            prompts = encode_chats(tokenizer, articles, longest, given.asking)
+        else:
+            prompts = encode(tokenizer.inner, articles, longest)
         sides = list(_engine_sides(llm, prompts, given)) if given.run_engine else []
         engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
@@ -179,7 +188,7 @@ def _measure(
         generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
         sides.append(measure("hugging_face", generate, prompts, given.batch_size))
     for side in sides:
-        score(side, tokenizer, articles)
+        score(side, tokenizer.inner, articles)
     return sides, prompts
 
 
@@ -208,13 +217,12 @@ def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int
     return min(given.max_input_length, room)
 
 
-def _tokenizer(llm: LLM) -> PreTrainedTokenizerBase:
+def _tokenizer(llm: LLM) -> Tokenizer:
     if llm.tokenizer is None:
         raise UsageError(
             f"{llm.engine.name} has no tokenizer files", "give --hf-model-dir or --tokenizer-dir"
         )
-    tokenizer: PreTrainedTokenizerBase = llm.tokenizer.inner
-    return tokenizer
+    return llm.tokenizer
 
 
 def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.results.metrics import Metrics
 from trtla.results.run import Decoded, divergence
+from trtla.settings.messages import is_conversation
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import Chunk, Completion, Piece
+    from trtla.llm.prompt import Prompt
 
 COLUMNS = (
     "text",
@@ -119,10 +121,20 @@ class Transcript:
             self.console.out(f"speed-up over plain decoding: {gain:.2f}x")
 
 
-def input_line(index: int, prompt: str | Sequence[int]) -> str:
+def input_line(index: int, prompt: Prompt) -> str:
     """The line that stands above a prompt's outputs."""
-    shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-    return f'Input [Text {index}]: "{shown}"'
+    return f'Input [Text {index}]: "{_shown(prompt)}"'
+
+
+def _shown(prompt: Prompt) -> str:
+    """A text, ids, or messages: one as its content, several with their roles."""
+    if isinstance(prompt, str):
+        return prompt
+    if not is_conversation(prompt):
+        return " ".join(map(str, prompt))
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n".join(f"{one['role']}: {one['content']}" for one in prompt)
 
 
 def table_row(name: object, totals: Metrics) -> list[object]:

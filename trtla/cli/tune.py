@@ -13,6 +13,7 @@ from trtla.cli.command import Command
 from trtla.cli.engine_check import check_batch_size, engine_limits, is_trtllm
 from trtla.cli.loading import loading
 from trtla.cli.settings import check_new_file
+from trtla.cli.template import check_texts
 from trtla.cli.tune_flags import TuneFlags, tune_flags
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
@@ -52,7 +53,7 @@ def tune(console: Console, /, **flags: Any) -> None:
     end token.
     """
     given = parsed(TuneFlags, flags)
-    plan = _check(given)
+    plan = _check(given, console)
     if given.dry_run:
         from trtla.cli.tune_report import show_plan
 
@@ -63,7 +64,7 @@ def tune(console: Console, /, **flags: Any) -> None:
     _finish(console, tuned, plan, given)
 
 
-def _check(given: TuneFlags) -> TuneSettings:
+def _check(given: TuneFlags, console: Console) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.formats.t5_config import is_encoder_decoder
     from trtla.tune.measurements import check_folder
@@ -87,6 +88,8 @@ def _check(given: TuneFlags) -> TuneSettings:
         _check_planned(given)
     sizes = _batch_sizes(given, model)
     sets = load_prompts(given.prompts, given.num_prompts)
+    texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
+    check_texts(console, given.asking, (model, given.tokenizer_dir), any_texts=texts)
     gpu = _gpu(given, planned)
     if given.write is not None:
         check_preset(Path(given.write))
@@ -109,6 +112,7 @@ def _check(given: TuneFlags) -> TuneSettings:
         dtype=given.dtype,
         planned=planned,
         gpu=gpu,
+        asking=given.asking,
     )
 
 

@@ -12,6 +12,7 @@ from trtla.cli.options import (
     ENDS,
     MODEL,
     PATH,
+    chat_flags,
     json_flag,
     options_of,
     place_flags,
@@ -21,6 +22,7 @@ from trtla.cli.options import (
     tokenizer_flag,
 )
 from trtla.cli.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
+from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
 from trtla.settings.value_types import ValueType
 
@@ -58,6 +60,7 @@ class TuneFlags:
     threads: int | None
     prompts: tuple[str, ...]
     num_prompts: int
+    asking: Asking
     batch_sizes: tuple[int, ...] | None
     sampling: SamplingParams
     budget: float
@@ -103,16 +106,23 @@ tune_flags = stack(
     ),
     setting(
         "--prompts",
-        section="Text",
+        section="Prompts",
         type=NAMES,
         default="code,chat,summarization",
         help="Shipped sets, .jsonl files with {category, text} lines, the category being optional, "
-        "or .txt files with a prompt a line.",
+        "or in Spec-Bench's format, or .txt files with a prompt a line.",
     ),
     setting(
-        "--num-prompts", section="Text", type=COUNT, default=4, help="Most prompts of a category."
+        "--num-prompts",
+        section="Prompts",
+        type=COUNT,
+        default=4,
+        help="Most prompts of a category.",
     ),
-    setting("--max-output-len", section="Text", type=TOKENS, default=96, help="Tokens to write."),
+    chat_flags,
+    setting(
+        "--max-output-len", section="Sampling", type=TOKENS, default=96, help="Tokens to write."
+    ),
     options_of(
         SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}
     ),

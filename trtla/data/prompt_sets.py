@@ -1,7 +1,7 @@
-"""What a benchmark decodes: prompt sets by category, as token ids of the length asked for.
+"""What a benchmark decodes: prompt sets by category, and prompts of the length asked for.
 
 Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
-"turns"}`, of which the first turn is taken.
+"turns"}`. `trtla.data.encoder` makes token ids of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from trtla.errors import UsageError, did_you_mean
 from trtla.files import ASSETS, parse_jsonl, read_text
 
 if TYPE_CHECKING:
-    from trtla.llm.text import Tokenizer
     from trtla.runtime.limits import ExecutorLimits
 
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
-Reader = Callable[[str], Sequence[tuple[str, str]]]
-"""Given a file's name, reads category and text of each prompt."""
+Reader = Callable[[str], "Sequence[tuple[str, Question]]"]
+"""Given a file's name, reads category and question of each line."""
 
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
@@ -44,37 +43,52 @@ class SetLine(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """One line of a set."""
+
+    turns: tuple[str, ...]
+    """What is asked one after the other; a later turn continues the answer to the one before."""
+    is_chat: bool = False
+    """Whether it is asked as a chat where the model has a template: Spec-Bench's are."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptSet:
-    """The prompts of one category."""
+    """The questions of one category."""
 
     category: str
-    texts: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The first turns."""
+        return tuple(one.turns[0] for one in self.questions)
 
 
 def load_sets(
     names: Sequence[str], categories: Sequence[str], limit: int, read: Reader | None = None
 ) -> list[PromptSet]:
-    """The sets by category, in the order of the lines, at most `limit` prompts each.
+    """The sets by category, in the order of the lines, at most `limit` lines each.
 
     Args:
         names: shipped sets by name, or .jsonl files.
         categories: those to keep; empty keeps all.
-        limit: most prompts of a category.
+        limit: most lines of a category.
         read: reads what is not a shipped set; None takes .jsonl files only.
 
     Raises:
         UsageError: a name, a file or a line is not usable, or nothing is left.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Question]] = {}
     for name in names:
-        for category, text in _lines(name) if read is None or name in SHIPPED else read(name):
-            found.setdefault(category, []).append(text)
+        for category, one in _lines(name) if read is None or name in SHIPPED else read(name):
+            found.setdefault(category, []).append(one)
     _check_categories(categories, found)
     kept = [c for c in found if not categories or c in categories]
     return [PromptSet(c, tuple(found[c][:limit])) for c in kept]
 
 
-def _lines(name: str) -> list[tuple[str, str]]:
+def _lines(name: str) -> list[tuple[str, Question]]:
     path = _FOLDER / f"{name}.jsonl" if name in SHIPPED else Path(name)
     if path.suffix.lower() != ".jsonl":
         raise UsageError(
@@ -87,22 +101,24 @@ def _lines(name: str) -> list[tuple[str, str]]:
     return lines
 
 
-def set_lines(model: type[SetLine], text: str, name: str) -> list[tuple[str, str]]:
-    """Category and prompt of each line of a JSONL text.
+def set_lines(model: type[SetLine], text: str, name: str) -> list[tuple[str, Question]]:
+    """Category and question of each line of a JSONL text.
 
     Raises:
-        UsageError: a line does not fit the model, or its prompt is empty.
+        UsageError: a line does not fit the model, or one of its prompts is empty.
     """
-    return [(line.category, _text(line, where)) for where, line in parse_jsonl(model, text, name)]
+    return [
+        (line.category, _question(line, where)) for where, line in parse_jsonl(model, text, name)
+    ]
 
 
-def _text(line: SetLine, where: str) -> str:
+def _question(line: SetLine, where: str) -> Question:
     if (line.text is None) == (line.turns is None):
         raise UsageError(f'{where} needs either "text" or "turns"', "give exactly one of them")
-    text = line.text if line.text is not None else next(iter(line.turns or ()), "")
-    if not text:
+    turns = (line.text,) if line.text is not None else tuple(line.turns or ())
+    if not turns or not all(turns):
         raise UsageError(f"{where} has an empty prompt", "give at least one character")
-    return text
+    return Question(turns, is_chat=line.turns is not None)
 
 
 def _check_categories(categories: Sequence[str], found: Iterable[str]) -> None:
@@ -112,11 +128,6 @@ def _check_categories(categories: Sequence[str], found: Iterable[str]) -> None:
             raise UsageError(
                 f"there is no prompt of category {category}", f"there are {', '.join(known)}"
             )
-
-
-def encode(tokenizer: Tokenizer, prompts: PromptSet) -> list[Ids]:
-    """The prompts as ids."""
-    return [tokenizer.encode(text) for text in prompts.texts]
 
 
 def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:

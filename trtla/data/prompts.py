@@ -6,7 +6,7 @@ Everything is checked here before a model is loaded. A line's own values win ove
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,18 @@ from trtla.files import parse_jsonl, read_text
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import Kind, check_text, declared
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
+from trtla.settings.messages import (
+    AS_TEXT,
+    Asking,
+    Messages,
+    check_messages,
+    is_conversation,
+)
 from trtla.settings.sampling import SamplingParams
 
 STDIN = "-"
+_PROMPTS = ("text", "input_ids", "messages", "turns")
+"""The keys of which a line has one."""
 
 
 class _Line(BaseModel):
@@ -28,6 +37,11 @@ class _Line(BaseModel):
 
     text: str | None = None
     input_ids: list[int] | None = None
+    messages: list[Any] | None = None
+    turns: list[str] | None = None
+    question_id: Any = None
+    category: Any = None
+    reference: Any = None
     lookahead: str | list[int] | None = None
 
 
@@ -42,7 +56,8 @@ def prompt_line(*kinds: type) -> type[_Line]:
 
 
 PromptLine = prompt_line(SamplingParams, DrafterSettings)
-"""One line of a .jsonl prompt file: `text` or `input_ids`, and what differs from the flags."""
+"""One line of a .jsonl prompt file: `text`, `input_ids`, `messages`, or Spec-Bench's `turns`; and
+what differs from the flags. Spec-Bench's other keys are passed by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +65,16 @@ class PromptRequest:
     """One prompt with the settings it is decoded with; `name` is what errors call it."""
 
     name: str
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Messages
     sampling: SamplingParams
     lookahead: Lookahead | None = None
     """None: the default triple, or `auto` where the model was opened with that."""
     drafter: DrafterSettings | None = None
     """None: what the model is opened with."""
+    turn: int = 0
+    """Its place in a conversation; a later turn continues the request before, with its answer."""
+    is_chat: bool = False
+    """A text that is asked as a chat where the model has a template."""
 
 
 def gather(
@@ -64,6 +83,7 @@ def gather(
     sampling: SamplingParams,
     lookaheads: Sequence[Lookahead] = (),
     drafter: DrafterSettings = LOOKAHEAD,
+    asking: Asking = AS_TEXT,
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file.
 
@@ -73,9 +93,11 @@ def gather(
         sampling: the settings of prompts that bring no others.
         lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
         drafter: what drafts for prompts that bring nothing of their own.
+        asking: whether texts become messages.
 
     Raises:
-        UsageError: no prompts, an unusable file or line, or more triples than prompts.
+        UsageError: no prompts, an unusable file or line, more triples than prompts, or token ids
+            are to be asked as a chat.
     """
     if file == STDIN and STDIN in texts:
         raise UsageError("stdin is asked for twice", "use - for --input-text or for --input-file")
@@ -92,7 +114,29 @@ def gather(
             raise UsageError(f"{request.name} has an empty prompt", "give at least one token")
         if isinstance(request.prompt, str):
             check_text(request.prompt, request.name)
-    return _with_lookaheads(requests, lookaheads)
+    asked = [_asked(request, asking) for request in requests]
+    return _with_lookaheads(asked, lookaheads)
+
+
+def as_chats(requests: Sequence[PromptRequest]) -> list[PromptRequest]:
+    """The requests for a model with a template: those that are chats become messages."""
+    return [_asked(one, Asking(chat=True)) if one.is_chat else one for one in requests]
+
+
+def _asked(request: PromptRequest, asking: Asking) -> PromptRequest:
+    """As the flags want it; only a first turn gets a system message."""
+    prompt = request.prompt
+    if is_conversation(prompt):
+        return replace(request, prompt=asking.messages(prompt))
+    if isinstance(prompt, str) and asking.chat is not None:
+        own = replace(asking, system=None) if request.turn else asking
+        return replace(request, prompt=own.prompt(prompt), is_chat=False)
+    if asking.chat and not isinstance(prompt, str):
+        raise UsageError(
+            f"{request.name} has token ids, which no chat template takes",
+            "give text or messages, or omit --chat and --system",
+        )
+    return request
 
 
 def _with_lookaheads(
@@ -126,7 +170,9 @@ def _from_file(
         suffix = ".jsonl" if text.lstrip().startswith("{") else ".txt"
     if suffix == ".jsonl":
         lines = parse_jsonl(PromptLine, text, name)
-        requests = [_from_line(where, line, sampling, drafter) for where, line in lines]
+        requests = [
+            one for where, line in lines for one in _from_line(where, line, sampling, drafter)
+        ]
     elif suffix == ".txt":
         requests = [
             PromptRequest(f"line {number} of {name}", line.rstrip("\r"), sampling)
@@ -144,16 +190,27 @@ def _from_file(
 
 def _from_line(
     where: str, line: _Line, flags: SamplingParams, drafter: DrafterSettings
-) -> PromptRequest:
-    if (line.text is None) == (line.input_ids is None):
-        raise UsageError(f'{where} needs either "text" or "input_ids"', "give exactly one of them")
+) -> Iterator[PromptRequest]:
+    if sum(getattr(line, name) is not None for name in _PROMPTS) != 1:
+        raise UsageError(
+            f'{where} needs either "text", "input_ids", "messages" or "turns"',
+            "give exactly one of them",
+        )
     try:
         sampling, own = _replaced(flags, line), _replaced(drafter, line)
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
-    prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-    return PromptRequest(where, prompt, sampling, lookahead, None if own is drafter else own)
+    settings = (sampling, lookahead, None if own is drafter else own)
+    if line.messages is not None:
+        yield PromptRequest(where, check_messages(line.messages, where), *settings)
+    elif line.turns is None:
+        prompt = tuple(line.input_ids or ()) if line.text is None else line.text
+        yield PromptRequest(where, prompt, *settings)
+    else:
+        for turn, text in enumerate(line.turns or [""]):  # an empty prompt is refused
+            name = f"turn {turn + 1} of {where}" if turn else where
+            yield PromptRequest(name, text, *settings, turn=turn, is_chat=True)
 
 
 def _lookahead(line: _Line) -> Lookahead | None:

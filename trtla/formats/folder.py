@@ -71,6 +71,21 @@ def tokenizer_dir(folder: Path) -> Path | None:
     return folder if found else None
 
 
+def may_have_chat_template(folder: Path) -> bool:
+    """Whether a tokenizer's files look like it."""
+    if any(folder.glob("chat_template*")):
+        return True
+    return bool(_json_object(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def no_chat_template(folder: Path) -> UsageError:
+    """The refusal of messages for such a model."""
+    return UsageError(
+        f"the tokenizer in {folder} has no chat template",
+        "give texts without --chat, --system and messages, or an instruct model",
+    )
+
+
 def side_files(source: Path) -> list[str]:
     """Names of the files that `copy_side_files` makes."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]

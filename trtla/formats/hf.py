@@ -189,12 +189,33 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     what = f"the weights in {folder}"
     if Path(folder).is_dir():
         check_layers(Path(folder))
+    if (Path(folder) / WEIGHTS).is_file():
+        return _load_dequantized(kind, HFModel.open(folder), dtype)
     with _quiet():
         model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)
     if found["missing_keys"]:  # transformers fills them with random numbers
         name = min(found["missing_keys"])
         raise UsageError(f"{what} lack the tensor {name} that config.json asks for", hint)
     return model.eval()
+
+
+def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
+    """The model of a GGUF file, which transformers cannot find in the folder."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(str(model.path), local_files_only=True)
+    names = hf_shapes(model.config)
+    tied = {LM_HEAD} if model.config.tie_word_embeddings else set()
+    state = {
+        name: model.read(name, 0, shape[0]).to(dtype)
+        for name, shape in names.items()
+        if name not in tied
+    }
+    with _quiet():
+        made = getattr(transformers, kind).from_config(config, dtype=dtype)
+        made.load_state_dict(state, strict=False, assign=True)
+        made.tie_weights()
+    return made.eval()
 
 
 def load_tokenizer(folder: str | Path) -> Any:

@@ -9,12 +9,13 @@ from os import PathLike
 from typing import Any
 
 from trtla.errors import TrtlaError, UsageError
+from trtla.llm.prompt import Prompt, as_prompts
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import TextStream
 from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.fields import is_whole, shown
+from trtla.settings.fields import shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
@@ -128,13 +129,9 @@ def _join(pieces: Sequence[Piece]) -> str:
     return "".join(text for text, _ in pieces)
 
 
-Prompt = str | Sequence[int]
-"""A text, or token ids for models without a tokenizer."""
-
 Asked = tuple[Prompt, SamplingParams, Lookahead | None, DrafterSettings | None, str]
 """A prompt with its own settings, and what errors call it."""
 
-_PROMPTS = "give a text or a list of token ids, or a list of several of them"
 _TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 
 
@@ -211,7 +208,7 @@ def asked(
         UsageError: there is no prompt, a setting is of another kind, or there are more or fewer of
             them than prompts.
     """
-    many = _as_prompts(prompts)
+    many = as_prompts(prompts)
     number = len(many)
     labels = [f"prompt {index}" for index in range(number)] if names is None else names
     each = zip(
@@ -239,28 +236,6 @@ def check_opened_with(model: object, lookahead: object, drafter: object) -> None
     for value, setting in ((lookahead, _LOOKAHEADS), (drafter, _DRAFTERS)):
         if not setting.fits(value):
             raise setting.refusal(value, value)
-
-
-def prompt_ids(prompt: object, name: str) -> tuple[int, ...]:
-    """The ids of a prompt that is no text; `name` is what errors call it.
-
-    Raises:
-        UsageError: it is no sequence of whole numbers.
-    """
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise UsageError(f"{name} is {shown(prompt)}, neither a text nor token ids", _PROMPTS)
-    for item in prompt:
-        if not is_whole(item):
-            raise UsageError(f"{name} holds {shown(item)}, which is no token id", _PROMPTS)
-    return tuple(map(int, prompt))
-
-
-def _as_prompts(prompts: object) -> list[Any]:
-    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
-        return [prompts]
-    if not prompts:
-        raise UsageError("there is no prompt", "give at least one")
-    return [prompts] if all(map(is_whole, prompts)) else list(prompts)
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:

@@ -15,11 +15,9 @@ from trtla.llm.answer import (
     Chunk,
     Completion,
     Piece,
-    Prompt,
     asked,
     beam_text,
     check_opened_with,
-    prompt_ids,
 )
 from trtla.llm.open import (
     DEFAULT_LOOKAHEAD,
@@ -28,6 +26,7 @@ from trtla.llm.open import (
     open_model,
     open_tokenizer,
 )
+from trtla.llm.prompt import Prompt, prompt_ids, prompt_text
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.llm.text_stream import StopStrings
 from trtla.runtime.costs import CostPlan, CostTable
@@ -36,7 +35,7 @@ from trtla.runtime.request import DrafterWatch, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import check_text, texts
+from trtla.settings.fields import texts
 from trtla.settings.lookahead import Lookahead, refuse_auto
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
@@ -146,7 +145,10 @@ class LLM:
         """Answer all prompts in one in-flight batch; completions in the order of the prompts.
 
         Args:
-            prompts: one prompt or several; a text, or token ids.
+            prompts: one prompt or several. A prompt is a text, a list of token ids, or a
+                conversation: a list of messages `{"role": "user", "content": "..."}`, rendered by
+                the model's chat template. A list whose items are all messages is one
+                conversation; a list of such lists is several.
             sampling: one for all prompts, or one each.
             lookahead: per-request triples, at most the default one, each step feeding all of
                 them; or `auto`: each step feeds what pays of the default one. None is what the LLM
@@ -211,8 +213,7 @@ class LLM:
         if sampling.stop:
             request = replace(request, stop_check=StopStrings(new_stream))
         self.limits.check(request)
-        shown = request.given_ids
-        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(shown)
+        text = prompt_text(prompt, request.given_ids, self.tokenizer)
         return Answer(index, request, text, new_stream())
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
@@ -290,17 +291,7 @@ class LLM:
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""
         self._shared.check()
-        if not isinstance(prompt, str):
-            return prompt_ids(prompt, name)
-        check_text(prompt, name)
-        if not prompt:
-            raise UsageError(f"{name} has an empty prompt", "give at least one character")
-        if self.tokenizer is None:
-            raise UsageError(
-                f"{name} is a text, but {self.engine.name} has no tokenizer files",
-                "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
-            )
-        return self.tokenizer.encode(prompt)
+        return prompt_ids(prompt, name, self.tokenizer, self.engine.name)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         caller = Caller()

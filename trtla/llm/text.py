@@ -9,9 +9,11 @@ from typing import Any
 
 from trtla.errors import UsageError, first_line
 from trtla.files import parse_json
+from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.hf import load_tokenizer
 from trtla.llm.text_stream import TextStream
 from trtla.settings.fields import check_text
+from trtla.settings.messages import Messages
 
 
 class Tokenizer:
@@ -64,19 +66,16 @@ class Tokenizer:
     @cached_property
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template; transformers is loaded if one is likely."""
-        return self.may_have_chat_template and bool(self.inner.chat_template)
+        return may_have_chat_template(self._folder) and bool(self.inner.chat_template)
 
-    @property
-    def may_have_chat_template(self) -> bool:
-        """Whether the folder's files look like it; transformers is not loaded."""
-        return _may_have_template(self._folder)
-
-    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-        """Messages (role, content) in the chat template, up to where the next answer begins.
+    def chat_text(self, messages: Messages) -> str:
+        """Messages in the chat template, up to where the next answer begins.
 
         Raises:
-            UsageError: the template cannot be filled in with them.
+            UsageError: there is no template, or it cannot be filled in with them.
         """
+        if not self.has_chat_template:
+            raise no_chat_template(self._folder)
         try:
             text = self.inner.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
@@ -84,18 +83,19 @@ class Tokenizer:
         except Exception as error:  # jinja2's, and whatever a template raises
             raise UsageError(
                 f"the chat template in {self._folder} fails: {first_line(error)}",
-                "go on without it: /chat off",
+                "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
             ) from None
         return str(text)
 
+    def prompt_ids(self, prompt: str | Messages) -> tuple[int, ...]:
+        """Ids of a text, or of messages in the chat template, which brings its special tokens.
 
-def _may_have_template(folder: Path) -> bool:
-    if any(folder.glob("chat_template*")):
-        return True
-    try:
-        return '"chat_template"' in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
+        Raises:
+            UsageError: as `encode` and `chat_text`.
+        """
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        return self.encode(self.chat_text(prompt), special=False)
 
 
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")

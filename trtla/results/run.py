@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from trtla.llm.prompt import prompt_text
 from trtla.results.documents import (
     SCHEMA_VERSION,
     Beam,
@@ -20,10 +21,12 @@ from trtla.results.documents import (
 from trtla.results.metrics import Metrics, distinct_4grams, first_difference
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.messages import follow_up
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM, Chunk, Completion
+    from trtla.llm.prompt import Prompt
     from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -44,33 +47,50 @@ def decode(
     plain: bool = False,
     on_chunk: Callable[[Chunk], None] | None = None,
 ) -> Decoded:
-    """Decode all prompts in one in-flight batch.
+    """Decode all prompts in one in-flight batch; later turns after the answers they continue.
 
     Args:
         plain: decode every request without drafts and record the target's margins.
         on_chunk: called with every chunk as it comes.
     """
-    triples: list[Lookahead | None] = [
-        AUTOREGRESSIVE if plain else request.lookahead for request in requests
-    ]
-    drafters = [NO_DRAFTER if plain else request.drafter for request in requests]
+    prompts: list[Any] = [request.prompt for request in requests]
     done: dict[int, Completion] = {}
     start = time.perf_counter()
-    for chunk in llm.stream(
-        [request.prompt for request in requests],
-        [request.sampling for request in requests],
-        triples,
-        drafter=drafters,
-        margins=plain,
-        names=[request.name for request in requests],
-    ):
-        if chunk.completion is not None:
-            done[chunk.index] = chunk.completion
-        if on_chunk is not None:
-            on_chunk(chunk)
+    for turn in range(1 + max((request.turn for request in requests), default=0)):
+        wave = [index for index, request in enumerate(requests) if request.turn == turn]
+        for index in wave if turn else ():
+            answer = done[index - 1].text or ""
+            prompts[index] = follow_up(prompts[index - 1], answer, prompts[index])
+        for chunk in _ask(llm, [prompts[i] for i in wave], [requests[i] for i in wave], plain):
+            own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
+            if own.completion is not None:
+                done[own.index] = own.completion
+            if on_chunk is not None:
+                on_chunk(own)
     time_s = time.perf_counter() - start
     completions = [done[i] for i in range(len(requests))]
     return Decoded(completions, Metrics.of(completions, time_s))
+
+
+def _ask(
+    llm: LLM, prompts: list[Prompt], requests: Sequence[PromptRequest], plain: bool
+) -> Iterator[Chunk]:
+    triples: list[Lookahead | None] = [
+        AUTOREGRESSIVE if plain else request.lookahead for request in requests
+    ]
+    return llm.stream(
+        prompts,
+        [request.sampling for request in requests],
+        triples,
+        drafter=[NO_DRAFTER if plain else request.drafter for request in requests],
+        margins=plain,
+        names=[request.name for request in requests],
+    )
+
+
+def _renumbered(chunk: Chunk, index: int) -> Chunk:
+    done = chunk.completion and replace(chunk.completion, index=index)
+    return replace(chunk, index=index, completion=done)
 
 
 def warm_up(llm: LLM, request: PromptRequest) -> None:
@@ -183,8 +203,6 @@ def _beams(
 ) -> PromptBeams:
     length = asked.sampling.max_output_len
     beams = llm.beam_search(prompt, settings, length, name=asked.name)
-    text = asked.prompt if isinstance(asked.prompt, str) else None
-    if text is None and llm.tokenizer is not None:
-        text = llm.tokenizer.decode(prompt)
+    text = prompt_text(asked.prompt, prompt, llm.tokenizer)
     own = tuple(Beam.fill(beam) for beam in beams[:most])
     return PromptBeams(index=index, input_text=text, input_ids=prompt, beams=own)

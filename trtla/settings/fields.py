@@ -56,7 +56,7 @@ class Declared:
     flag: str
     """Its name as a flag, with underscores."""
     type: type
-    """int, float, bool, str for a choice, or tuple for texts."""
+    """int, float, bool, str for a choice or a text, or tuple for texts."""
     choices: tuple[str, ...]
     optional: bool
     default: Any
@@ -87,8 +87,9 @@ class Declared:
             if self.option.commas and isinstance(value, str):
                 return tuple(part.strip() for part in value.split(","))
             return texts(self.flag, value, rule)
-        if value not in self.choices:
+        if (self.choices and value not in self.choices) or not isinstance(value, str):
             raise wrong(self.flag, value, rule)
+        check_text(value, self.flag)
         return value
 
     @property
@@ -100,6 +101,8 @@ class Declared:
             return " or ".join(self.choices)
         if self.is_texts:
             return "made of non-empty texts"
+        if self.type is str:
+            return "a text"
         kind = "a whole number" if self.type is int else "a number"
         upper = most is None or most == math.inf
         return f"{kind}, " + (f"at least {least}" if upper else f"from {least} to {most}")

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trtla.data.encoder import Answer, Encoder
 from trtla.data.prompt_sets import (
     SHIPPED,
     Ids,
     PromptSet,
+    Question,
     SetLine,
-    encode,
-    fit,
     load_sets,
-    prompt_room,
     set_lines,
 )
 from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.roofline import Gpu
-
-if TYPE_CHECKING:
-    from trtla.llm.text import Tokenizer
-    from trtla.runtime.limits import ExecutorLimits
-
 
 _AXES = ((1, 2, 3, 4, 5, 7, 10, 15), (2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 7, 10, 15))
 """Window, n-gram and verification set sizes that the search moves along."""
@@ -66,6 +60,8 @@ class TuneSettings:
     """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
     gpu: Gpu | None = None
     """The GPU to plan for; None: the one that is here."""
+    asking: Asking = AS_TEXT
+    """Whether texts are put into the chat template."""
 
 
 def coarse(limit: LookaheadConfig) -> list[LookaheadConfig]:
@@ -144,7 +140,7 @@ def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
     return load_sets(names, (), most, _lines)
 
 
-def _lines(name: str) -> list[tuple[str, str]]:
+def _lines(name: str) -> list[tuple[str, Question]]:
     suffix = Path(name).suffix.lower()
     if suffix not in (".jsonl", ".txt"):
         raise UsageError(
@@ -152,7 +148,8 @@ def _lines(name: str) -> list[tuple[str, str]]:
         )
     text = read_text(Path(name))
     if suffix == ".txt":
-        lines = [(NO_CATEGORY, line.rstrip("\r")) for line in text.split("\n") if line.strip()]
+        texts = (line.rstrip("\r") for line in text.split("\n") if line.strip())
+        lines = [(NO_CATEGORY, Question((line,))) for line in texts]
     else:
         lines = set_lines(_Line, text, name)
     if not lines:
@@ -161,26 +158,18 @@ def _lines(name: str) -> list[tuple[str, str]]:
 
 
 def make_samples(
-    sets: Sequence[PromptSet],
-    tokenizer: Tokenizer,
-    limits: ExecutorLimits,
-    sampling: SamplingParams,
-) -> tuple[list[Sample], int]:
-    """The prompts as ids cut to the limits, and how many were cut; prompt i has seed + i.
+    sets: Sequence[PromptSet], encoder: Encoder, answer: Answer, sampling: SamplingParams
+) -> list[Sample]:
+    """The prompts of every turn as ids; prompt i of a set has seed + i.
 
     Raises:
-        UsageError: the output leaves no room for a prompt.
+        UsageError: a prompt has no room, or the chat template fails.
     """
-    room = prompt_room(limits, sampling.max_output_len)
-    found, cut = [], 0
-    for one in sets:
-        encoded = encode(tokenizer, one)
-        cut += sum(len(ids) > room for ids in encoded)
-        found += [
-            Sample(one.category, number, ids, replace(sampling, seed=sampling.seed + number))
-            for number, ids in enumerate(fit(encoded, None, room))
-        ]
-    return found, cut
+    return [
+        Sample(one.category, number, ids, replace(sampling, seed=sampling.seed + number))
+        for one in sets
+        for number, ids in enumerate(encoder.questions(one.questions, answer))
+    ]
 
 
 def by_category(samples: Sequence[Sample]) -> Groups:

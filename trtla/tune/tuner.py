@@ -14,6 +14,8 @@ import torch
 
 from trtla.bench.opened import take_tokenizer
 from trtla.console import command_line, counted
+from trtla.data.encoder import Encoder, plain_answers
+from trtla.data.prompt_sets import prompt_room
 from trtla.llm.llm import LLM
 from trtla.results.documents import (
     SCHEMA_VERSION,
@@ -80,7 +82,6 @@ class _Tuning:
     def __init__(self, settings: TuneSettings, llm: LLM, on_note: Note) -> None:
         self._settings, self._llm, self._note = settings, llm, on_note
         self._begin = time.monotonic()
-        llm.end_ids = frozenset()  # a text that ends at once shows nothing
         samples = self._samples()
         self._groups: Groups = by_category(samples)
         self._kept = Measurements(settings.output_dir, fingerprint(self._facts(samples)))
@@ -91,10 +92,14 @@ class _Tuning:
         self._predictor = Predictor(self._groups, self._search.found, table)
 
     def _samples(self) -> list[Sample]:
-        tokenizer, limits = take_tokenizer(self._llm), self._llm.limits
-        samples, cut = make_samples(self._settings.sets, tokenizer, limits, self._settings.sampling)
-        if cut:
-            self._note(f"cut to the model's limits: {counted(cut, 'prompt')}")
+        settings, llm, tokenizer = self._settings, self._llm, take_tokenizer(self._llm)
+        ends, llm.end_ids = llm.end_ids, frozenset()  # a text that ends at once shows nothing
+        room = prompt_room(llm.limits, settings.sampling.max_output_len)
+        encoder = Encoder(tokenizer, settings.asking, room)
+        answer = plain_answers(llm, tokenizer, settings.sampling, ends)
+        samples = make_samples(settings.sets, encoder, answer, settings.sampling)
+        if encoder.cut:
+            self._note(f"cut to the model's limits: {counted(encoder.cut, 'prompt')}")
         return samples
 
     def _facts(self, samples: list[Sample]) -> dict[str, object]:

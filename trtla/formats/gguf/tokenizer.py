@@ -226,7 +226,10 @@ class Vocabulary:
         }
 
     def _merges(self, vocab: dict[str, int]) -> list[list[str]]:
-        """Every pair of tokens that makes a token, the highest score first."""
+        """Every pair of tokens that makes a token, the highest score first.
+
+        As in SentencePiece's vocabularies, every letter of a token has to be a token itself.
+        """
         scores = self.get("scores")
         if not isinstance(scores, list) or len(scores) != len(self.tokens):
             raise UsageError(f"{self.path} has no scores of its tokens", "copy the file again")

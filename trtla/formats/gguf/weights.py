@@ -170,4 +170,5 @@ def _dequantized(blocks: Blocks) -> Tensor:
     import gguf
 
     kind = gguf.GGMLQuantizationType[blocks.type]
-    return torch.from_numpy(gguf.dequantize(blocks.rows.numpy(), kind))
+    # As one long row: the library works on groups of 16 rows otherwise, slowly.
+    return torch.from_numpy(gguf.dequantize(blocks.rows.view(1, -1).numpy(), kind))

@@ -1,0 +1,248 @@
+"""--chat, --system, messages and Spec-Bench's turns in every command that decodes texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
+from tests.cli.conftest import Ran, refused, trtla
+from trtla.cli.template import ADVICE
+
+ASK = {"role": "user", "content": "Why?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+SPEC = [
+    {"question_id": 81, "category": "writing", "turns": ["Write.", "Shorter."], "reference": ["x"]},
+    {"question_id": 101, "category": "math", "turns": ["1 + 1?"]},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model with ChatML's template, whose marks are plain letters to it."""
+    return with_template(model, tmp_path_factory.mktemp("chat") / "model", CHATML)
+
+
+@pytest.fixture
+def spec_bench(tmp_path: Path) -> Path:
+    path = tmp_path / "spec_bench.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in SPEC))
+    return path
+
+
+def run(model: Path, *args: str | Path, stdin: str = "") -> Ran:
+    return trtla(
+        "run", "--engine-dir", model, "--max-output-len", "6", "--lookahead", "2,2,2", *args,
+        stdin=stdin,
+    )  # fmt: skip
+
+
+def asked(ran: Ran) -> list[tuple[int, ...]]:
+    assert ran.code == 0, ran.err
+    return [tuple(result["input_ids"]) for result in ran.json["results"]]
+
+
+def test_run_asks_texts_and_messages_through_the_template(chat_model: Path) -> None:
+    line = json.dumps({"messages": [ASK, {"role": "assistant", "content": "So."}, ASK]})
+    args = ("--chat", "--input-text", "Why?", "Who?", "--json")
+    alone = [expected_ids(chat_model, [{"role": "user", "content": t}]) for t in ("Why?", "Who?")]
+    assert asked(run(chat_model, *args)) == alone
+    ran = run(chat_model, "--system", "Be brief.", *args, "--input-file", "-", stdin=line)
+    first, _, third = asked(ran)
+    assert first == expected_ids(chat_model, [SYSTEM, ASK])
+    assert third == expected_ids(chat_model, [SYSTEM, *json.loads(line)["messages"]])
+    assert ran.json["results"][0]["input_text"].startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>"
+    )
+    own = json.dumps({"messages": [{"role": "system", "content": "Its own."}, ASK]})
+    ran = run(chat_model, "--system", "Be brief.", "--input-file", "-", "--json", stdin=own)
+    assert asked(ran) == [expected_ids(chat_model, json.loads(own)["messages"])]
+
+
+def test_run_shows_what_was_asked(chat_model: Path) -> None:
+    out = run(chat_model, "--chat", "--input-text", "Why?").out
+    assert 'Input [Text 0]: "Why?"\n' in out
+    out = run(chat_model, "--system", "Be brief.", "--input-text", "Why?").out
+    assert 'Input [Text 0]: "system: Be brief.\nuser: Why?"\n' in out
+
+
+def test_messages_go_through_beams_and_comparison(chat_model: Path) -> None:
+    ran = run(chat_model, "--chat", "--input-text", "Why?", "--check-lossless", "--stream")
+    assert "Lossless [Text 0]: equal to plain decoding" in ran.out
+    ran = run(chat_model, "--chat", "--input-text", "Why?", "--num-beams", "2", "--json")
+    assert asked(ran) == [expected_ids(chat_model, [ASK])]
+
+
+def test_texts_of_an_instruct_model_come_with_advice(chat_model: Path, model: Path) -> None:
+    text = ("--input-text", "Why?")
+    assert run(chat_model, *text).err.count(ADVICE) == 1
+    for silent in (("--quiet",), ("--chat",), ("--no-chat",)):
+        assert ADVICE not in run(chat_model, *text, *silent).err
+    for line in ({"messages": [ASK]}, {"input_ids": [1, 2]}):
+        assert ADVICE not in run(chat_model, "--input-file", "-", stdin=json.dumps(line)).err
+    assert ADVICE not in run(model, *text).err
+
+
+def commands(model: Path, folder: Path, articles: Path) -> dict[str, tuple[str | Path, ...]]:
+    """Each command on a text of its own; what it writes would be in the folder."""
+    own = ("--engine-dir", model)
+    return {
+        "run": ("run", *own, "--input-text", "a"),
+        "explain": ("explain", *own, "--input-text", "a"),
+        "bench": ("bench", *own, "--prompts", "code"),
+        "ablation": ("bench", "--ablation", *own, "--arms", "nasd", "--output", folder / "a.csv"),
+        "summarize": ("summarize", *own, "--dataset", articles, "--output", folder / "s.jsonl"),
+        "tune": ("tune", *own, "--output-dir", folder / "tuned"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["run", "explain", "bench", "ablation", "summarize", "tune"])
+def test_what_no_template_takes_is_refused_before_the_model_is_loaded(
+    name: str, no_weights: Path, articles: Path, tmp_path: Path
+) -> None:
+    written = tmp_path / "written"
+    written.mkdir()
+    command = commands(no_weights, written, articles)[name]
+    refused(trtla(*command, "--chat"), 2, f"the tokenizer in {no_weights} has no chat template")
+    folder = with_template(no_weights, tmp_path / "model", NO_SYSTEM)
+    command = commands(folder, written, articles)[name]
+    ran = trtla(*command, "--system", "x")
+    refused(ran, 2, "fails: System role not supported", "--no-chat")
+    refused(trtla(*command, "--system", "x", "--no-chat"), 2, "--system is a message")
+    with_template(no_weights, folder, UNREADABLE)
+    refused(trtla(*command, "--chat"), 2, f"the chat template in {folder} fails: ")
+    assert list(written.iterdir()) == []
+    ran = trtla(*command)
+    assert ran.err.count(ADVICE) == 1
+    assert "has no weights" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ({"messages": []}, ("line 1 of stdin: messages is empty",)),
+        ({"messages": "Why?"}, ("line 1 of stdin: \"messages\" is 'Why?'",)),
+        ({"messages": ["Why?"]}, ("line 1 of stdin: messages[0] is 'Why?', not a message",)),
+        ({"messages": [{"role": "uzer", "content": "a"}]}, ("has the role 'uzer'", "mean user?")),
+        ({"messages": [ASK, {"role": "user"}]}, ("line 1 of stdin: messages[1] (user) has the",)),
+        ({"messages": [ASK], "text": "a"}, ('either "text", "input_ids", "messages" or "turns"',)),
+        ({"turns": []}, ("line 1 of stdin has an empty prompt",)),
+        ({"turns": ["a", ""]}, ("turn 2 of line 1 of stdin has an empty prompt",)),
+    ],
+)
+def test_bad_messages_are_named(
+    line: dict[str, Any], parts: tuple[str, ...], no_weights: Path
+) -> None:
+    refused(run(no_weights, "--input-file", "-", stdin=json.dumps(line)), 2, *parts)
+
+
+def test_a_line_that_the_template_refuses_is_named(no_weights: Path, tmp_path: Path) -> None:
+    folder = with_template(no_weights, tmp_path / "model", NO_SYSTEM)
+    lines = [{"messages": [ASK]}, {"messages": [ASK, ASK]}]
+    ran = run(folder, "--input-file", "-", stdin="\n".join(map(json.dumps, lines)))
+    refused(ran, 2, "line 2 of stdin: the chat template", "roles must alternate user/assistant")
+
+
+def test_token_ids_are_no_chat(no_weights: Path) -> None:
+    ran = run(no_weights, "--chat", "--input-file", "-", stdin='{"input_ids": [1]}')
+    refused(ran, 2, "line 1 of stdin has token ids", "omit --chat")
+
+
+def test_run_reads_spec_bench_with_both_turns(
+    chat_model: Path, model: Path, spec_bench: Path
+) -> None:
+    given = ("--input-file", spec_bench, "--temperature", "0.7", "--json")
+    ran = run(chat_model, *given, "--check-lossless")
+    assert ADVICE not in ran.err
+    first, second, alone = asked(ran)
+    answer = ran.json["results"][0]["text"]
+    asks = [{"role": "user", "content": text} for text in ("Write.", "Shorter.", "1 + 1?")]
+    assert first == expected_ids(chat_model, asks[:1])
+    said = [asks[0], {"role": "assistant", "content": answer}, asks[1]]
+    assert second == expected_ids(chat_model, said)
+    assert alone == expected_ids(chat_model, asks[2:])
+    assert all(result["lossless"] for result in ran.json["results"])
+    assert [result["index"] for result in ran.json["results"]] == [0, 1, 2]
+    for raw in (run(model, *given), run(chat_model, *given, "--no-chat")):
+        texts = [result["input_text"] for result in raw.json["results"]]
+        assert texts == ["Write.", f"Write.{raw.json['results'][0]['text']}\nShorter.", "1 + 1?"]
+
+
+def test_second_turns_stream_and_take_no_beams(chat_model: Path, spec_bench: Path) -> None:
+    ran = run(chat_model, "--input-file", spec_bench, "--stream")
+    places = [ran.out.index(f"Output [Text {i}]") for i in range(3)]
+    assert places == sorted(places)
+    ran = run(chat_model, "--input-file", spec_bench, "--num-beams", "2")
+    refused(ran, 2, "turn 2 of line 1", "--num-beams")
+
+
+def bench(model: Path, *args: str | Path) -> Ran:
+    return trtla(
+        "bench", "--engine-dir", model, "--lookahead", "2,2,2", "--max-output-len", "6",
+        "--temperature", "0", "--rounds", "1", "-o", "json", *args,
+    )  # fmt: skip
+
+
+def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
+    chat_model: Path, spec_bench: Path, tmp_path: Path
+) -> None:
+    ran = bench(chat_model, "--prompts", spec_bench)
+    assert ran.code == 0, ran.err
+    assert ADVICE not in ran.err
+    assert "plain decoding answers the first turns of writing" in ran.err
+    writing, math = ran.json["cells"]
+    ask = len(expected_ids(chat_model, [{"role": "user", "content": "1 + 1?"}]))
+    assert (writing["prompts"], math["prompts"]) == (2, 1)
+    assert math["mean_prompt_tokens"] == ask
+    assert writing["mean_prompt_tokens"] > ask
+    assert all(row["equal_texts"] == row["texts"] for row in ran.json["rows"])
+    raw = bench(chat_model, "--prompts", spec_bench, "--no-chat", "--categories", "math")
+    assert raw.json["cells"][0]["mean_prompt_tokens"] == len("1 + 1?")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"category": "math", "text": "1 + 1?"}\n')
+    ran = bench(chat_model, "--prompts", texts)
+    assert ran.err.count(ADVICE) == 1
+    assert ran.json["cells"][0]["mean_prompt_tokens"] == len("1 + 1?")
+    ran = bench(chat_model, "--prompts", texts, "--chat")
+    assert ran.json["cells"][0]["mean_prompt_tokens"] == ask
+
+
+def test_an_ablation_asks_in_the_template(chat_model: Path, tmp_path: Path) -> None:
+    ran = trtla(
+        "bench", "--ablation", "--engine-dir", chat_model, "--prompt", "Why?", "--chat",
+        "--arms", "nasd", "--repeats", "1", "--processor", "greedy", "--max-output-len", "4",
+        "--output", tmp_path / "rows.csv", "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    ids = expected_ids(chat_model, [ASK])
+    assert {row["prompt_tokens_mean"] for row in ran.json["means"]} == {len(ids)}
+
+
+def test_summarize_asks_for_the_summary_as_a_message(
+    chat_model: Path, articles: Path, tmp_path: Path
+) -> None:
+    def prompts(*more: str) -> list[int]:
+        ran = trtla(
+            "summarize", "--engine-dir", chat_model, "--dataset", articles, "--output-len", "4",
+            "--output", tmp_path / "out.jsonl", "--lookahead", "2,2,2", *more,
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        lines = (tmp_path / "out.jsonl").read_text().splitlines()
+        return [json.loads(line)["input_tokens"] for line in lines]
+
+    article = json.loads(articles.read_text().splitlines()[0])["article"]
+    asked = [{"role": "user", "content": f"{article} TL;DR:"}]
+    assert prompts("--chat")[0] == len(expected_ids(chat_model, asked))
+    assert prompts("--chat", "--max-input-length", "80")[0] <= 80
+
+
+def test_explain_asks_in_the_template(chat_model: Path) -> None:
+    ran = trtla(
+        "explain", "--engine-dir", chat_model, "--lookahead", "2,2,2", "--input-text", "Why?",
+        "--chat", "--max-output-len", "4", "--json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert tuple(ran.json["result"]["input_ids"]) == expected_ids(chat_model, [ASK])
