@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,6 +21,7 @@ FIGURES = {
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
     "first_divergence", "accepted_per_pos", "weight_type",
+    "compute_type",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",
@@ -105,6 +107,8 @@ def test_markdown_tells_the_circumstances(model: Path) -> None:
     assert "(cpu, bfloat16, 1 thread)" in ran.out
     assert ran.out.count("| lookahead 2,3,2 |") == 2
     assert ran.out.count("| hf ") == 2
+    for dtype in ("float32", "bfloat16"):  # given, it is the peers' type too
+        assert re.search(rf"\| hf +\| {dtype} +\|", ran.out)
 
 
 def test_processors_are_cells_beside_one_another(engine: Path) -> None:

@@ -28,6 +28,8 @@ AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
 Options = Mapping[str, Any]
 """What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
+Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "Run"]
+"""A peer's decoding of a batch with options."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
@@ -113,6 +115,11 @@ class Arm:
         """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
         return None
 
+    @property
+    def compute_type(self) -> str | None:
+        """The type of the arithmetic; None: unknown."""
+        return None
+
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
         raise NotImplementedError
@@ -150,6 +157,12 @@ class EngineArm(Arm):
     def weight_type(self) -> str | None:
         """As the executor holds them."""
         return self._llm.stats().weight_type or _stored_type(self._llm)
+
+    @property
+    def compute_type(self) -> str | None:
+        """Of the activations."""
+        own = self._llm.engine.config.pretrained_config.dtype
+        return self._llm.stats().compute_type or own
 
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
@@ -197,18 +210,25 @@ class PeerArm(Arm):
     def __init__(
         self,
         name: str,
-        decode_with: Callable[[Sequence[Ids], Sequence[SamplingParams], Options], Run],
+        decode_with: Decode,
         choices: Sequence[Options] = ({},),
         *,
         weight_type: str | None = None,
+        compute_type: str | None = None,
     ) -> None:
         self.name, self._decode_with, self._choices = name, decode_with, choices
-        self._chosen, self._weight_type = choices[0], weight_type
+        self._chosen = choices[0]
+        self._weight_type, self._compute_type = weight_type, compute_type
 
     @property
     def weight_type(self) -> str | None:
         """As the peer holds them."""
         return self._weight_type
+
+    @property
+    def compute_type(self) -> str | None:
+        """None where the peer chooses it product by product, as with quantised weights."""
+        return self._compute_type
 
     @property
     def setting(self) -> str | None:

@@ -369,5 +369,7 @@ def llama_cpp_arms(names: Sequence[str], open_model: Callable[[bool], LlamaCpp])
     for name in names:
         inner = opened(name == LLAMA_CPP_CONVERTED)
         choices = lookups if name == LLAMA_CPP_LOOKUP else ({},)
-        arms.append(PeerArm(name, inner.decode, choices, weight_type=inner.weight_type))
+        kind = inner.weight_type
+        plain = kind if kind in DTYPES else None
+        arms.append(PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain))
     return arms

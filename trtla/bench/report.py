@@ -100,6 +100,9 @@ def _table(members: Iterable[BenchRow]) -> str:
 def _shown(row: BenchRow, key: str) -> str:
     if key == "arm":
         return f"{row.arm} ({row.setting})" if row.setting else row.arm
+    if key == "weight_type":
+        own = row.weight_type or "-"
+        return own if row.compute_type in (None, own) else f"{own} in {row.compute_type}"
     if key == "range":
         return f"{row.tokens_per_s_min:.0f}-{row.tokens_per_s_max:.0f}"
     if key == "agreement":

@@ -85,6 +85,7 @@ class _Bench:
         self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
     ) -> None:
         self._sweep, self._llm, self._on_note = sweep, llm, on_note
+        self._asked_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
         self._arms = self._make_arms()
@@ -116,10 +117,12 @@ class _Bench:
         names = [name for name in self._sweep.peers if name in HUGGING_FACE]
         if not names:
             return []
-        from trtla.bench.peers import HuggingFace, peer_arms
+        from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
 
         folder = self._sweep.hf_model_dir or self._sweep.model
-        inner = HuggingFace(folder, *self._place, self._llm.end_ids)
+        device, run = self._place
+        dtypes = peer_dtypes(self._asked_dtype, run, self._opened.checkpoint.dtype, device)
+        inner = HuggingFace(folder, device, dtypes, self._llm.end_ids)
         return peer_arms(names, inner, self._sweep.assistant_dir)
 
     @property

@@ -35,6 +35,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
         stats = ExecutorStats(
             weight_bytes=model.weight_bytes,
             weight_type=model.weight_type,
+            compute_type=str(model.dtype).removeprefix("torch."),
             draft_models=draft_totals,
         )
         super().__init__(limits, stats)
