@@ -149,7 +149,7 @@ def _pieces(weights: Iterable[tuple[str, Tensor]], config: CheckpointConfig) -> 
         plain = config.model_copy(update={"rotary_scaling": None})
         yield _Piece("rope_freqs.weight", frequencies(plain) / frequencies(config))
     for name, tensor in weights:
-        if name.endswith("_scaling_factor") or (config.tie_word_embeddings and "lm_head" in name):
+        if name.endswith("_scaling_factor"):
             continue
         stem, _, kind = name.rpartition(".")
         if stem in _MODEL_NAMES:
