@@ -13,6 +13,7 @@ from trtla.console import cell as shown
 from trtla.console import counted, markdown
 from trtla.results.bench_documents import Bench, BenchRow, BenchSettings, Cell
 from trtla.results.documents import SCHEMA_VERSION
+from trtla.results.metrics import too_short
 from trtla.settings.sampling import filters_text
 
 _FIGURES = {
@@ -58,7 +59,9 @@ def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     """The circumstances in a few lines, then a table for each cell."""
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
-        parts.append(f"{_title(cell)}\n\n{_table(members)}")
+        rows = list(members)
+        parts.append(f"{_title(cell)}\n\n{_table(rows)}")
+        parts += [f"{row.arm}: {short}." for row in rows if (short := short_texts(row))]
     return "\n\n".join(parts)
 
 
@@ -81,6 +84,11 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
             f"prompt, end tokens {ends}, {counted(sweep.rounds, 'round')} alternating, medians",
         )
     )
+
+
+def short_texts(row: BenchRow) -> str | None:
+    """What is wrong with a row whose texts ended at once."""
+    return too_short(row.texts, row.output_tokens)
 
 
 def _title(cell: Cell) -> str:

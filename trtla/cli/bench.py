@@ -251,10 +251,13 @@ def _speeds(measured: Measured) -> str:
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.report import csv_text, document, markdown_text
+    from trtla.bench.report import csv_text, document, markdown_text, short_texts
     from trtla.results.documents import environment
 
     found = environment(command_line())
+    for row in results.rows:
+        if output_format != "md" and (short := short_texts(row)):
+            console.note(f"note: {row.category}, {row.arm}: {short}")
     if output_format == "json":
         console.document(document(results, sweep, found))
     elif output_format == "csv":
