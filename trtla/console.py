@@ -12,14 +12,17 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+"""Called with (done, in all), in bytes or in what a stage counts."""
+Stages = Callable[[str, str], AbstractContextManager[Progress]]
+"""(label, unit) -> the progress of a stage, as `Console.progress`."""
+BYTES = "bytes"
 
 _LOG_EVERY_S = 10.0
 _NUMBERS = re.compile(r"\[\n[-+.\deE,\s]*\]")  # an indented list of numbers
@@ -70,20 +73,49 @@ class Console:
             self.out(markdown(columns, cells))
 
     @contextmanager
-    def progress(self, label: str) -> Iterator[Progress | None]:
-        """A bar with rate and remaining time on a terminal, a line every 10 s in a log."""
+    def progress(self, label: str, unit: str = BYTES) -> Iterator[Progress]:
+        """How far a stage is: a bar on a terminal; in a log a line at its ends and every 10 s.
+
+        It begins with the first call, and ends when all is done or the block is left.
+
+        Args:
+            unit: what is counted, as a plural.
+        """
         if self.quiet:
-            yield None
+            yield _unseen
         elif sys.stderr.isatty():
-            with _bar(label) as update:
-                yield update
+            bar = _Bar(label, unit)
+            try:
+                yield bar.update
+            finally:
+                bar.close()
         else:
-            yield _Lines(label).update
+            yield _Lines(label, unit).update
+
+
+def _unseen(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+@contextmanager
+def silent(label: str, unit: str) -> Iterator[Progress]:
+    """The stages of who reports none."""
+    yield _unseen
 
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, which is regular: `1 thread`, `2 threads`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size(count: int) -> str:
+    """Bytes for people: `16.06 GB`, `12.3 MB`."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: `98 s`, `12 min`."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def command_line() -> str:
@@ -132,43 +164,61 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     RichConsole().print(table)
 
 
-@contextmanager
-def _bar(label: str) -> Iterator[Progress]:
-    from rich.console import Console as RichConsole
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as Bar
+class _Bar:
+    """Progress at a terminal; notes are printed above it."""
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bar(
-        TextColumn("{task.description}"), *columns, console=RichConsole(stderr=True)
-    ) as progress:
-        task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    def __init__(self, label: str, unit: str) -> None:
+        self._label, self._unit = label, unit
+        self._live: Any = None
+
+    def update(self, done: int, total: int) -> None:
+        if self._live is None:
+            self._live = self._started()
+        self._live.update(self._live.task_ids[0], completed=done, total=total)
+        if done == total:
+            self.close()
+
+    def _started(self) -> Any:
+        from rich import progress as rich
+        from rich.console import Console as RichConsole
+
+        counts: list[Any] = [rich.MofNCompleteColumn(), rich.TextColumn(self._unit)]
+        if self._unit == BYTES:
+            counts = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+        columns = [rich.BarColumn(), *counts, rich.TimeRemainingColumn()]
+        text, screen = rich.TextColumn("{task.description}"), RichConsole(stderr=True)
+        live = rich.Progress(text, *columns, console=screen, redirect_stdout=False)
+        live.add_task(self._label, total=None)
+        live.start()
+        return live
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
 
 
 class _Lines:
-    """Progress for logs: silent at first, then a line every 10 s."""
+    """Progress for logs: a line at both ends of a stage, and one every 10 s between them."""
 
-    def __init__(self, label: str) -> None:
-        self.label, self.start = label, time.monotonic()
-        self.due = self.start + _LOG_EVERY_S
+    def __init__(self, label: str, unit: str) -> None:
+        self._label, self._unit = label, unit
+        self._start = self._due = time.monotonic()
 
     def update(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now < self.due:
+        if now < self._due and done < total:
             return
-        self.due = now + _LOG_EVERY_S
-        rate = done / (now - self.start)
-        left = (total - done) / rate if rate else float("inf")
-        print(
-            f"{self.label}: {done / 1e6:.0f} of {total / 1e6:.0f} MB, "
-            f"{rate / 1e6:.0f} MB/s, {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._due = now + _LOG_EVERY_S
+        parts = [self._count(done, total), *self._times(done, total, now - self._start)]
+        print(f"{self._label}: {', '.join(parts)}", file=sys.stderr, flush=True)
+
+    def _count(self, done: int, total: int) -> str:
+        if self._unit != BYTES:
+            return f"{done} of {total} {self._unit}"
+        return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+
+    def _times(self, done: int, total: int, seconds: float) -> list[str]:
+        if not done:
+            return []
+        left = (total - done) * seconds / done
+        return [duration(seconds), *([f"{duration(left)} left"] if done < total else [])]

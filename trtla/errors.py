@@ -22,6 +22,10 @@ class TrtlaError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        """The sentence, and the hint on a line of its own: what a traceback ends with."""
+        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
 
 class UsageError(TrtlaError):
     """The request, the flags, the configuration or the input files are wrong (exit code 2)."""

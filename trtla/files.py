@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from trtla.errors import UsageError, first_line
+from trtla.errors import UsageError, did_you_mean, first_line
 
 if TYPE_CHECKING:
     import pydantic
@@ -217,8 +217,14 @@ def validate(model: type[ModelT], data: Any, where: str, hint: str = _OWN_FILE) 
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         if first["type"] == "extra_forbidden":
-            hint = "remove the key, or check its spelling"
+            *outer, key = first["loc"]
+            guess = did_you_mean(str(key), () if outer else _keys(model))
+            hint = f"{guess}remove the key, or check its spelling"
         raise UsageError(f"{where}: {_describe(first)}", hint) from None
+
+
+def _keys(model: type[pydantic.BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _describe(first: Mapping[str, Any]) -> str:

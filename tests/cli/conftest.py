@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -33,11 +33,11 @@ class Ran:
         return json.loads(self.out)
 
 
-def trtla(*args: str | Path, stdin: str = "", env: dict[str, str] | None = None) -> Ran:
+def trtla(*args: str | Path, stdin: str | TextIO = "", env: dict[str, str] | None = None) -> Ran:
     """Run the command line in this process, exactly as `main` does but for the exit."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
         for key, value in (env or {}).items():
             patch.setenv(key, value)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -59,3 +59,20 @@ def test_compiled_engines_refuse_it(tmp_path: Path, flag: str) -> None:
 def test_nonsense_is_refused(engine: Path) -> None:
     ran = trtla("run", "--engine-dir", engine, *PROMPT[:2], "--lookahead", "automatic")
     refused(ran, 2, "--lookahead 'automatic' is not a triple")
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(40.0, True), (1.0, False)])
+def test_run_reports_a_triple_that_costs_more_than_it_brings(
+    copied: Path, seconds: float, said: bool
+) -> None:
+    """By the costs that were kept beside the engine: here a made-up price of 16 fed tokens."""
+    args = ("run", "-m", copied, "-p", "abab", "-n", "24")
+    assert trtla(*args, "--lookahead", "auto").code == 0
+    (kept,) = copied.glob("trtla-cost-*.json")
+    rows = [{"sequences": 1, "points": [[1, 1.0], [16, seconds]]}]
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "rows": rows}))
+    ran = trtla(*args)
+    assert ("note: 4,3,4 fed " in ran.err) is said
+    assert ("times as fast here; try --request-lookahead auto\n" in ran.err) is said
+    for other in ("--lookahead=auto", "--no-lookahead", "--check-lossless", "--quiet"):
+        assert " fed " not in trtla(*args, other).err

@@ -134,6 +134,15 @@ def test_a_bad_line_names_its_number(engine: Path, tmp_path: Path, line: str, pa
     refused(run(engine, "--input-file", path), 2, "line 3 of", "prompts.jsonl", part)
 
 
+def test_a_mistyped_key_of_a_line_is_guessed(engine: Path) -> None:
+    for wrong, meant in (("tempreature", "temperature"), ("max_output_length", "max_output_len")):
+        ran = run(engine, "--input-file", "-", stdin=f'{{"text": "a", "{wrong}": 1}}')
+        refused(ran, 2, f'unknown key "{wrong}"', f"hint: did you mean {meant}? ")
+    ran = run(engine, "--input-file", "-", stdin='{"text": "a", "colour": 1}')
+    refused(ran, 2, "colour")
+    assert "did you mean" not in ran.err
+
+
 def test_files_that_cannot_be_read(engine: Path, tmp_path: Path) -> None:
     refused(run(engine, "--input-file", tmp_path / "absent.jsonl"), 2, "absent.jsonl")
     (tmp_path / "data.csv").write_text("a,b\n")

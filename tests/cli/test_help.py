@@ -90,9 +90,12 @@ def test_every_command_has_examples(name: str) -> None:
     assert f"trtla {name}" in ran.out
 
 
-def test_help_shows_defaults_and_environment() -> None:
+def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:
     text = " ".join(trtla("run", "--help").out.split())
-    assert "env var: TRTLA_RUN_MAX_OUTPUT_LEN; default: 32" in text
+    assert "-n, --max-output-len INTEGER Most tokens to write. [default: (256, " in text
+    assert text.count("TRTLA_RUN_") == 2
+    assert "set as TRTLA_RUN_<OPTION> in the environment" in text
+    assert "TRTLA_COMPLETION" not in trtla("completion", "--help").out
 
 
 def test_version() -> None:
@@ -118,6 +121,7 @@ def test_python_m_trtla_prints_the_help_too() -> None:
     done = process()
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("Usage: trtla [OPTIONS] COMMAND [ARGS]...\n")
+    assert "Start with:\n  trtla build " in done.stdout
 
 
 def test_a_typo_is_guessed() -> None:
@@ -166,6 +170,11 @@ def test_a_name_that_is_another_one_is_not_guessed(args: tuple[str, ...]) -> Non
 
 
 def test_a_mistyped_flag_is_guessed() -> None:
-    for wrong, meant in (("--verbos", "--verbose"), ("--max-output", "--max-output-len")):
+    for wrong, meant in (
+        ("--verbos", "--verbose"),
+        ("--max-output", "--max-output-len"),
+        ("--max-tokens", "--max-output-len"),
+        ("--model", "--engine-dir"),
+    ):
         ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
         refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")

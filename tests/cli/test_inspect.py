@@ -36,6 +36,11 @@ def test_for_people(engine: Path) -> None:
     assert ran.code == 0
     assert "| lookahead " in ran.out
     assert "| max_draft_len " in ran.out
+    rows = dict(line.strip("| ").split("|", 1) for line in ran.out.splitlines())
+    shown = {key.strip(): value.strip() for key, value in rows.items()}
+    assert shown["size"].endswith(" MB")
+    assert (shown["tokenizer"], shown["shape.attn_bias"]) == ("yes", "no")
+    assert not {"problems", "bytes", "quant_algo"} & shown.keys()
 
 
 def test_problems_are_told(engine: Path, tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -29,7 +32,7 @@ def test_texts_are_printed_as_run_py_does(engine: Path) -> None:
 
 
 def test_json_document(engine: Path) -> None:
-    ran = trtla("run", "--engine-dir", engine, "--input-text", "ab", "--json")
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "ab", "-n", "32", "--json")
     assert ran.code == 0, ran.err
     document = ran.json
     assert document["schema_version"] == 1
@@ -54,6 +57,13 @@ def test_one_flag_takes_several_texts_and_may_be_repeated(engine: Path) -> None:
     assert [r["input_text"] for r in ran.json["results"]] == ["a", "b", "c", "d"]
 
 
+def test_the_short_flags_are_the_long_ones(engine: Path) -> None:
+    ran = trtla("run", "-p", "-x", "b", "-p=c", "-p", "d", "-n", "2", "-m", engine, "--json")
+    assert ran.code == 0, ran.err
+    assert [r["input_text"] for r in ran.json["results"]] == ["-x", "b", "=c", "d"]
+    assert {len(r["output_ids"]) for r in ran.json["results"]} == {2}
+
+
 def test_a_text_may_start_with_a_dash(engine: Path) -> None:
     ran = trtla(
         "run", "--engine-dir", engine, "--input-text", "-x", "b", "--max-output-len", "2", "--json"
@@ -65,6 +75,56 @@ def test_stdin_as_one_text(engine: Path) -> None:
     args = ("run", "--engine-dir", engine, "--input-text", "-", "--max-output-len", "2", "--json")
     ran = trtla(*args, stdin="two\nlines\n")
     assert ran.json["results"][0]["input_text"] == "two\nlines"
+
+
+def piped(text: bytes) -> TextIO:
+    """A pipe that this text was written to, and that is closed."""
+    ours, theirs = os.pipe()
+    os.write(theirs, text)
+    os.close(theirs)
+    return os.fdopen(ours)
+
+
+def test_a_pipe_is_the_prompt_where_nothing_else_is(engine: Path) -> None:
+    args = ("run", "-m", engine, "-n", "2", "--json")
+    with piped(b"two\nlines\n\n") as pipe:
+        ran = trtla(*args, stdin=pipe)
+    assert [r["input_text"] for r in ran.json["results"]] == ["two\nlines\n"]
+    with piped(b"unread") as pipe:
+        ran = trtla(*args, "-p", "ab", stdin=pipe)
+        assert pipe.read() == "unread"
+    assert [r["input_text"] for r in ran.json["results"]] == ["ab"]
+
+
+def test_an_empty_pipe_and_the_null_device_are_no_prompt(engine: Path) -> None:
+    with piped(b"") as pipe, open(os.devnull) as null:
+        for stdin in (pipe, null):
+            refused(trtla("run", "-m", engine, stdin=stdin), 2, "there is no prompt")
+
+
+def test_a_pipe_that_brings_nothing_is_announced(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtla.cli.run._WAIT_S", 0.01)
+    ours, theirs = os.pipe()
+    writer = threading.Timer(0.2, lambda: (os.write(theirs, b"ab"), os.close(theirs)))
+    writer.start()
+    with os.fdopen(ours) as pipe:
+        ran = trtla("run", "-m", engine, "-n", "2", stdin=pipe)
+    assert ran.err.startswith("note: reads the prompt from stdin")
+    assert 'Input [Text 0]: "ab"' in ran.out
+
+
+def test_texts_are_long_unless_the_engine_is_small(engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"text": "abc"}\n{"text": "abc", "max_output_len": 5}\n')
+    ran = trtla("run", "-m", engine, "--input-file", path, "--json", "--seed", "3")
+    assert ran.code == 0, ran.err
+    first, second = ran.json["results"]
+    assert len(first["input_ids"]) + len(first["output_ids"]) == 256
+    assert first["finish_reason"] == "length"
+    assert len(second["output_ids"]) == 5
+    refused(trtla("run", "-m", engine, "-p", "abc", "-n", "256"), 2, "above max_seq_len 256")
 
 
 def test_stdin_as_jsonl_and_as_lines(engine: Path) -> None:
@@ -187,11 +247,16 @@ def test_a_stop_text_ends_the_output(engine: Path) -> None:
     assert cut["text"] == whole[: whole.index(stop)]
 
 
-def test_quiet_leaves_the_texts(engine: Path) -> None:
-    ran = trtla("run", "-q", "--engine-dir", engine, "--input-text", "ab", "--max-output-len", "4")
-    assert ran.out.count("\n") >= 2
-    assert "tokens/step" not in ran.out
-    assert ran.err == ""
+@pytest.mark.parametrize("more", [(), ("--stream",), ("--check-lossless",), ("--num-beams", "2")])
+def test_quiet_leaves_the_bare_texts(engine: Path, more: tuple[str, ...]) -> None:
+    args = ("run", "-m", engine, "-p", "ab", "cd", "-n", "4", *more)
+    ran = trtla(*args, "-q")
+    document = json.loads(trtla(*args, "--json").out.splitlines()[-1] if "--stream" in more
+                          else trtla(*args, "--json").out)  # fmt: skip
+    results = document["results"]
+    texts = [one["text"] for prompt in results for one in prompt.get("beams", [prompt])]
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "".join(f"{text}\n" for text in texts)
 
 
 def ends_at_once(model: Path, folder: Path, prompt: str) -> Path:

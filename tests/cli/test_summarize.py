@@ -96,7 +96,7 @@ def test_rouge_is_that_of_rouge_score(model: Path) -> None:
 
 
 def test_a_threshold_that_is_missed(engine: Path, articles: Path) -> None:
-    ran = summarize(engine, articles, "--rouge1-threshold", "99", "--json")
+    ran = summarize(engine, articles, "--rouge1-threshold", "99", "--json", "-q")
     assert ran.json["items"] == 2
     refused(ran, 3, "rouge1", "99")
     assert summarize(engine, articles, "--rouge1-threshold", "0").code == 0

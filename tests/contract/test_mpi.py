@@ -108,7 +108,7 @@ def test_rank_0_alone_reads_the_prompt_and_gives_the_text_of_one_process(
     build_engine(tiny_checkpoint, tmp_path / "one", BuildSettings(), backend="torch")
     with LLM(tmp_path / "one") as llm:
         (expected,) = llm.generate(PROMPT)
-    args = ("run", "--engine-dir", str(split_engine), "--input-text", "-", "--json")
+    args = ("run", "-m", str(split_engine), "-p", "-", "-n", "32", "--json")
     ended = launch(2, *args, stdin=PROMPT)
     assert [code for code, _, _ in ended] == [0] * len(ended), ended
     (result,) = json.loads(ended[0][1])["results"]

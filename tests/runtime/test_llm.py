@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.errors import TrtlaError
 
 PROMPTS = ["def read(path):\n    ", "class Queue:\n    def ", "import os\n"]
 PLAIN = LookaheadConfig(1, 1, 0)
@@ -25,6 +27,13 @@ def long_text(llm):
     params = SamplingParams(max_output_len=64, temperature=0.8, seed=4)
     (completion,) = llm.generate(PROMPTS[0], params, PLAIN)
     return completion, params
+
+
+def test_a_traceback_ends_with_the_hint(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        LLM(tmp_path / "absent")
+    assert str(refusal.value) == f"{tmp_path}/absent does not exist\nhint: check the path"
+    assert str(TrtlaError("no hint")) == "no hint"
 
 
 def test_a_hugging_face_folder_serves_7_7_7_by_default(llm):

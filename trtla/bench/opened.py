@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import Arm, Run
+from trtla.bench.arms import AR, Arm, Run
+from trtla.console import Progress, duration
 from trtla.data.encoder import Encoder, plain_answers
 from trtla.data.prompt_sets import Ids, Question, prompt_room
 from trtla.errors import UsageError
@@ -225,6 +226,47 @@ Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 """The prompts of a batch, and how each is sampled."""
 OnRound = Callable[[Measured, int], None]
 """Called after a round with what is measured so far and the round's number, from 1."""
+OnRun = Callable[[Arm, Run | None], None]
+"""Called after each decoding; None: an arm has warmed up."""
+
+_SLOW, _LONG_S = 3.0, 60.0
+"""An arm that takes so many times as long as the first one, and so long, is announced."""
+
+
+class Pace:
+    """How far a benchmark is, and which arms take far longer than plain decoding.
+
+    Args:
+        total: decodings of all arms and cells, warming up counted.
+        progress: called with (decodings done, in all).
+    """
+
+    def __init__(self, total: int, progress: Progress, on_note: Note) -> None:
+        self._total, self._progress, self._note = total, progress, on_note
+        self._done, self._plain_s, self._known = 0, 0.0, set[str]()
+        progress(0, total)
+
+    def saw(self, arm: Arm, run: Run | None, decodings: int) -> None:
+        """Count a decoding, and announce an arm the first time that it turns out slow.
+
+        Args:
+            run: None: the arm has warmed up, which takes longer.
+            decodings: of this arm in all cells.
+        """
+        self._done += 1
+        self._progress(self._done, self._total)
+        if run is None:
+            return
+        if arm.name == AR:
+            self._plain_s = run.time_s
+        elif arm.name not in self._known and self._plain_s:
+            self._known.add(arm.name)
+            factor, seconds = run.time_s / self._plain_s, run.time_s * decodings
+            if factor >= _SLOW and seconds >= _LONG_S:
+                self._note(
+                    f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
+                    f"{duration(seconds)} in all; fewer --rounds or --num-prompts take less"
+                )
 
 
 def measure(
@@ -234,6 +276,7 @@ def measure(
     sampling: SamplingParams,
     rounds: int,
     on_round: OnRound | None = None,
+    on_run: OnRun | None = None,
 ) -> Measured:
     """Warm every arm up on the first batch, then measure the rounds.
 
@@ -243,11 +286,15 @@ def measure(
     measured = Measured(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
     for arm in arms:
         arm.warm_up(*work[0])
+        if on_run is not None:
+            on_run(arm, None)
     for number in range(1, rounds + 1):
         found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
         for arm, run in alternate(arms, work, torch.device(cell.device)):
             measured.order.append(arm.name)
             found[arm.name].append(run)
+            if on_run is not None:
+                on_run(arm, run)
         for name, runs in found.items():
             measured.runs[name].append(add(runs))
         if on_round is not None:

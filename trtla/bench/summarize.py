@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trtla.console import Stages, silent
 from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.data.encoder import Encoder
 from trtla.data.prompt_sets import Ids
@@ -149,16 +150,23 @@ def encode_chats(
 
 
 def measure(
-    name: str, generate: Generate, prompts: Sequence[list[int]], batch_size: int
+    name: str,
+    generate: Generate,
+    prompts: Sequence[list[int]],
+    batch_size: int,
+    stages: Stages = silent,
 ) -> Measured:
     """Decode all prompts in batches; the first one once before, outside the timer."""
     side = Measured(name)
-    generate(prompts[:1])
-    for at in range(0, len(prompts), batch_size):
-        start = time.perf_counter()
-        answers = generate(prompts[at : at + batch_size])
-        side.latency_s += time.perf_counter() - start
-        side.answers += answers
+    with stages(f"summarize, {name}", "articles") as progress:
+        progress(0, len(prompts))
+        generate(prompts[:1])
+        for at in range(0, len(prompts), batch_size):
+            start = time.perf_counter()
+            answers = generate(prompts[at : at + batch_size])
+            side.latency_s += time.perf_counter() - start
+            side.answers += answers
+            progress(len(side.answers), len(prompts))
     return side
 
 

@@ -13,7 +13,18 @@ import torch
 
 from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms
 from trtla.bench.figures import Hardware, rows
-from trtla.bench.opened import Measured, Note, OnRound, OpenedModel, Setup, measure, read_bandwidth
+from trtla.bench.opened import (
+    Measured,
+    Note,
+    OnRound,
+    OnRun,
+    OpenedModel,
+    Pace,
+    Setup,
+    measure,
+    read_bandwidth,
+)
+from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
@@ -54,7 +65,11 @@ class Results:
 
 
 def run_sweep(
-    sweep: Sweep, sets: Sequence[PromptSet], on_note: Note, on_round: OnRound
+    sweep: Sweep,
+    sets: Sequence[PromptSet],
+    on_note: Note,
+    on_round: OnRound,
+    stages: Stages = silent,
 ) -> Results | None:
     """Measure everything; None in the serving ranks of mpirun.
 
@@ -69,7 +84,9 @@ def run_sweep(
         with sweep.open(name, dtype) as llm:
             if not llm.is_leader:
                 return None
-            _Bench(sweep, llm, device, dtype, on_note).run(results, sets, bandwidth, on_round)
+            bench = _Bench(sweep, llm, device, dtype, on_note)
+            with stages("bench", "decodings") as progress:
+                bench.run(results, sets, bandwidth, on_round, progress)
     return results
 
 
@@ -154,16 +171,33 @@ class _Bench:
         sets: Sequence[PromptSet],
         bandwidth: dict[int, float],
         on_round: OnRound,
+        progress: Progress,
     ) -> None:
         """Measure the cells of this device and type."""
         results.executors.append(self._llm.description)
         size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
-        for cell, prompts in self._cells(sets, tuple(bandwidth)):
+        cells = list(self._cells(sets, tuple(bandwidth)))
+        total = sum(self._decodings(arm, cells) for arm in self._arms)
+        pace = Pace(total, progress, self._on_note)
+        for cell, prompts in cells:
             set_threads(cell.threads)
-            measured = self._measure(cell, prompts, on_round)
+            measured = self._measure(
+                cell,
+                prompts,
+                on_round,
+                lambda arm, run: pace.saw(arm, run, self._decodings(arm, cells)),
+            )
             hardware = Hardware(size, bandwidth[cell.threads])
             results.rows += rows(measured, hardware)
             results.cells.append(_describe(measured, hardware, prompts))
+
+    def _decodings(self, arm: Arm, cells: Sequence[tuple[Cell, list[Ids]]]) -> int:
+        """How often an arm decodes a batch, each cell beginning with one that warms up."""
+        return sum(
+            1 + self._sweep.rounds * len(batches(prompts, cell.batch_size))
+            for cell, prompts in cells
+            if arm.takes(cell.batch_size)
+        )
 
     def _cells(
         self, sets: Sequence[PromptSet], threads: Sequence[int]
@@ -200,14 +234,16 @@ class _Bench:
         shared = self._sweep.sampling
         return replace(shared, temperature=temperature, top_k=top_k, top_p=top_p)
 
-    def _measure(self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound) -> Measured:
+    def _measure(
+        self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound, on_run: OnRun
+    ) -> Measured:
         arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
         for arm in self._arms:
             if arm not in arms:
                 self._on_note(f"{arm.name} does not take batches of {cell.batch_size}")
         sampling = self._sampling(cell.temperature, cell.top_k, cell.top_p)
         work = batches(prompts, cell.batch_size)
-        return measure(cell, arms, work, sampling, self._sweep.rounds, on_round)
+        return measure(cell, arms, work, sampling, self._sweep.rounds, on_round, on_run)
 
 
 def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:

@@ -107,7 +107,7 @@ def check_path(path: Path) -> None:
         UsageError: the suffix is neither .svg nor .png.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path} is no chart's name", "end it with .svg or .png")
+        raise UsageError(f"{path} cannot be a chart", "end it with .svg or .png")
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 from trtla.cli.bench import bench
 from trtla.cli.build import build
 from trtla.cli.chat import chat
-from trtla.cli.command import Command, switches
+from trtla.cli.command import Command, switches, write_lines
 from trtla.cli.convert import convert
 from trtla.cli.doctor import doctor, inspect_path
 from trtla.cli.explain import explain
@@ -23,6 +23,12 @@ from trtla.cli.tune import tune
 from trtla.console import Console
 from trtla.version import __version__
 
+_FIRST = (
+    "trtla build --checkpoint-dir llama-3-8b --output-dir engine",
+    "trtla run -m engine -p 'Once upon a time'",
+    "trtla chat -m engine",
+)
+
 
 class Group(click.Group):
     """Lists the commands in the order they are used, not by name."""
@@ -30,6 +36,11 @@ class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order they were added."""
         return list(self.commands)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what to start with, then the exit codes."""
+        write_lines(formatter, "Start with", _FIRST)
+        super().format_epilog(ctx, formatter)
 
 
 @click.group(

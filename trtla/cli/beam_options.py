@@ -83,16 +83,20 @@ def search_and_report(
 
 
 def _print(console: Console, requests: Sequence[PromptRequest], searched: BeamSearch) -> None:
-    """The texts as TensorRT-LLM's run.py prints beams, then one table."""
+    """The texts as TensorRT-LLM's run.py prints beams, then one table; bare texts when quiet."""
     from trtla.cli.transcript import input_line
 
+    if console.quiet:
+        for prompt in searched.results:
+            for beam in prompt.beams:
+                console.out(_shown(beam))
+        return
     for request, prompt in zip(requests, searched.results, strict=True):
         console.out(input_line(prompt.index, request.prompt))
         for place, beam in enumerate(prompt.beams):
             console.out(f'Output [Text {prompt.index} Beam {place}]: "{_shown(beam)}"')
-    if not console.quiet:
-        console.out()
-        console.table(COLUMNS, [row for prompt in searched.results for row in _rows(prompt)])
+    console.out()
+    console.table(COLUMNS, [row for prompt in searched.results for row in _rows(prompt)])
 
 
 def _shown(beam: Beam) -> str:

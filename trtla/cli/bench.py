@@ -140,14 +140,21 @@ axis = partial(listed, section="Lists: every combination is measured")
 @axis("--threads", type=COUNTS, show_default="PyTorch's", help="Threads of PyTorch, for all arms.")
 @axis("--temperature", type=NUMBERS, default="0,0.5", help="0 takes the most probable token.")
 @processors_flag
-@setting("--max-output-len", section="Sampling", type=TOKENS, default=128, help="Tokens to write.")
+@setting(
+    "-n",
+    "--max-output-len",
+    section="Sampling",
+    type=TOKENS,
+    default=128,
+    help="Tokens to write.",
+)
 @filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(
     "--ignore-eos/--respect-eos",
     section="Sampling",
     default=True,
-    help="Whether texts go on behind an end token, so that all arms write the same number.",
+    help="Whether to continue after an end token, so that all arms write the same number.",
 )
 @setting(
     "--rounds",
@@ -236,7 +243,10 @@ def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | Non
     def on_round(measured: Measured, number: int) -> None:
         console.note(f"{_name(measured)}, round {number} of {sweep.rounds}: {_speeds(measured)}")
 
-    return run_sweep(sweep, sets, lambda text: console.note(f"note: {text}"), on_round)
+    def on_note(text: str) -> None:
+        console.note(f"note: {text}")
+
+    return run_sweep(sweep, sets, on_note, on_round, console.progress)
 
 
 def _name(measured: Measured) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.console import Console
+from trtla.console import Console, size
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def _show_memory(console: Console, plan: BuildDescription) -> None:
     every = memory.ranks > 1
 
     def line(what: str, rank: int, total: int, of: str = "") -> None:
-        split = f" on the largest of {memory.ranks} ranks, {_size(total)} in all" if every else ""
-        console.out(f"{what} {_size(rank)}{split}{of}")
+        split = f" on the largest of {memory.ranks} ranks, {size(total)} in all" if every else ""
+        console.out(f"{what} {size(rank)}{split}{of}")
 
     line("weights", memory.weight_bytes_per_rank, memory.weight_bytes)
     line(
@@ -138,12 +138,7 @@ def _show_memory(console: Console, plan: BuildDescription) -> None:
             f" of the KV cache: {limits.max_batch_size} x {plan.max_draft_len} tokens",
         )
     console.out(
-        f"logits {_size(memory.logits_bytes)} for a step of a full batch: {memory.step_tokens} "
+        f"logits {size(memory.logits_bytes)} for a step of a full batch: {memory.step_tokens} "
         "tokens"
     )
     console.out("activations are not estimated")
-
-
-def _size(count: int) -> str:
-    """Bytes for people: 16.06 GB, 12.3 MB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -23,10 +23,9 @@ _AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is complet
 
 
 class Setting(click.Option):
-    """An option with its section in the help; default and environment name are shown."""
+    """An option with its section in the help; its default is shown."""
 
     def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
-        kwargs.setdefault("show_envvar", True)
         kwargs.setdefault("show_default", True)
         super().__init__(*args, **kwargs)
         self.section = section
@@ -85,6 +84,10 @@ class Several(Setting):
         super().__init__(*args, multiple=True, **kwargs)
 
 
+class ModelPath(click.Path):
+    """A model: its folder, a GGUF file or a name on the hub; the command gets a folder."""
+
+
 class Command(click.Command):
     """A command with sections, examples, --config, --verbose and --quiet."""
 
@@ -92,17 +95,17 @@ class Command(click.Command):
         self, *args: Any, examples: Sequence[str] = (), config: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = examples
+        self.examples, self.has_settings = examples, config
         self.params += [*([_config_flag()] if config else []), *switches()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the flags that were given once for several values, then parse."""
         several = {
-            _spelling(ctx, name): name
+            _spelling(ctx, name): param.opts[-1]
             for param in self.params
             if isinstance(param, Several)
             for name in param.opts
-        }
+        }  # by every spelling of a flag, its last one, which is the long one
         if ctx.resilient_parsing:  # a shell asks what may come next
             ctx.meta[_AWAITED] = self._awaited(ctx, args, several)
         rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
@@ -110,6 +113,16 @@ class Command(click.Command):
             if isinstance(param, Former):
                 param.hand_over(ctx)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Find the models, now that all else is known to be right, then run the command."""
+        for param in self.params:
+            given = ctx.params.get(str(param.name))
+            if isinstance(param.type, ModelPath) and given is not None:
+                from trtla.formats.gguf.folder import model_folder
+
+                ctx.params[str(param.name)] = str(model_folder(given))
+        return super().invoke(ctx)
 
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]
@@ -143,12 +156,27 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        if not self.examples:
-            return
-        with formatter.section("Examples"):
-            for example in self.examples:
-                formatter.write(" " * formatter.current_indent + example + "\n")
+        """Write the examples, and how settings are given in the environment."""
+        write_lines(formatter, "Examples", self.examples)
+        if self.has_settings and ctx.auto_envvar_prefix:
+            formatter.write_paragraph()
+            prefix = ctx.auto_envvar_prefix
+            formatter.write_text(
+                f"Every option can be set as {prefix}_<OPTION> in the environment, such as "
+                f"{prefix}_{self._named()}."
+            )
+
+    def _named(self) -> str:
+        """An option as the environment has it: the first."""
+        return next(str(p.name).upper() for p in self.params if isinstance(p, click.Option))
+
+
+def write_lines(formatter: click.HelpFormatter, title: str, lines: Sequence[str]) -> None:
+    """A section of lines that are not wrapped: what can be copied stays in one piece."""
+    if lines:
+        with formatter.section(title):
+            for line in lines:
+                formatter.write(" " * formatter.current_indent + line + "\n")
 
 
 def _spelling(ctx: click.Context, flag: str) -> str:
@@ -218,6 +246,5 @@ def _switch(short: str, long: str, help_text: str) -> Setting:
         expose_value=False,
         callback=remember,
         show_default=False,
-        show_envvar=False,
         help=help_text,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +12,13 @@ from trtla.cli.command import Command
 from trtla.cli.options import DTYPES, MODEL, PATH, setting, switch
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE
-from trtla.console import Console, counted
+from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError
 
 if TYPE_CHECKING:
     from trtla.build.quantize import Calibration
 
 _FP8_ONLY = ("kv_cache_dtype", "calib_data", "calib_size", "calib_device")
-_NOTE_EVERY_S = 10.0
 _conversion = partial(setting, section="Conversion")
 _fp8 = partial(setting, section="FP8")
 
@@ -37,10 +34,12 @@ _fp8 = partial(setting, section="FP8")
     ],
 )
 @_conversion(
+    "-m",
     "--model-dir",
     type=MODEL,
     required=True,
-    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM.",
+    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, or "
+    "its name on the hub such as org/name.",
 )
 @_conversion(
     "--output-dir",
@@ -92,15 +91,14 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
         _refuse_fp8_flags(ctx)
     from trtla.build import convert as converter
 
-    calibration = _calibration(console, flags) if fp8 else None
-    with console.progress("convert") as progress:
+    with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
         converter.convert(
             Path(flags["model_dir"]),
             Path(flags["output_dir"]),
             dtype="auto" if fp8 else flags["dtype"],
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
-            calibration=calibration,
+            calibration=_calibration(flags, texts) if fp8 else None,
             fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
             force=flags["force"],
             progress=progress,
@@ -122,7 +120,7 @@ def _refuse_fp8_flags(ctx: click.Context) -> None:
             )
 
 
-def _calibration(console: Console, flags: dict[str, Any]) -> Calibration:
+def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:
     from trtla.data.calibration import calibration
 
     return calibration(
@@ -130,18 +128,5 @@ def _calibration(console: Console, flags: dict[str, Any]) -> Calibration:
         flags["calib_data"],
         flags["calib_size"],
         device=flags["calib_device"],
-        progress=_noted(console),
+        progress=progress,
     )
-
-
-def _noted(console: Console) -> Callable[[int, int], None]:
-    """Progress in texts: a note every 10 s, and one at the end."""
-    due = time.monotonic() + _NOTE_EVERY_S
-
-    def note(done: int, total: int) -> None:
-        nonlocal due
-        if done == total or time.monotonic() >= due:
-            console.note(f"calibrate: {done} of {total} texts")
-            due = time.monotonic() + _NOTE_EVERY_S
-
-    return note

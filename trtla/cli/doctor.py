@@ -13,7 +13,7 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.options import MODEL, json_flag
-from trtla.console import Console, counted
+from trtla.console import Console, counted, size
 from trtla.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def inspect_path(console: Console, path: str) -> None:
     if console.json:
         console.document({"schema_version": SCHEMA_VERSION, **found})
     else:
-        console.table(("what", "value"), _flat({**found, "problems": len(problems)}))
+        console.table(("what", "value"), _flat(_readable(found)))
         for problem in problems:
             console.out(f"problem: {problem}")
     if problems:
@@ -118,13 +118,25 @@ def inspect_path(console: Console, path: str) -> None:
         )
 
 
+def _readable(found: dict[str, Any]) -> dict[str, Any]:
+    """What people want to know of it, with units."""
+    return {
+        **{key: value for key, value in found.items() if key not in ("bytes", "problems")},
+        "size": size(found["bytes"]),
+        **({"parameters": f"{found['parameters'] / 1e6:,.1f} M"} if "parameters" in found else {}),
+        **({"problems": len(found["problems"])} if found["problems"] else {}),
+    }
+
+
 def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    """Nested dictionaries as rows of dotted names."""
+    """Nested dictionaries as rows of dotted names; what there is none of is omitted."""
     rows: list[tuple[str, object]] = []
     for key, item in value.items():
         if isinstance(item, dict):
             rows += _flat(item, f"{prefix}{key}.")
-        else:
+        elif isinstance(item, bool):
+            rows.append((f"{prefix}{key}", "yes" if item else "no"))
+        elif item is not None:
             shown = ", ".join(map(str, item)) if isinstance(item, list | tuple) else item
             rows.append((f"{prefix}{key}", shown))
     return rows

@@ -85,6 +85,7 @@ class ExplainFlags(ModelFlags):
     ],
 )
 @setting(
+    "-p",
     "--input-text",
     section="Prompts",
     type=TEXT,

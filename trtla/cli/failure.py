@@ -120,13 +120,33 @@ def _usage(error: click.ClickException) -> Failure:
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
-        hint = did_you_mean(error.option_name, error.possibilities or ()) + hint
+        hint = _meant(error) + hint
     before, found, guess = message.partition(" Did you mean ")
     if found:
         message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
     if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
         message += _origin(context, error.param.name)
     return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
+
+
+_ELSEWHERE = {
+    "--model": "--engine-dir",
+    "--prompt": "--input-text",
+    "--max-tokens": "--max-output-len",
+    "--max-new-tokens": "--max-output-len",
+    "--n-predict": "--max-output-len",
+}
+"""What other tools call our flags."""
+
+
+def _meant(error: click.NoSuchOption) -> str:
+    """How the hint begins: the flag that is most like a wrong one, or means the same elsewhere."""
+    command = error.ctx.command if error.ctx else None
+    known = {name for param in command.params for name in param.opts} if command else set()
+    same = _ELSEWHERE.get(error.option_name)
+    if same in known:
+        return f"did you mean {same}? "
+    return did_you_mean(error.option_name, error.possibilities or ())
 
 
 def _origin(context: click.Context, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.command import Former, Setting, Several
+from trtla.cli.command import Former, ModelPath, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
@@ -22,19 +22,7 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 PATH = click.Path()
-
-
-class ModelType(click.Path):
-    """A model folder, or a GGUF file, whose folder it becomes."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Make the folder of a GGUF file, if it is not there."""
-        from trtla.formats.gguf.folder import model_folder
-
-        return str(model_folder(str(super().convert(value, param, ctx))))
-
-
-MODEL = ModelType()
+MODEL = ModelPath()
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
 
@@ -97,12 +85,13 @@ def engine_flags(section: str) -> Decorator:
     """--engine-dir and --tokenizer-dir."""
     return stack(
         setting(
+            "-m",
             "--engine-dir",
             section=section,
             type=MODEL,
             required=True,
-            help="Engine made by trtla build; a Hugging Face Llama folder works too, it is "
-            "converted in memory.",
+            help="Engine made by trtla build; a Hugging Face folder, its name on the hub such as "
+            "org/name, or a GGUF file works too, and is converted in memory.",
         ),
         tokenizer_flag(section),
     )
@@ -143,8 +132,9 @@ model_flags = stack(
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
         show_default="the engine's",
-        help="window,ngram,verification of all requests; must need the engine's max_draft_len. "
-        "auto: the engine's, and each step feeds only what pays of it (torch engines).",
+        help="window,ngram,verification of all requests; must give the same max_draft_len as the "
+        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
+        "worth their cost (torch engines).",
     ),
 )
 """What opens a model."""
@@ -187,13 +177,14 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     if one.type is bool:
         both = one.default or one.optional
         return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **given)
+    names = (f"-{about.short}", flag) if about.short else (flag,)
     if one.is_texts and not about.commas:
-        return several(flag, **given)
+        return several(*names, **given)
     if one.default is None:
         given = {"show_default": about.shown or False, **given}
     if about.metavar is not None:
         given = {"metavar": about.metavar, **given}
-    return setting(flag, **given)
+    return setting(*names, **given)
 
 
 def _type(one: Declared) -> dict[str, Any]:

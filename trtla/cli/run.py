@@ -5,7 +5,10 @@ Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` p
 
 from __future__ import annotations
 
+import select
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +33,6 @@ from trtla.cli.options import (
     color_flag,
     draft_flags,
     json_flag,
-    length_flag,
     model_flags,
     options_of,
     processor_flag,
@@ -60,6 +62,15 @@ if TYPE_CHECKING:
     from trtla.results.run import Decoded
 
 
+_USUAL_LEN = 256
+_LENGTH = {
+    "default": _USUAL_LEN,
+    "show_default": f"{_USUAL_LEN}, or what the prompt leaves of the engine's room",
+}
+_WAIT_S = 1.0
+"""After which a pipe that has brought nothing is worth a note."""
+
+
 @dataclass(frozen=True)
 class RunFlags(ModelFlags):
     """The command's flags as click parsed them."""
@@ -84,16 +95,17 @@ class RunFlags(ModelFlags):
         "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
         "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
         "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
-        "cat prompt.txt | trtla run --engine-dir engine --input-text - --check-lossless",
+        "cat prompt.txt | trtla run -m engine -q > answer.txt",
         "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
         "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
     ],
 )
 @several(
+    "-p",
     "--input-text",
     section="Prompts",
     type=TEXT,
-    help="Prompts, several after one flag; - reads one prompt from stdin.",
+    help="Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
 )
 @setting(
     "--input-file",
@@ -121,7 +133,7 @@ class RunFlags(ModelFlags):
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@length_flag
+@options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
 @sampling_flags
 @processor_flag
 @stop_flag
@@ -144,15 +156,15 @@ class RunFlags(ModelFlags):
 def run(console: Console, /, **flags: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
-    Prints each text as TensorRT-LLM's run.py does, then a table. Tokens per step (1 + accepted /
-    steps, the prefill not counted) is what lookahead gains; a low share of distinct 4-grams
-    shows that the text loops, which flatters it.
+    Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
+    Tokens per step (1 + accepted / steps, the prefill not counted) is what lookahead gains; a low
+    share of distinct 4-grams shows that the text loops, which flatters it.
     """
     given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    requests = _requests(given) if mpi.rank() == 0 else []
+    requests = _requests(console, given) if mpi.rank() == 0 else []
     if by_beams:
         check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
@@ -169,6 +181,8 @@ def run(console: Console, /, **flags: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         requests = _as_chats(llm, requests)
+        if source(click.get_current_context(), "max_output_len") == "default":
+            requests = [_fitted(llm, request) for request in requests]
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -185,7 +199,28 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
             )
 
 
-def _requests(given: RunFlags) -> list[PromptRequest]:
+def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
+    """A request of the usual length with what its prompt leaves of the engine's room."""
+    if request.sampling.max_output_len != _USUAL_LEN:  # a line of a file has its own
+        return request
+    prompt = llm.request(request.prompt, request.sampling, request.name).input_ids
+    room = max(1, llm.limits.max_text_len - len(prompt))
+    fitted = replace(request.sampling, max_output_len=min(_USUAL_LEN, room))
+    return replace(request, sampling=fitted)
+
+
+def _announce_stdin(console: Console, given: RunFlags) -> None:
+    """Note that stdin is read: a pipe that nobody writes to would look like a hang."""
+    from trtla.data.prompts import piped
+
+    if given.input_text or given.input_file is not None or not piped():
+        return
+    with suppress(OSError):  # Windows waits for sockets only
+        if not select.select([sys.stdin], [], [], _WAIT_S)[0]:
+            console.note("note: reads the prompt from stdin; --input-text gives another one")
+
+
+def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
 
@@ -193,6 +228,7 @@ def _requests(given: RunFlags) -> list[PromptRequest]:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
+    _announce_stdin(console, given)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
     requests = gather(texts, file, given.sampling, triples, given.drafter, given.asking)
     if given.no_lookahead:
@@ -212,7 +248,7 @@ def _decode_and_report(
     console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
 ) -> None:
     from trtla.cli.transcript import Transcript
-    from trtla.results.run import decode, document, warm_up
+    from trtla.results.run import decode, document, lookahead_loss, warm_up
 
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
@@ -225,6 +261,8 @@ def _decode_and_report(
     else:
         transcript.finish(decoded, plain)
         _note_empty(console, decoded)
+    if plain is None and not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+        console.note(f"note: {loss}")
     if plain is not None:
         _require_lossless(decoded, plain)
 

@@ -36,7 +36,7 @@ from trtla.cli.options import (
 from trtla.cli.settings import check_folder
 from trtla.cli.template import check_texts
 from trtla.cli.values import COUNT, TOKENS
-from trtla.console import Console, command_line
+from trtla.console import Console, Stages, command_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
@@ -181,24 +181,28 @@ def _measure(
             prompts = encode_chats(tokenizer, articles, longest, given.asking)
         else:
             prompts = encode(tokenizer.inner, articles, longest)
-        sides = list(_engine_sides(llm, prompts, given)) if given.run_engine else []
+        sides: list[Measured] = []
+        if given.run_engine:
+            sides += _engine_sides(llm, prompts, given, console.progress)
         engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
         arithmetic = (given.device, given.dtype, engine_dtype)
         generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
-        sides.append(measure("hugging_face", generate, prompts, given.batch_size))
+        sides.append(measure("hugging_face", generate, prompts, given.batch_size, console.progress))
     for side in sides:
         score(side, tokenizer.inner, articles)
     return sides, prompts
 
 
-def _engine_sides(llm: LLM, prompts: list[list[int]], given: SummarizeFlags) -> Iterator[Measured]:
+def _engine_sides(
+    llm: LLM, prompts: list[list[int]], given: SummarizeFlags, stages: Stages
+) -> Iterator[Measured]:
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
 
-    yield measure(ENGINE, engine_side(llm, given.sampling), prompts, given.batch_size)
+    yield measure(ENGINE, engine_side(llm, given.sampling), prompts, given.batch_size, stages)
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
         plain = engine_side(llm, given.sampling, NO_DRAFTER)
-        yield measure(PLAIN, plain, prompts, given.batch_size)
+        yield measure(PLAIN, plain, prompts, given.batch_size, stages)
 
 
 def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:

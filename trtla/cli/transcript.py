@@ -1,5 +1,7 @@
 """What `trtla run` prints for people: the texts as TensorRT-LLM's run.py does, then one table.
 
+With --quiet it is the bare texts, each ended by a newline.
+
 Several streamed texts are shown one after another: the first live, the later ones as far as they
 are when their time comes.
 """
@@ -64,25 +66,34 @@ class Transcript:
     def _print(self, chunk: Chunk) -> None:
         if not self.begun:
             self.begun = True
-            self.console.out(input_line(chunk.index, self.requests[chunk.index].prompt))
-            self.console.out(f'Output [Text {chunk.index}]: "', end="")
+            self._open(chunk.index)
         ids = "".join(f"{i} " for i in chunk.token_ids)
         self.console.out(ids if chunk.pieces is None else self._colour(chunk.pieces), end="")
         if chunk.completion is not None:
-            self.console.out('"')
+            self.console.out(self._end)
             self.begun, self.shown = False, self.shown + 1
+
+    def _open(self, index: int) -> None:
+        """Print what stands before an output."""
+        if not self.console.quiet:
+            self.console.out(input_line(index, self.requests[index].prompt))
+            self.console.out(f'Output [Text {index}]: "', end="")
+
+    @property
+    def _end(self) -> str:
+        return "" if self.console.quiet else '"'
 
     def finish(self, decoded: Decoded, plain: Decoded | None) -> None:
         """Print what has not been streamed: texts, the table, the comparison."""
         if not self.stream:
             for completion in decoded.completions:
-                request = self.requests[completion.index]
-                self.console.out(input_line(completion.index, request.prompt))
-                self.console.out(f'Output [Text {completion.index}]: "{self._output(completion)}"')
+                self._open(completion.index)
+                self.console.out(self._output(completion) + self._end)
+        if self.console.quiet:  # a text that differs is an error
+            return
         if plain is not None:
             self._compare(decoded, plain)
-        if not self.console.quiet:
-            self._table(decoded, plain)
+        self._table(decoded, plain)
 
     def _output(self, completion: Completion) -> str:
         if completion.text is None:

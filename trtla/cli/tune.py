@@ -228,7 +228,7 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
         from trtla.runtime.models.load import set_threads
         from trtla.tune.tuner import tune as run_tune
     set_threads(threads)
-    return run_tune(settings, lambda text: console.note(f"note: {text}"))
+    return run_tune(settings, lambda text: console.note(f"note: {text}"), console.progress)
 
 
 def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags) -> None:

@@ -73,6 +73,7 @@ class TuneFlags:
 
 tune_flags = stack(
     setting(
+        "-m",
         "--engine-dir",
         section="Model",
         type=MODEL,
@@ -121,7 +122,12 @@ tune_flags = stack(
     ),
     chat_flags,
     setting(
-        "--max-output-len", section="Sampling", type=TOKENS, default=96, help="Tokens to write."
+        "-n",
+        "--max-output-len",
+        section="Sampling",
+        type=TOKENS,
+        default=96,
+        help="Tokens to write.",
     ),
     options_of(
         SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}

@@ -5,6 +5,8 @@ Everything is checked here before a model is loaded. A line's own values win ove
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +87,7 @@ def gather(
     drafter: DrafterSettings = LOOKAHEAD,
     asking: Asking = AS_TEXT,
 ) -> list[PromptRequest]:
-    """The prompts of --input-text, then those of --input-file.
+    """The prompts of --input-text, then those of --input-file; without both, what is piped in.
 
     Args:
         texts: prompts; `-` stands for all of stdin.
@@ -107,8 +109,12 @@ def gather(
     ]
     if file is not None:
         requests += _from_file(file, sampling, drafter)
+    if not requests and piped() and (text := _stdin_text()):
+        requests = [PromptRequest("stdin", text, sampling)]
     if not requests:
-        raise UsageError("there is no prompt", "give --input-text 'Once upon' or --input-file FILE")
+        raise UsageError(
+            "there is no prompt", "give --input-text 'Once upon', --input-file FILE or a pipe"
+        )
     for request in requests:
         if not request.prompt:
             raise UsageError(f"{request.name} has an empty prompt", "give at least one token")
@@ -156,7 +162,17 @@ def _with_lookaheads(
     ]
 
 
+def piped() -> bool:
+    """Whether stdin is a pipe or a file: no terminal, and no device such as /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # there is no file behind it
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
 def _stdin_text() -> str:
+    """All of stdin without the newline that shells add, one at most."""
     return sys.stdin.read().removesuffix("\n")
 
 

@@ -72,8 +72,9 @@ class LLM:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder: a Llama's
-                is converted in memory, one of the T5 family runs as it is.
+            model: an engine directory made by `trtla build`, or a Hugging Face folder or a name
+                on the hub (`org/name`): a Llama's is converted in memory, one of the T5 family
+                runs as it is.
             lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
@@ -224,6 +225,10 @@ class LLM:
         """
         return self._shared.call(lambda executor: executor.measure_costs(plan))
 
+    def kept_costs(self) -> CostTable | None:
+        """What forwards cost, where `auto` has measured it before; None: it is not known."""
+        return self._shared.call(lambda executor: executor.kept_costs())
+
     def beam_search(
         self,
         prompt: Prompt,
@@ -279,14 +284,20 @@ class LLM:
             None if lookahead == "auto" else lookahead,
             self.end_ids,
             name=name,
-            adaptive=lookahead == "auto" or (lookahead is None and self._adapts(settings)),
+            adaptive=self.is_adaptive(lookahead, settings),
             drafter=settings,
             encoder_ids=encoder_ids,
         )
 
-    def _adapts(self, settings: DrafterSettings) -> bool:
-        """Whether a request without a triple is adaptive: other drafters have nothing to choose."""
-        return self._adaptive and settings.drafter == LOOKAHEAD.drafter
+    def is_adaptive(self, lookahead: Lookahead | None, drafter: DrafterSettings | None) -> bool:
+        """Whether a request with these settings is adaptive; arguments as in `request`.
+
+        Without a triple it is where the LLM was opened with `auto`, if lookahead alone drafts:
+        other drafters have nothing to choose.
+        """
+        drafting = (drafter or self._drafter).drafter
+        by_default = lookahead is None and self._adaptive and drafting == LOOKAHEAD.drafter
+        return lookahead == "auto" or by_default
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""

@@ -55,7 +55,7 @@ def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
 def open_tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | None:
     """That of a folder, else the one beside the model; None: the model has none."""
     if folder is not None:
-        return Tokenizer(Path(folder))
+        return Tokenizer(model_folder(folder))
     return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
 
 

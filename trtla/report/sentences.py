@@ -47,7 +47,8 @@ def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Row] | None:
 def _measured(comparison: Comparison, row: Row) -> str:
     ratio = row.speedup or 0.0
     if ratio >= 1.0 + _SAME:
-        return f"With {row.arm} decoding is {times(ratio)} as fast as plain decoding."
+        arm = row.arm.replace("lookahead", "Lookahead", 1)
+        return f"{arm} decodes {times(ratio)} as fast as plain decoding."
     if ratio > 1.0 - _SAME:
         return f"Nothing is faster than plain decoding here; {row.arm} is as fast ({times(ratio)})."
     return f"Nothing is faster than plain decoding here; {row.arm} comes nearest, {times(ratio)}."

@@ -112,6 +112,10 @@ class Executor(ABC):
         """
         raise self._unable("cannot time single forwards", "measure")
 
+    def kept_costs(self) -> CostTable | None:
+        """What forwards cost, where that was measured before; None: it is not known."""
+        return None
+
     def _unable(self, what: str, verb: str) -> UsageError:
         return UsageError(f"{self.description} {what}", f"{verb} with a torch engine")
 

@@ -39,6 +39,8 @@ class Option:
     """Texts: one text with commas between stands for them."""
     chat: str = ""
     """The chat's name for it; empty: its own."""
+    short: str = ""
+    """The letter of its flag's short form."""
     former: str = ""
     """A name of its flag that is still accepted."""
 

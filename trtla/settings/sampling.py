@@ -123,7 +123,7 @@ class SamplingParams:
         UsageError: a value has another type, or is out of its range.
     """
 
-    max_output_len: int = option(32, "Most tokens to write.", least=1, chat="length")
+    max_output_len: int = option(32, "Most tokens to write.", least=1, chat="length", short="n")
     temperature: float = option(0.0, "0 takes the most probable token.")
     top_k: int = option(0, "0 keeps all tokens.", most=math.inf)
     top_p: float = option(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from trtla.console import counted
+from trtla.console import Stages, counted, silent
 from trtla.results.documents import GridPoint
 from trtla.results.metrics import Metrics
 from trtla.settings.drafting import LOOKAHEAD
@@ -45,10 +45,16 @@ class Search:
     """
 
     def __init__(
-        self, llm: LLM, groups: Groups, limit: LookaheadConfig, kept: Measurements, note: Note
+        self,
+        llm: LLM,
+        groups: Groups,
+        limit: LookaheadConfig,
+        kept: Measurements,
+        note: Note,
+        stages: Stages = silent,
     ) -> None:
         self._llm, self._groups, self._limit, self._kept = llm, groups, limit, kept
-        self._note = note
+        self._note, self._stages = note, stages
         self.found: dict[LookaheadConfig, dict[Sample, Steps]] = {}
         by_name = {sample.name: sample for own in groups.values() for sample in own}
         for name in kept.names("run "):
@@ -78,19 +84,24 @@ class Search:
             until = deadline
         return finished
 
-    def _run(self, triples: Sequence[LookaheadConfig], count: int, deadline: float) -> bool:
+    def _run(self, triples: Sequence[LookaheadConfig], most: int, deadline: float) -> bool:
         """Run triples on the first samples of each category; what takes too long is given up."""
-        firsts = [sample for own in self._groups.values() for sample in own[:count]]
+        firsts = [sample for own in self._groups.values() for sample in own[:most]]
         jobs = [(triple, sample) for triple in triples for sample in firsts]
         jobs = [job for job in jobs if not self._knows(job)]
         tried = len(dict.fromkeys(triple for triple, _ in jobs))
         if jobs and time.monotonic() < deadline:
             self._note(f"to run on {counted(len(firsts), 'prompt')}: {counted(tried, 'triple')}")
-        for start in range(0, len(jobs), _IN_FLIGHT):
-            self._decode(jobs[start : start + _IN_FLIGHT], deadline)
+        with self._stages("search", "requests") as progress:
+
+            def count() -> None:
+                progress(sum(map(self._knows, jobs)), len(jobs))
+
+            for start in range(0, len(jobs), _IN_FLIGHT):
+                self._decode(jobs[start : start + _IN_FLIGHT], deadline, count)
         return all(map(self._knows, jobs))
 
-    def _decode(self, jobs: Sequence[Job], deadline: float) -> None:
+    def _decode(self, jobs: Sequence[Job], deadline: float, on_end: Callable[[], None]) -> None:
         """Run jobs in one in-flight batch."""
         if time.monotonic() > deadline:
             return
@@ -103,6 +114,7 @@ class Search:
         for chunk in chunks:
             if chunk.completion is not None:
                 self._keep(jobs[chunk.index], chunk.completion)
+                on_end()
             if time.monotonic() > deadline:
                 return
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import count
 
 import torch
 
 from trtla.bench.opened import take_tokenizer
-from trtla.console import command_line, counted
+from trtla.console import Stages, command_line, counted, silent
 from trtla.data.encoder import Encoder, plain_answers
 from trtla.data.prompt_sets import prompt_room
 from trtla.llm.llm import LLM
@@ -60,7 +61,7 @@ _BUSY = 1.3
 """Rounds of one speed-up that lie further apart indicate a busy machine."""
 
 
-def tune(settings: TuneSettings, on_note: Note) -> Tune:
+def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune:
     """Tune; the document.
 
     Raises:
@@ -74,15 +75,15 @@ def tune(settings: TuneSettings, on_note: Note) -> Tune:
         device=settings.device,
         dtype=settings.dtype,
     ) as llm:
-        found = _Tuning(settings, llm, on_note).go()
+        found = _Tuning(settings, llm, on_note, stages).go()
     return found.model_copy(update={"time_s": round(time.monotonic() - started, 1)})
 
 
 class _Tuning:
     """The opened model, and what is known of it."""
 
-    def __init__(self, settings: TuneSettings, llm: LLM, on_note: Note) -> None:
-        self._settings, self._llm, self._note = settings, llm, on_note
+    def __init__(self, settings: TuneSettings, llm: LLM, on_note: Note, stages: Stages) -> None:
+        self._settings, self._llm, self._note, self._stages = settings, llm, on_note, stages
         self._begin = time.monotonic()
         samples = self._samples()
         self._groups: Groups = by_category(samples)
@@ -94,7 +95,7 @@ class _Tuning:
         self._kept = Measurements(settings.output_dir, fingerprint(self._facts(samples)))
         if self._kept.resumed:
             on_note(f"goes on: {self._kept.resumed} measurements are kept from before")
-        self._search = Search(llm, self._groups, settings.limit, self._kept, on_note)
+        self._search = Search(llm, self._groups, settings.limit, self._kept, on_note, stages)
         self._cost, table = self._costs(samples)
         self._predictor = Predictor(self._groups, self._search.found, table)
 
@@ -225,9 +226,11 @@ class _Tuning:
             rounds = self._first_rounds(wanted, seconds, needed=place == 1)
             if rounds is not None:
                 found.append(rounds)
-        waiting = found
-        while waiting:
-            waiting = [one for one in waiting if self._one_more(one, end)]
+        waiting, most = found, self._settings.rounds * len(found)
+        with self._stages("further rounds, as time allows", "rounds") as progress:
+            while waiting:
+                waiting = [one for one in waiting if self._one_more(one, end)]
+                progress(sum(one.count for one in found), most)
         if (scatter := max(one.scatter() for one in found)) > _BUSY:
             self._note(
                 f"rounds differ by up to {scatter:.1f}x: the machine is busy, so try a quiet one"
@@ -246,8 +249,10 @@ class _Tuning:
         names = ", ".join(one.name for one in contest.contenders)
         self._note(f"verified in rounds, batch size {contest.size}: {names}")
         rounds = Rounds(self._llm, contest, self._kept)
-        for _ in range(least):
-            rounds.take()
+        total, done = least * len(contest.groups) * len(contest.contenders), count(1)
+        with self._stages(f"rounds, batch size {contest.size}", "decodings") as progress:
+            for _ in range(least):
+                rounds.take(lambda: progress(next(done), total))
         return rounds
 
     def _one_more(self, rounds: Rounds, end: float) -> bool:

@@ -123,17 +123,17 @@ class Rounds:
         """Seconds of the latest round."""
         return sum(s for own in self._taken[-1].values() for s in own.values())
 
-    def take(self) -> None:
+    def take(self, on_decoding: Callable[[], None] = lambda: None) -> None:
         """One more round. What was cut off is taken anew, for its times belong together."""
         number, taken = len(self._taken), {}
         names = ",".join(one.name.replace(",", ".") for one in self.contest.contenders)
         for category, own in self.contest.groups.items():
             name = f"round {number} {self.contest.size} {category} {len(own)} {names}"
             if (found := self._kept.get(name)) is None:
-                found = {
-                    one.name: decode_s(self._llm, one, own, self.contest.size)
-                    for one in self.contest.contenders
-                }
+                found = {}
+                for one in self.contest.contenders:
+                    found[one.name] = decode_s(self._llm, one, own, self.contest.size)
+                    on_decoding()
                 self._kept.put(name, found)
             taken[category] = found
         self._taken.append(taken)

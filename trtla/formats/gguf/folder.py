@@ -18,6 +18,7 @@ from trtla.files import read_json, user_cache
 from trtla.formats.folder import GENERATION_CONFIG
 from trtla.formats.gguf.header import Header, is_gguf, read_header, shards
 from trtla.formats.hf_config import parse_hf_config
+from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ _FORMAT = 1
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder of a model: a GGUF file's, or the path itself.
+    """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself.
 
     Raises:
-        UsageError: the file is truncated, lacks a part, or holds a model that trtla cannot run.
+        UsageError: the file is truncated, lacks a part, or holds a model that trtla cannot run; or
+            the hub does not give the model.
         TrtlaError: the folder cannot be written.
     """
-    given = Path(path)
+    given = hub_folder(path)
     return gguf_folder(given.resolve()) if is_gguf(given) else given
 
 

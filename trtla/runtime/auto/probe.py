@@ -19,7 +19,7 @@ import torch
 
 from trtla.files import user_cache
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.costs import CostPlan, CostTable, Point, get, rising
+from trtla.runtime.costs import CostPlan, CostTable, Point, get, load, rising
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
@@ -67,6 +67,8 @@ def measured_costs(
     run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
 ) -> CostTable | None:
     """`measure_costs` for steps of up to a number of sequences, remembered by nobody."""
+    if not sequences:
+        return None
     plan = replace(_PLAN, batches=rows_for(sequences, _PLAN.batches))
     return measure_costs(run, cache, limits, plan)
 
@@ -138,8 +140,9 @@ def cost_source(
 ) -> Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]:
     """An engine's table, from a file in the engine's folder or the user's, or measured now.
 
-    Only what the number of sequences asked for needs is measured: others may never come. A Hugging
-    Face folder is never written to. None: it cannot be measured now.
+    Only what the number of sequences asked for needs is measured: others may never come, and for 0
+    there is nothing to measure. A Hugging Face folder is never written to. None: it is not known,
+    and cannot be measured now.
     """
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
@@ -148,6 +151,8 @@ def cost_source(
         run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
     ) -> CostTable | None:
         key, plan = cost_key(engine, arithmetic, device), fitted_plan(_PLAN, cache, limits)
+        if not sequences:
+            return load(key, folders)
         wanted = replace(plan, batches=rows_for(sequences, plan.batches))
         return get(key, folders, wanted, lambda missing: measure_costs(run, cache, limits, missing))
 

@@ -1,4 +1,4 @@
-"""Several drafters as one: the first that has something to say drafts, the next fill what is left.
+"""Several drafters as one: the first with a proposal is used, the next ones fill what is left.
 
 Their drafts become branches of one tree, in which what begins alike is fed once. Every drafter sees
 what the target said, as if it were alone.

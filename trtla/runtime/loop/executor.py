@@ -37,6 +37,7 @@ T = TypeVar("T")
 CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
 """Measures what forwards of up to a number of sequences cost, or remembers it. Asked when the first
 adaptive request comes, when more are in flight than before, and again where it says None: not now.
+For 0 sequences it measures nothing: what is remembered.
 """
 
 
@@ -185,6 +186,11 @@ class TorchExecutor(StepLoop):
                 "measure when no request is in flight",
             )
         return table
+
+    def kept_costs(self) -> CostTable | None:
+        """The table of adaptive requests, of this executor or of an earlier one."""
+        self._check_open()
+        return self._cost_table or self._cost_source(self._forward, self._cache, self._limits, 0)
 
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         """How probable the target finds an output, beside the requests in flight.

@@ -124,12 +124,12 @@ class NativeLlama(Model):
 
     @property
     def arithmetic(self) -> str:
-        """Such as `float32, compiled, float16 weights`."""
+        """Such as `float32 on float16 weights, compiled`."""
         dtype = str(self.dtype).removeprefix("torch.")
-        stored = "" if self._stored == dtype else f", {self._stored} weights"
+        stored = "" if self._stored == dtype else f" on {self._stored} weights"
         if self.config.fp8:
             stored = ", FP8 weights dequantised at load"
-        return f"{dtype}, compiled{stored}"
+        return f"{dtype}{stored}, compiled"
 
     @property
     def weight_bytes(self) -> int:

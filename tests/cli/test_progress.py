@@ -1,0 +1,73 @@
+"""Progress of long commands: a bar at a terminal, lines in a log, nothing with --quiet."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import trtla
+from trtla import console
+from trtla.console import Console
+
+
+def test_a_log_has_a_line_at_both_ends_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().progress("summarize", "articles") as progress:
+        for done in range(21):
+            progress(done, 20)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "summarize: 0 of 20 articles\nsummarize: 20 of 20 articles, 0 s\n")
+
+
+def test_between_them_a_log_says_what_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((0.0, 5.0, 9.0, 20.0, 200.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(seconds))
+    with Console().progress("convert") as progress:
+        for done in (1, 2, 4, 40):
+            progress(done * 10**6, 40 * 10**6)
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first == "convert: 1 of 40 MB, 5 s, 3 min left"
+    assert second == "convert: 4 of 40 MB, 20 s, 3 min left"
+    assert last == "convert: 40 of 40 MB, 3 min"
+
+
+def test_a_terminal_has_a_bar_with_notes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    printer = Console()
+    with printer.progress("tune", "rounds") as outer, printer.progress("bench", "cells") as inner:
+        outer(1, 2)
+        printer.note("note: a round")
+        outer(2, 2)
+        inner(3, 3)
+    assert "note: a round" in screen.getvalue()
+    assert "2/2" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
+    assert sys.stderr is screen
+
+
+def test_long_commands_report_where_they_are(
+    engine: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tmp_path / "two.jsonl"
+    prompts.write_text("".join(f'{{"category": "own", "text": "{n}"}}\n' for n in (1, 2)))
+    bench = ("bench", "-m", engine, "--prompts", prompts, "-n", "4", "--rounds", "2")
+    monkeypatch.setattr("trtla.bench.opened._SLOW", 0.0)
+    monkeypatch.setattr("trtla.bench.opened._LONG_S", 0.0)
+    ran = trtla(*bench)
+    # At 2 temperatures both arms decode a prompt to warm up, then 2 prompts in 2 rounds.
+    assert "bench: 0 of 20 decodings\n" in ran.err
+    assert "bench: 20 of 20 decodings, " in ran.err
+    assert ran.err.count("note: lookahead 4,3,4 takes about ") == 1
+    assert trtla(*bench, "-q").err == ""
+    convert = ("convert", "--model-dir", model, "--output-dir")
+    assert "convert: 0 of 0 MB, " in trtla(*convert, tmp_path / "one").err
+    assert trtla(*convert, tmp_path / "two", "-q").err == ""
