@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import TrtlaError, UsageError, first_line
-from trtla.files import user_cache
+from trtla.files import read_json, user_cache
 from trtla.formats.folder import GENERATION_CONFIG
 from trtla.formats.gguf.header import Header, is_gguf, read_header, shards
 from trtla.formats.hf_config import parse_hf_config
@@ -62,6 +62,14 @@ def gguf_folder(path: Path) -> Path:
             "free some space, or set XDG_CACHE_HOME to a folder that can be written",
         ) from None
     return folder
+
+
+def weight_file(folder: Path) -> Path | None:
+    """The GGUF file, the first of several, that a model folder was made of; None: of none."""
+    from trtla.formats.gguf.weights import WEIGHTS
+
+    named = folder / WEIGHTS
+    return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
 
 
 def _key(parts: tuple[Path, ...]) -> str:
