@@ -149,7 +149,7 @@ def explain(console: Console, /, **flags: Any) -> None:
     request = _request(given)
     folders = (given.engine_dir, given.tokenizer_dir)
     check_template(console, given.asking, folders, [(request.name, request.prompt)])
-    with open_llm(given, models, max_batch_size=1) as llm:
+    with open_llm(given, models, max_batch_size=1, lookahead=given.lookahead) as llm:
         _record_and_report(console, llm, request, given)
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtla.settings.drafting import LOOKAHEAD
 
 if TYPE_CHECKING:
     from trtla.cli.drafter_options import ModelFlags
     from trtla.llm.llm import LLM
+    from trtla.settings.lookahead import LookaheadConfig
 
 
 @contextmanager
@@ -27,6 +31,15 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
+def usual_lookahead(given: ModelFlags) -> LookaheadConfig | Literal["auto"] | None:
+    """What --lookahead is where it is not given: an engine's own triple; auto for other models."""
+    from trtla.formats.folder import folder_kind
+
+    if given.lookahead is not None or given.drafter.drafter != LOOKAHEAD.drafter:
+        return given.lookahead
+    return None if folder_kind(Path(given.engine_dir)) == "engine" else "auto"
+
+
 def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -> LLM:
     """The model that the flags name.
 
@@ -40,7 +53,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
 
         set_threads(given.threads)
         settings: dict[str, Any] = {
-            "lookahead": given.lookahead,
+            "lookahead": usual_lookahead(given),
             "tokenizer_dir": given.tokenizer_dir,
             "device": given.device,
             "dtype": given.dtype,

@@ -129,7 +129,7 @@ opening_flags = stack(
         section="Model",
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
-        show_default="the engine's",
+        show_default="the engine's; auto for a model that is not built",
         help="window,ngram,verification of all requests; must give the same max_draft_len as the "
         "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
         "worth their cost (torch engines).",
