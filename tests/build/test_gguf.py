@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -200,6 +201,12 @@ def _damaged_source() -> bytes:
         ({"keys": {"block_count": 1}}, "holds tensor blk.1.attn_"),
         ({"keys": {"feed_forward_length": 95}}, r"blk.0.ffn_gate.weight has shape \[96, 64\]"),
         ({"keys": {"attention.head_count": [4, 4]}}, "differs from layer to layer"),
+        ({"keys": {"attention.head_count": 4.0}}, "head_count is 4.0, and must be a whole number"),
+        ({"keys": {"attention.head_count_kv": 2.0}}, "head_count_kv is 2.0, and must be a whole"),
+        ({"keys": {"block_count": math.nan}}, "block_count is nan, and must be a whole number"),
+        ({"keys": {"attention.key_length": "16"}}, "key_length is '16', and must be a whole"),
+        ({"keys": {"rope.scaling.factor": "2"}}, "rope.scaling.factor is '2', and must be a num"),
+        ({"keys": {"rope.scaling.factor": -1.5}}, "factor"),
         ({"keys": {"rope.dimension_count": 8}}, "turns 8 of the 16 numbers"),
         ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "rope scaling yarn"),
         ({"tokenizer": {"model": "bert"}}, "tokenizer 'bert' is not supported"),
@@ -207,7 +214,14 @@ def _damaged_source() -> bytes:
          "pre-tokenizer 'falcon' is not supported"),
         ({"tokenizer": {"model": "gpt2"}}, "has no vocabulary"),
         ({"tokenizer": {"model": "gpt2", "tokens": ["a", "a"]}}, "has a token twice"),
+        ({"tokenizer": {"model": "gpt2", "tokens": ["a"]}}, "has no merges"),
+        ({"tokenizer": {"model": "gpt2", "tokens": ["a"], "merges": 5}}, "has no merges"),
+        ({"tokenizer": {"model": "gpt2", "pre": ["gpt-2"], "tokens": ["a"], "merges": ["a b"]}},
+         r"pre-tokenizer \['gpt-2'\] is not supported"),
         ({"tokenizer": {"model": "llama", "tokens": ["a", "b"]}}, "has no scores"),
+        ({"tokenizer": {"model": "llama", "tokens": ["a"], "scores": ["a"]}}, "has no scores"),
+        ({"tensors": {"rope_freqs.weight": np.ones(0, np.float32)}}, "not those of a Llama 3"),
+        ({"tensors": {"model.norm.weight": np.ones(64, np.float32)}}, "model.norm.weight twice"),
     ],
 )  # fmt: skip
 def test_what_trtla_cannot_run_is_refused(
@@ -220,6 +234,27 @@ def test_what_trtla_cannot_run_is_refused(
     assert str(file) in raised.value.message
     assert raised.value.hint
     assert not list((user_cache() / "gguf").glob("bad-*"))
+
+
+def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
+    model = make_model(variant("gqa"))
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        folder = model_folder(write_gguf(model, tmp_path / f"{key}.gguf", keys={key: 2.0}))
+        scaling = read_hf_config(folder / "config.json")[0].rotary_scaling
+        assert scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_tensors_must_not_share_names_or_bytes(file: Path) -> None:
+    raw = file.read_bytes()
+    one, other = b"blk.0.attn_norm.weight", b"blk.1.attn_norm.weight"
+    file.write_bytes(raw.replace(one, other))
+    with pytest.raises(UsageError, match=r"holds tensor blk.1.attn_norm.weight twice"):
+        model_folder(file)
+    at = raw.index(other) + len(other) + 4 + 8 + 4  # one dimension, and the type
+    offset = int.from_bytes(raw[at : at + 8], "little") - 32
+    file.write_bytes(raw[:at] + offset.to_bytes(8, "little") + raw[at + 8 :])
+    with pytest.raises(UsageError, match="begins inside another one"):
+        model_folder(file)
 
 
 def test_a_conversion_writes_what_a_checkpoint_needs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.files import read_json
-from trtla.formats.gguf.header import Header, TensorInfo, read_header
+from trtla.formats.gguf.header import Header, TensorInfo, check_names, read_header
 from trtla.formats.weight_files import Entry, fill, tensor_bytes
 
 _MODEL = {
@@ -78,6 +78,7 @@ class GgufFile:
 
     def _set(self, header: Header) -> None:
         self._files: dict[Path, BinaryIO] = {}
+        check_names(self.path, map(hf_name, header.tensors))
         self._infos = {
             hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS
         }
