@@ -30,6 +30,7 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.llm.llm import LLM
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
+from trtla.tune.measurements import engine_facts
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
 _PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",
@@ -159,6 +160,79 @@ def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
     assert read_hf_config(after / "config.json")[0].tie_word_embeddings
 
 
+def test_a_file_that_changes_while_it_is_read_is_named(file: Path, tmp_path: Path) -> None:
+    folder, weights = model_folder(file), GgufFile(file)
+    write_gguf(make_model(variant("gqa"), seed=1), tmp_path / "other.gguf").replace(file)
+    with pytest.raises(UsageError, match=f"{file} has changed while it was read"):
+        weights.read("model.norm.weight", 0, 1)
+    with pytest.raises(UsageError, match=f"{file} has changed while it was read"):
+        engine_from_hugging_face(folder)
+
+
+def test_measurements_of_other_weights_are_not_kept(file: Path) -> None:
+    before = engine_facts(engine_from_hugging_face(model_folder(file)))
+    assert engine_facts(engine_from_hugging_face(model_folder(file))) == before
+    write_gguf(make_model(variant("gqa"), seed=1), file)
+    assert engine_facts(engine_from_hugging_face(model_folder(file))) != before
+
+
+def test_parts_may_be_links(tmp_path: Path) -> None:
+    store, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    store.mkdir()
+    snapshot.mkdir()
+    write_gguf(make_model(variant("gqa")), tmp_path / "model.gguf", parts=3)
+    for number, part in enumerate(sorted(tmp_path.glob("model-*.gguf"))):
+        part.rename(store / str(number))  # as the hub's cache has them
+        (snapshot / part.name).symlink_to(store / str(number))
+    for link in snapshot.iterdir():
+        engine_from_hugging_face(model_folder(link))
+
+
+@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "gguf.json"])
+def test_a_cache_that_was_cleared_in_part_is_made_anew(gone: str, tmp_path: Path) -> None:
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary()[:101], "merges": ["a b"]}
+    file = write_gguf(make_model(variant("gqa")), tmp_path / "m.gguf", tokenizer=tokenizer)
+    folder = model_folder(file)
+    names = sorted(path.name for path in folder.iterdir())
+    (folder / gone).unlink()
+    assert model_folder(file) == folder
+    assert sorted(path.name for path in folder.iterdir()) == names
+    (folder / gone).write_text("")  # what a power failure leaves
+    assert model_folder(file) == folder
+    assert (folder / gone).stat().st_size
+    assert not list(folder.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff.gguf", b"x" * 250 + b".gguf", "日".encode() * 83 + b".gguf"]
+)
+def test_a_file_may_have_any_name(name: bytes, file: Path) -> None:
+    file = file.rename(Path(os.fsdecode(os.fsencode(file.parent) + b"/" + name)))
+    engine_from_hugging_face(model_folder(file))
+
+
+@pytest.mark.parametrize("given", ["file", "cached folder"])
+def test_no_output_replaces_the_file_it_is_made_of(given: str, file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    convert(file, target)
+    kept = file.rename(target / file.name)
+    source = kept if given == "file" else model_folder(kept)
+    with pytest.raises(UsageError, match="holds the input"):
+        convert(source, target, force=True)
+    with pytest.raises(UsageError, match="holds the input"):
+        build_engine(source, target, BuildSettings(), force=True)
+    assert kept.is_file()
+
+
+def test_a_user_without_a_home_has_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert not user_cache().parents[1].exists()
+
+
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:
     data, cut = file.read_bytes(), tmp_path / "cut.gguf"
     header = min(info.offset for info in read_header(file).tensors.values())
@@ -241,7 +315,8 @@ def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         folder = model_folder(write_gguf(model, tmp_path / f"{key}.gguf", keys={key: 2.0}))
         scaling = read_hf_config(folder / "config.json")[0].rotary_scaling
-        assert scaling == {"rope_type": "linear", "factor": 2.0}
+        assert scaling is not None
+        assert (scaling["rope_type"], scaling["factor"]) == ("linear", 2.0)
 
 
 def test_tensors_must_not_share_names_or_bytes(file: Path) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 from trtla.errors import UsageError
 
+MADE_OF = "gguf.json"
+"""In a model folder: the GGUF files that it was made of, which hold its weights."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _COPY_AGAIN = "copy the file again"
@@ -84,6 +86,20 @@ def shards(path: Path) -> tuple[Path, ...]:
             "put all parts of the model into one folder",
         )
     return tuple(path.parent / name for name in names)
+
+
+def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
+    """Name, size and time of files: they differ when a file has been replaced.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    found: list[list[str | int]] = []
+    for path in paths:
+        with _refusing(path):
+            stat = path.stat()
+        found.append([str(path), stat.st_size, stat.st_mtime_ns])
+    return found
 
 
 def read_header(path: Path) -> Header:
