@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
 from tests.build.models import BASE, VARIANTS, Variant, logits, make_model, save_model
+from tests.build.test_gguf_tokenizer import scored
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
+from trtla.data.encoder import plain_answers
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
@@ -174,6 +176,20 @@ def test_measurements_of_other_weights_are_not_kept(file: Path) -> None:
     assert engine_facts(engine_from_hugging_face(model_folder(file))) == before
     write_gguf(make_model(variant("gqa"), seed=1), file)
     assert engine_facts(engine_from_hugging_face(model_folder(file))) != before
+
+
+def test_an_answer_that_a_turn_continues_keeps_its_space(tmp_path: Path) -> None:
+    tokenizer = scored()
+    model = make_model(Variant("scored", {"vocab_size": len(tokenizer["tokens"])}))
+    file = write_gguf(model, tmp_path / "model.gguf", tokenizer=tokenizer)
+    sampling = SamplingParams(max_output_len=3)
+    with LLM(file, dtype="float32") as llm:
+        assert llm.tokenizer is not None
+        prompts = [(1, 260 + token % 19, token) for token in range(100)]
+        done = llm.generate(prompts, sampling)
+        answers = plain_answers(llm, llm.tokenizer, sampling, frozenset())(prompts, [0] * 100)
+    assert answers == [one.text for one in done]
+    assert any(answer.startswith(" ") for answer in answers)
 
 
 def test_parts_may_be_links(tmp_path: Path) -> None:
