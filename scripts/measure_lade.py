@@ -121,15 +121,16 @@ def measure(args: argparse.Namespace, dtype: str) -> None:
     triples = [LookaheadConfig.parse(text) for text in args.lookahead]
     server = LookaheadConfig(*map(max, zip(*(t.as_tuple() for t in triples), strict=True)))
     with LLM(args.model_dir, lookahead=server, device="cpu", dtype=dtype, max_batch_size=1) as llm:
-        (code,) = load_sets(("code",), (), args.prompts)
+        sets = load_sets((args.set,), (), args.prompts)
         room = llm.limits.max_text_len - args.max_output_len
-        prompts = Encoder(llm.tokenizer, room=room).questions(code.questions)
+        encoder = Encoder(llm.tokenizer, room=room)
+        prompts = [prompt for one in sets for prompt in encoder.questions(one.questions)]
         llm.tokenizer, llm.end_ids = None, frozenset()
         with _start(args, dtype, _rope_theta(llm.engine.config.pretrained_config)) as process:
             arms = engine_arms(llm, [*triples, "auto"])
             arms += [LadeArm(process, triple) for triple in (None, *triples)]
             cell = Cell(device="cpu", dtype=dtype, threads=args.threads, batch_size=1,
-                        temperature=0.0, category="code")  # fmt: skip
+                        temperature=0.0, category=args.set)  # fmt: skip
             sampling = SamplingParams(args.max_output_len)
             found = in_turns(cell, arms, batches(prompts, 1), sampling, args.rounds)
     print(f"\n{dtype}, {args.threads} threads, {len(prompts)} prompts, {args.rounds} rounds\n")
@@ -182,7 +183,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--lookahead", nargs="+", default=["4,4,4", "5,4,5", "7,7,7"])
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--set", default="code", help="a set of trtla bench, or a file")
+    parser.add_argument("--prompts", type=int, default=12, help="of each category")
     parser.add_argument("--max-output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rope-theta", type=float, default=10000.0, help=argparse.SUPPRESS)

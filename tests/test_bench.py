@@ -15,9 +15,11 @@ from trtla import LLM
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.figures import Hardware, rows
 from trtla.bench.opened import measure, peak_bytes, read_bandwidth, reset_peak
+from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.hf import HFModel
 from trtla.results.bench_documents import BenchRow, Cell
 from trtla.results.metrics import add, agreement
 from trtla.runtime.models.llama import weight_bytes
@@ -282,3 +284,23 @@ def test_what_the_machine_does_is_measured() -> None:
     assert 1e8 < read_bandwidth(cpu, 2**24) < 1e13
     reset_peak(cpu)
     assert peak_bytes(cpu) > 2**24
+
+
+def test_a_peer_computes_in_the_run_type_or_in_the_faster_one_of_two(tmp_path: Path) -> None:
+    half, full, cpu = torch.bfloat16, torch.float32, torch.device("cpu")
+    assert peer_dtypes("bfloat16", half, "float16", cpu) == [half]
+    assert peer_dtypes("auto", half, "bfloat16", torch.device("cuda")) == [half]
+    assert peer_dtypes("auto", full, "float32", cpu) == [full]
+    assert peer_dtypes("auto", full, "bfloat16", cpu) == [half, full]
+    folder, _ = folder_and_model("mha")
+    peer = HuggingFace(str(folder), cpu, [half, full])
+    dtype = peer.model.dtype
+    (arm,) = peer_arms(["hf"], peer, None)
+    assert arm.weight_type == arm.compute_type == str(dtype).removeprefix("torch.")
+    assert dtype in (half, full)
+    for weight in peer.model.parameters():  # both ways round, no bit is lost or added
+        assert weight.dtype == dtype
+        assert torch.equal(weight, weight.to(half).to(dtype))
+    run = arm.decode([(1, 2, 3)], [SamplingParams(max_output_len=4)])
+    own = HFModel.open(folder).config
+    assert run.weight_bytes == pytest.approx(weight_bytes(own, dtype), rel=0.01)

@@ -79,6 +79,19 @@ def test_every_tensor_has_its_place(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], tensor.numpy(), name)
 
 
+def test_qwen2_has_its_own_architecture_and_order_of_rows(tmp_path: Path) -> None:
+    model = make_model(Variant("", family="qwen2"))
+    model.save_pretrained(tmp_path / "model")
+    reader = written(engine_from_hugging_face(tmp_path / "model"), tmp_path)
+    assert reader.fields["general.architecture"].contents() == "qwen2"
+    assert reader.fields["qwen2.attention.head_count"].contents() == HEADS
+    found, want = tensors(reader), model.state_dict()
+    for letter in "qkv":
+        for kind in ("weight", "bias"):
+            rows = want[f"model.layers.1.self_attn.{letter}_proj.{kind}"].numpy()
+            np.testing.assert_array_equal(found[f"blk.1.attn_{letter}.{kind}"], rows)
+
+
 def test_metadata_is_the_models(tmp_path: Path) -> None:
     reader = written(engine(tmp_path, head_dim=24), tmp_path)
     told = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.build.gguf_models import write_gguf
 from tests.build.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.arms import LLAMA_CPP, Arm
@@ -28,8 +29,8 @@ PROMPTS: list[Ids] = [tuple(i * 7 % 101 for i in range(40)), (5, 3), (9,) * 30]
 
 
 def arms(llm: LLM, end_ids: frozenset[int] = frozenset()) -> list[Arm]:
-    inner = LlamaCpp(llm.engine, CPU, torch.float32, end_ids)
-    return llama_cpp_arms(LLAMA_CPP, inner)
+    given = (llm.engine, CPU, torch.float32, end_ids)
+    return llama_cpp_arms(LLAMA_CPP[:2], lambda converted: LlamaCpp(*given, converted=converted))
 
 
 def texts(llm: LLM, prompts: list[Ids], params: SamplingParams = GREEDY) -> list[Ids]:
@@ -37,10 +38,11 @@ def texts(llm: LLM, prompts: list[Ids], params: SamplingParams = GREEDY) -> list
     return [llm.generate(ids, params, plain)[0].output_ids for ids in prompts]
 
 
-def opened(folder: Path, **keys: Any) -> LLM:
+def opened(folder: Path, family: str = "llama", **keys: Any) -> LLM:
     """A model with room for the prompts and heads of 64 numbers, unless the keys say other."""
-    sizes = {"max_position_embeddings": 128, "hidden_size": 128, "head_dim": 64}
-    make_model(Variant("", {**sizes, **keys})).save_pretrained(folder)
+    sizes = {"max_position_embeddings": 128, "hidden_size": 128}
+    sizes |= {"head_dim": 64} if family == "llama" else {}
+    make_model(Variant("", {**sizes, **keys}, family=family)).save_pretrained(folder)
     llm = LLM(folder, device="cpu", dtype="float32")
     llm.end_ids = frozenset()
     return llm
@@ -65,14 +67,35 @@ def test_the_shipped_models_texts(tiny_llama: Path) -> None:
         {"tie_word_embeddings": True},
         {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"family": "qwen2"},
     ],
-    ids=["gqa", "mha", "biases", "tied", "llama3", "linear"],
+    ids=["gqa", "mha", "biases", "tied", "llama3", "linear", "qwen2"],
 )
 def test_texts_of_random_models(keys: dict[str, Any], tmp_path: Path) -> None:
     with opened(tmp_path, **keys) as llm:
         want = texts(llm, PROMPTS)
         for arm in arms(llm):
             assert [arm.decode([ids], [GREEDY]).outputs[0] for ids in PROMPTS] == want, arm.name
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_gguf_file_runs_as_it_is_and_converted(kind: str, tmp_path: Path) -> None:
+    model = make_model(Variant("", {"max_position_embeddings": 128, "hidden_size": 128}))
+    vocabulary = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
+    file = write_gguf(model, tmp_path / "m.gguf", kind, **vocabulary)
+    with LLM(file, device="cpu", dtype="float32") as llm:
+        llm.end_ids = frozenset()
+        given = (llm.engine, CPU, torch.float32, frozenset[int]())
+        made = llama_cpp_arms(LLAMA_CPP, lambda converted: LlamaCpp(*given, converted=converted))
+        own = "float32" if kind == "F32" else kind
+        assert [arm.weight_type for arm in made] == [own, own, "float32"]
+        runs = [arm.decode(PROMPTS[:1], [GREEDY]) for arm in made]
+        assert runs[2].outputs[0] == texts(llm, PROMPTS[:1])[0]
+        if kind == "F32":
+            assert runs[0].outputs == runs[1].outputs == runs[2].outputs
+        read = [run.weight_bytes or 0 for run in runs]
+        assert read[0] == read[1]
+        assert (read[0] == read[2]) if kind == "F32" else (3 * read[0] < read[2])
 
 
 def test_counts_of_forwards_and_tokens(tmp_path: Path) -> None:

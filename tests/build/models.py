@@ -171,10 +171,13 @@ def assemble(folder: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {
         "model.embed_tokens.weight": ranks[0]["transformer.vocab_embedding.weight"],
         "model.norm.weight": ranks[-1]["transformer.ln_f.weight"],
-        "lm_head.weight": torch.cat([rank["lm_head.weight"] for rank in ranks[-tp:]])[
-            : config["vocab_size"]
-        ],
     }
+    if len(ranks) == 1 and config["tie_word_embeddings"]:
+        assert "lm_head.weight" not in ranks[0]
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    else:
+        head = torch.cat([rank["lm_head.weight"] for rank in ranks[-tp:]])
+        state["lm_head.weight"] = head[: config["vocab_size"]]
     layers = config["num_hidden_layers"] // pp
     for layer in range(layers * pp):
         group = ranks[layer // layers * tp : (layer // layers + 1) * tp]

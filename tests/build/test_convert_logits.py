@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.build.models import (
     VARIANTS,
@@ -21,7 +23,7 @@ from tests.build.models import (
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.engine import engine_from_hugging_face
+from trtla.formats.engine import engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
 
 
@@ -72,3 +74,25 @@ def test_an_engine_is_the_same_from_any_split_and_from_hugging_face(
     assert direct.manifest is not None
     assert merged.manifest.source_sha256 == direct.manifest.source_sha256
     assert merged.config.pretrained_config.mapping.world_size == 1
+
+
+def test_a_tied_lm_head_is_stored_once_and_older_engines_open(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = folders["tied"]
+    convert(folder, tmp_path / "ckpt")
+    convert(folder, tmp_path / "split", tp_size=2)  # where TensorRT-LLM cannot share it
+    new = build_engine(tmp_path / "split", tmp_path / "new", BuildSettings())
+    held = [load_file(path / "rank0.safetensors") for path in (tmp_path / "ckpt", new.path)]
+    assert all("lm_head.weight" not in tensors for tensors in held)
+    assert "lm_head.weight" in load_file(tmp_path / "split" / "rank1.safetensors")
+    for head, copies in ((0.0, 0), (1.0, 1)):  # the embedding, as was written once, or another
+        older = tmp_path / f"older{copies}"
+        shutil.copytree(new.path, older)
+        tensors = {
+            **held[1],
+            "lm_head.weight": held[1]["transformer.vocab_embedding.weight"] + head,
+        }
+        save_file(tensors, older / "rank0.safetensors")
+        names = [name for name, _ in open_engine(older).weights()]
+        assert names.count("lm_head.weight") == copies

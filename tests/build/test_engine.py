@@ -61,8 +61,10 @@ def edit(path: Path, **keys: Any) -> None:
 
 def test_limits_follow_tensorrt_llms_build(model_config: CheckpointConfig) -> None:
     plain = plan_limits(BuildSettings(), model_config).build_config
-    assert (plain.max_seq_len, plain.max_input_len, plain.max_num_tokens) == (2048, 1024, 8192)
+    assert (plain.max_seq_len, plain.max_input_len, plain.max_num_tokens) == (2048, 2048, 8192)
     assert (plain.max_draft_len, plain.speculative_decoding_mode) == (0, 1)
+    compiled = plan_limits(BuildSettings(), model_config, "tensorrt-llm").build_config
+    assert (compiled.max_seq_len, compiled.max_input_len) == (2048, 1024)
     engine = plan_limits(BuildSettings(LOOKAHEAD, max_batch_size=128), model_config).build_config
     assert (engine.max_draft_len, engine.speculative_decoding_mode) == (83, 8)
     assert (engine.max_seq_len, engine.max_text_len) == (2131, 2048)

@@ -8,29 +8,37 @@ from hypothesis import strategies as st
 
 from trtla.chat.commands import TABLE, complete, find, help_text, one_line, split
 from trtla.chat.decode import read_side
-from trtla.chat.settings import ChatSettings, Known, changed, read
+from trtla.chat.setting_types import Known
+from trtla.chat.settings import ChatSettings, changed, read
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import declared
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 REFERENCE = [
     *("help", "quit", "clear", "debug", "chat", "speculative", "target", "drafter", "ngram"),
-    *("length", "gamma", "egag", "egag_gamma_min", "egag_gamma_max", "egag_ema", "processor"),
-    *("cache", "top_k_filler", "set_ngramstorage", "reset_in_between"),
+    *("gamma", "egag", "processor", "cache", "top_k_filler", "reset_in_between"),
 ]
 OURS = [
-    *("lookahead", "seed", "stats", "save", "load", "reset", "compare"),
-    *("stop_if_unknown", "rejection"),
+    *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "gamma_min", "gamma_max"),
+    *("ema", "ngram_kind", "ngram_order", "stop_if_unknown", "rejection", "lookahead", "system"),
+    *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare"),
 ]
+HIDDEN = {
+    "length": "max_output_len", "egag_gamma_min": "gamma_min", "egag_gamma_max": "gamma_max",
+    "egag_ema": "ema", "set_ngramstorage": "set_ngramstorage", "?": "help", "q": "quit",
+    "bye": "quit", "new": "reset", "regen": "retry",
+}  # fmt: skip
 NAMES = [command.name for command in TABLE]
 OTHER = ChatSettings(
-    SamplingParams(64, 0.7, 40, 0.9, 5),
+    SamplingParams(64, 0.7, 40, 0.9, 5, ("END", "\n\n, ")),
     DrafterSettings(("ngram", "lookahead"), 6, False, 2, 8, 0.5, "onelevel", 5, 1, True, False),
     LookaheadConfig(5, 4, 3),
     speculative=False,
     target=True,
     debug=True,
+    system="Be brief.",
 )
 
 
@@ -46,6 +54,25 @@ def apply(line: str, settings: ChatSettings) -> ChatSettings:
 
 def test_the_table_has_every_command_once():
     assert sorted(NAMES) == sorted(REFERENCE + OURS)
+
+
+def test_every_setting_of_an_answer_has_the_command_of_its_own_name():
+    for kind in (SamplingParams, DrafterSettings):
+        for name in set(declared(kind)) - {"allotted_time_ms"}:
+            assert find(name).name == name
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_other_names_are_understood_and_not_shown(name):
+    assert find(name).name == HIDDEN[name]
+    assert f"/{name} " not in help_text(ChatSettings(), ChatSettings())
+    assert f"/{name}" not in completed(f"/{name}")
+
+
+def test_help_shortens_a_long_value():
+    long = changed(ChatSettings(), {"system": "You are a patient teacher. " * 20})
+    (line,) = [one for one in help_text(long, long).splitlines() if "/system" in one]
+    assert "You are a patient..." in line
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +93,7 @@ def test_a_shown_value_means_itself(command, settings):
 
 def test_help_shows_values_now_and_at_the_start():
     text = help_text(OTHER, ChatSettings())
-    (line,) = [line for line in text.splitlines() if line.startswith("/length")]
+    (line,) = [line for line in text.splitlines() if line.startswith("/max_output_len")]
     assert " 64 " in line
     assert "at the start 32" in line
     (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
@@ -81,6 +108,12 @@ def test_help_shows_values_now_and_at_the_start():
         ("/SEED 3", "sampling.seed", 3),
         ("/egag-gamma-max 8", "drafter.gamma_max", 8),
         ("/egag_gamma_max gamma", "drafter.gamma_max", None),
+        ("/system  Be  brief.", "system", "Be  brief."),
+        ("/system off", "system", ""),
+        ("/temperature 0.5", "sampling.temperature", 0.5),
+        ("/stop END of it", "sampling.stop", ("END of it",)),
+        ('/stop "a, b", "\\n"', "sampling.stop", ("a, b", "\n")),
+        ("/stop none", "sampling.stop", ()),
         ("/speculative off", "speculative", False),
         ("/speculative", "speculative", False),
         ("/debug on", "debug", True),
@@ -109,12 +142,18 @@ def test_a_storage_changes_two():
     [
         ("/lokahead 7,7,7", ["/lokahead is not a command", "did you mean /lookahead?"]),
         ("/spec", ["did you mean /speculative?"]),
+        ("/len 64", ["did you mean /max_output_len?"]),
+        ("/ngram_", ["did you mean /ngram_kind or /ngram_order?"]),
+        ("/system_prompt Be brief.", ["did you mean /system?"]),
+        ("/max_tokens 64", ["did you mean", "/max_output_len"]),
+        ('/stop "a', ["is not texts in quotes", '"END"']),
+        ("/system \udce4", ["the system message is not UTF-8"]),
         ("/", ["/ is not a command", "/help"]),
         ("/gamma many", ["/gamma: 'many' is not a valid integer"]),
         ("/gamma 0", ["gamma is 0", "/gamma must be"]),
-        ("/length 0", ["max_output_len is 0", "/length must be"]),
-        ("/egag_gamma_min 9", ["gamma_min 9 is above gamma_max 4", "/egag_gamma_max"]),
-        ("/egag_ema 1", ["ema is 1.0", "/egag_ema must be"]),
+        ("/length 0", ["max_output_len is 0", "/max_output_len must be"]),
+        ("/egag_gamma_min 9", ["gamma_min 9 is above gamma_max 4", "/gamma_max"]),
+        ("/egag_ema 1", ["ema is 1.0", "/ema must be"]),
         ("/processor topk 0.5", ["/processor: processor topk:0.5 has 1 values"]),
         ("/processor beam", ["processor beam is not known"]),
         ("/debug maybe", ["'maybe' is neither on nor off"]),
@@ -122,7 +161,7 @@ def test_a_storage_changes_two():
         ("/drafter gpt", ["drafter 'gpt' is not known"]),
         ("/lookahead 7,7", ["is not a triple"]),
         ("/set_ngramstorage basic", ["not a kind and a number"]),
-        ("/set_ngramstorage tree 3", ["ngram_kind is 'tree'", "/set_ngramstorage must be"]),
+        ("/set_ngramstorage tree 3", ["ngram_kind is 'tree'", "/ngram_kind must be"]),
     ],
 )
 def test_wrong_lines_are_one_line_that_helps(line, parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.chat.conftest import lines
 from trtla.chat.conversation import Turn
 from trtla.chat.events import Refused
 from trtla.chat.saved import Chat, load, save
-from trtla.chat.settings import ChatSettings
+from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -45,6 +46,12 @@ def test_a_file_of_the_first_release_loads_and_is_written_as_it_was(tmp_path):
     assert chat.turns == CHAT.turns
     save(path, chat)
     assert json.loads(path.read_text()) == json.loads(FIRST_RELEASE)
+
+
+def test_a_system_message_is_kept(tmp_path):
+    settings = changed(ChatSettings(), {"system": "Be\nbrief."})
+    save(tmp_path / "chat.json", replace(CHAT, settings=settings))
+    assert load(tmp_path / "chat.json", ChatSettings()).settings == settings
 
 
 @pytest.mark.parametrize(

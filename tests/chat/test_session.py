@@ -13,6 +13,7 @@ from tests.chat.conftest import lines
 from tests.examples import examples
 from trtla import LLM, SamplingParams
 from trtla.chat.commands import TABLE
+from trtla.chat.conversation import Turn
 from trtla.chat.decode import rejected_tail
 from trtla.chat.events import (
     Answered,
@@ -25,6 +26,7 @@ from trtla.chat.events import (
     Said,
     Streamed,
 )
+from trtla.chat.model import ChatModel
 from trtla.chat.session import Session
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
@@ -166,14 +168,118 @@ def test_a_rejected_tail_is_of_the_branch_that_was_accepted():
     assert rejected_tail(Draft(), ()) == ()
 
 
-def test_old_turns_make_room(session):
-    lines(session, "/length 64")
-    long = "word " * 300
-    events = lines(session, *[long] * 4)
-    dropped = [e.text for e in events if isinstance(e, Noted) and "context is full" in e.text]
-    assert dropped
-    assert all("\n" not in text for text in dropped)
-    assert len(session.turns) < 4
+def test_the_oldest_turns_are_left_out_when_the_conversation_is_too_long(session):
+    long = "word " * 450
+    events = lines(session, "/max_output_len 8", *[long] * 4)
+    notes = [e.text for e in events if isinstance(e, Noted) and "left out" in e.text]
+    assert notes == [
+        "the context is full: the oldest turn is left out; /undo makes room",
+        "the context is full: the 2 oldest turns are left out; /undo makes room",
+    ]
+    assert len(session.turns) == 4
+    assert "4 turns, 2 left out" in said(lines(session, "/stats"))
+    lines(session, "/undo", "/undo")
+    assert "2 turns\n" in said(lines(session, "/stats"))
+    assert not [e for e in lines(session, "Go on.") if isinstance(e, Noted)]
+
+
+def turn_of(message: str) -> Turn:
+    return Turn(message, "x", (1, 2), "end_id")
+
+
+@pytest.mark.parametrize("wanted", [8, 128, 2000])
+def test_answers_shrink_before_turns_are_left_out(llm, wanted):
+    model, settings = ChatModel(llm), changed(ChatSettings(), {"sampling.max_output_len": wanted})
+    found, how = model.fitted([turn_of(ASK)], "word " * 900, settings)
+    left = 2048 - len(found.ids)
+    assert (found.dropped, how.sampling.max_output_len) == (0, min(wanted, left))
+    found, how = model.fitted([turn_of(ASK), turn_of("word " * 480)], "word " * 480, settings)
+    left = 2048 - len(found.ids)
+    assert (found.dropped, how.sampling.max_output_len) == (0, min(wanted, left))
+    found, how = model.fitted([turn_of("word " * 480)] * 2, "word " * 480, settings)
+    left = 2048 - len(found.ids)
+    assert (found.dropped, how.sampling.max_output_len) == (1, min(wanted, left))
+
+
+def test_an_answer_that_the_context_ends_says_so(session):
+    lines(session, "/max_output_len 8", "word " * 970)
+    left = session.max_context - session.context
+    assert 64 < left < 128
+    (note,) = lines(session, "/length 2000")
+    assert note == Noted(f"/max_output_len is now 2000; the conversation leaves {left} at present")
+    *_, answered, note = lines(session, "word word")
+    assert answered.answer.finish_reason == "length"
+    assert session.context == session.max_context
+    assert "the answer ends here" in note.text
+    assert len(session.turns) == 2
+
+
+def test_retry_draws_again_with_another_seed(session):
+    lines(session, "/temperature 2", "Say it.")
+    (first,) = session.turns
+    note, *_, answered = lines(session, "/retry")
+    assert note == Noted("/seed is now 1, for another draw")
+    assert session.turns[0].answer_ids == answered.answer.spoken_ids != first.answer_ids
+    assert session.turns[0].message == first.message
+    lines(session, "/seed 0", "/retry")  # changed by hand: taken as it is
+    assert session.turns == [first]
+
+
+def test_retry_says_that_greedy_would_be_the_same(session):
+    assert "say something first" in refusal(session, "/retry")
+    lines(session, ASK)
+    (turn,) = session.turns
+    (note,) = lines(session, "/retry")
+    assert "would be the same" in note.text
+    (answer,) = answers(lines(session, "/length 3", "/retry"))
+    assert answer.ids == turn.answer_ids[:3]
+    assert len(session.turns) == 1
+
+
+def test_undo_takes_the_last_turn_back(session):
+    lines(session, ASK)
+    before, kept = session.context, list(session.turns)
+    (note,) = lines(session, "And the sum?", "/undo")[-1:]
+    assert note == Noted("taken back: And the sum?; 1 turn left")
+    assert session.turns == kept
+    assert abs(session.context - before) < 10
+    lines(session, "/undo")
+    assert (session.turns, session.context) == ([], 0)
+    assert "say something first" in refusal(session, "/undo")
+
+
+def test_a_system_message_stands_before_the_conversation(session, llm):
+    lines(session, ASK)
+    (turn,) = session.turns
+    (note,) = lines(session, "/system Write  short names.")
+    assert note.text.startswith("/system is now Write short names.; holds from the next answer on")
+    (shown,) = lines(session, "/system")
+    assert "/system off clears it" in shown.text
+    (answer,) = answers(lines(session, "And the sum?"))
+    messages = [
+        {"role": "system", "content": "Write  short names."},
+        {"role": "user", "content": ASK},
+        {"role": "assistant", "content": turn.answer},
+        {"role": "user", "content": "And the sum?"},
+    ]
+    prompt = llm.tokenizer.encode(llm.tokenizer.chat_text(messages), special=False)
+    (expected,) = llm.generate(prompt, SamplingParams(max_output_len=24))
+    assert answer.text == expected.text
+    lines(session, "/system off", "/reset", ASK)
+    assert session.turns == [turn]
+
+
+def test_a_system_message_that_cannot_be_read_is_refused(session, llm, monkeypatch):
+    assert "the system message has a prompt of" in refusal(session, "/system " + "word " * 2000)
+    (*_, note) = lines(session, "/system Be brief.", "/chat off")
+    assert note == Noted("/chat is now off; the system message is for /chat on only")
+    lines(session, "/system off", "/chat on")
+    ignoring = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(llm.tokenizer.inner, "chat_template", ignoring)
+    assert "omits system messages" in refusal(session, "/system Be brief.")
+    assert not session.settings.system
+    monkeypatch.setitem(llm.tokenizer.__dict__, "has_chat_template", False)
+    assert "no place for a system message" in refusal(session, "/system Be brief.")
 
 
 def test_a_message_that_never_fits_is_refused_and_nothing_forgotten(session):
@@ -186,7 +292,7 @@ def test_a_message_that_never_fits_is_refused_and_nothing_forgotten(session):
     ("line", "part"),
     [
         ("/lookahead 9,9,9", "more than the default triple 7,7,7"),
-        ("/length 5000", "above max_seq_len 2048"),
+        ("/length 2048", "max_output_len 2048 does not fit into the context of 2048 tokens"),
         ("/gamma 100", "above"),
         ("/drafter draft:nowhere", "start again with --draft-model nowhere"),
         ("/egag on", "egag needs a draft model"),
@@ -226,7 +332,7 @@ def test_an_unused_triple_is_said_to_be(session):
 
 
 def test_leaving_clearing_resetting(session):
-    assert lines(session, "/quit", "/clear") == [Leave(), ClearScreen()]
+    assert lines(session, "/quit", "/exit", "/clear") == [Leave(), Leave(), ClearScreen()]
     lines(session, ASK, "/reset")
     assert session.turns == []
 
@@ -249,7 +355,8 @@ def test_stats_add_up(session):
 
 def test_a_saved_chat_goes_on_as_if_nothing_had_been(session, llm, tmp_path):
     file = tmp_path / "chat.json"
-    lines(session, "/processor nucleus 0.8 0.9", "/seed 3", "/drafter ngram,lookahead", ASK)
+    lines(session, "/processor nucleus 0.8 0.9", "/seed 3", "/drafter ngram,lookahead")
+    lines(session, "/system Write tests.", "/stop END", ASK)
     lines(session, f"/save {file}")
     (expected,) = answers(lines(session, "And the sum?"))
     other = Session(llm, ChatSettings())

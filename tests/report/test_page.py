@@ -164,7 +164,27 @@ def test_looping_texts_and_differences_are_told(tmp_path: Path) -> None:
     said = text_of(made(tmp_path, {"bench.json": documents.bench(rows)}))
     assert "under half of the 4-grams are distinct in code (lowest share 0.20)" in said
     assert "Some texts of ngram differ from plain decoding" in said
-    assert "Document 1 has 1 round only" in said
+
+
+def test_documents_that_rest_on_little_are_named_above_everything(tmp_path: Path) -> None:
+    rows = [
+        documents.bench_row(arm, "code", 1.5, rounds=1, texts=1, equal_texts=1, output_tokens=32)
+        for arm in ("ar", "lookahead 7,7,7")
+    ]
+    html = made(tmp_path, {"bench.json": documents.bench(rows)})
+    warned = "Document 1 rests on 1 prompt and 1 round and 32 tokens only"
+    assert warned in text_of(html[: html.index("<main>")])
+    enough = [{**row, "rounds": 5, "texts": 3, "output_tokens": 384} for row in rows]
+    assert "rests on" not in made(tmp_path, {"bench.json": documents.bench(enough)})
+
+
+def test_long_cells_are_not_repeated(tmp_path: Path) -> None:
+    arms = ("ar", "lookahead 7,7,7", "lookahead 3,4,2", "lookahead 2,2,2")
+    rows = [documents.bench_row(arm, "code", 1.5) for arm in arms]
+    said = text_of(made(tmp_path, {"bench.json": documents.bench(rows)}))
+    assert said.count("No draft model at hand") == 1
+    assert said.count("an n-gram pool") == 1
+    assert said.count("as above") == 4
 
 
 def test_a_difference_in_a_run_names_its_place_and_margin(tmp_path: Path) -> None:

@@ -152,6 +152,30 @@ def needs(dtype):
         pytest.skip("the processor does not multiply bfloat16")
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", PAIRED)
+def test_tied_embeddings_are_held_once_and_give_the_very_numbers_of_two_copies(dtype, stored):
+    needs(dtype)
+    config = config_of(tie_word_embeddings=True)
+    weights = dict(weights_of(config, stored))
+    twice = {**weights, "lm_head.weight": weights["transformer.vocab_embedding.weight"].clone()}
+    once = {name: tensor for name, tensor in twice.items() if name != "lm_head.weight"}
+    apart = NativeLlama(config_of(), twice.items(), dtype)
+    models = [NativeLlama(config, given.items(), dtype) for given in (once, twice)]
+    prompts = [text(1, 37), text(2, 5)]
+    for model in models:
+        assert torch.equal(filled(model, prompts)[2], filled(apart, prompts)[2])
+        assert model.weight_bytes == apart.weight_bytes
+        assert len(model._alive) == len(apart._alive) - 1
+    other = {**once, "lm_head.weight": weights["lm_head.weight"]}
+    assert len(NativeLlama(config, other.items(), dtype)._alive) == len(apart._alive)
+    theirs = LlamaModel(config, once.items(), torch.float32, CPU)
+    ours = NativeLlama(config, once.items(), torch.float32)
+    torch.testing.assert_close(
+        filled(ours, prompts)[2], filled(theirs, prompts)[2], rtol=1e-4, atol=1e-4
+    )
+
+
 def test_bfloat16_stays_as_close_to_float32_as_pytorch_does():
     needs(torch.bfloat16)
     config, prompts = config_of(), [text(1, 37)]

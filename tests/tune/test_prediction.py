@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtla.results.documents import Verified
+from trtla.results.documents import GridPoint, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -110,3 +110,16 @@ def test_the_knee_is_the_last_cheap_token():
     assert knee(CostTable.of([(1, 1.0), (2, 1.2), (4, 1.3), (8, 2.0)])) == 3
     assert knee(CostTable.of([(1, 1.0), (64, 1.1)])) == 64
     assert knee(CostTable.of([(1, 1.0), (2, 2.0)])) == 1
+
+
+def test_a_triple_that_saved_no_step_is_never_recommended():
+    """Timings scatter: it can be measured ahead and still cannot be."""
+    plain = {"category": "a", "batch_size": 1}
+    rows = [
+        GridPoint(lookahead=(1, 1, 0), tokens_per_step=1.0, predicted_speedup=1.0, **plain),
+        GridPoint(lookahead=(1, 2, 1), tokens_per_step=1.0, predicted_speedup=0.99, **plain),
+    ]
+    ahead = [Verified(lookahead=(1, 2, 1), measured_speedup=1.3, **plain)]
+    assert recommend(rows, ahead).lookahead == (1, 1, 0)
+    saved = [rows[0], rows[1].model_copy(update={"tokens_per_step": 1.1})]
+    assert recommend(saved, ahead).lookahead == (1, 2, 1)

@@ -31,6 +31,7 @@ from trtla.bench.summarize import rouge
 from trtla.data.prompt_sets import Ids, Question
 from trtla.files import write_whole
 from trtla.results.bench_documents import AblationRow
+from trtla.results.metrics import SHORT_TEXT
 from trtla.runtime.loop.scores import perplexity
 from trtla.runtime.models.load import resolve_device, set_threads
 from trtla.runtime.stats import accepted_per_pos
@@ -110,6 +111,9 @@ class _Decoder:
             for row in self._case(case, ids, named):
                 on_row(row, 1 + names.index(row["run_id"]), len(names))
             self._found.rows.update((name, self._table.rows[name]) for name in named.values())
+        tokens = [int(row["new_tokens"]) for row in self._found.rows.values()]
+        if (short := sum(count < SHORT_TEXT for count in tokens)) > 0:
+            on_note(f"{short} of {len(tokens)} rows say nothing: their texts ended at once")
 
     def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
         prompts = dict.fromkeys(case.prompt for case in self._ablation.cases)

@@ -28,13 +28,17 @@ AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
 Options = Mapping[str, Any]
 """What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
+Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "Run"]
+"""A peer's decoding of a batch with options."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
 
 HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
 LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
-LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP)
+LLAMA_CPP_CONVERTED = "llama.cpp-converted"
+LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP, LLAMA_CPP_CONVERTED)
+"""The first two run a GGUF file as it is, where the model is one."""
 PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
 """The peers that decode several prompts together."""
@@ -106,6 +110,16 @@ class Arm:
         """What the arm chose for itself."""
         return None
 
+    @property
+    def weight_type(self) -> str | None:
+        """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
+        return None
+
+    @property
+    def compute_type(self) -> str | None:
+        """The type of the arithmetic; None: unknown."""
+        return None
+
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
         raise NotImplementedError
@@ -138,6 +152,17 @@ class EngineArm(Arm):
             drafter = NO_DRAFTER
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
+
+    @property
+    def weight_type(self) -> str | None:
+        """As the executor holds them."""
+        return self._llm.stats().weight_type or _stored_type(self._llm)
+
+    @property
+    def compute_type(self) -> str | None:
+        """Of the activations."""
+        own = self._llm.engine.config.pretrained_config.dtype
+        return self._llm.stats().compute_type or own
 
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
@@ -185,11 +210,25 @@ class PeerArm(Arm):
     def __init__(
         self,
         name: str,
-        decode_with: Callable[[Sequence[Ids], Sequence[SamplingParams], Options], Run],
+        decode_with: Decode,
         choices: Sequence[Options] = ({},),
+        *,
+        weight_type: str | None = None,
+        compute_type: str | None = None,
     ) -> None:
         self.name, self._decode_with, self._choices = name, decode_with, choices
         self._chosen = choices[0]
+        self._weight_type, self._compute_type = weight_type, compute_type
+
+    @property
+    def weight_type(self) -> str | None:
+        """As the peer holds them."""
+        return self._weight_type
+
+    @property
+    def compute_type(self) -> str | None:
+        """None where the peer chooses it product by product, as with quantised weights."""
+        return self._compute_type
 
     @property
     def setting(self) -> str | None:
@@ -217,6 +256,12 @@ def _arm_name(triple: Lookahead | None, drafter: DrafterSettings) -> str:
     if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
         return AR
     return drafter.name if triple is None else f"lookahead {triple}"
+
+
+def _stored_type(llm: LLM) -> str:
+    """Of a TensorRT-LLM engine, whose executor does not report it."""
+    checkpoint = llm.engine.config.pretrained_config
+    return "FP8" if checkpoint.fp8 else checkpoint.dtype
 
 
 def _engine_bytes(llm: LLM) -> int:

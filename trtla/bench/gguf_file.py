@@ -1,4 +1,4 @@
-"""An engine's weights as a GGUF file for llama.cpp: names, layout and metadata of its `llama`.
+"""An engine's weights as a GGUF file for llama.cpp: its names, its layout, its metadata.
 
 Linear weights and the embedding get the type asked for, norms and biases float32; FP8 weights are
 dequantised. There is no vocabulary in the file: benchmarks feed token ids.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import QWEN2, CheckpointConfig
 from trtla.formats.engine import Engine
 from trtla.formats.tensors import E4M3, dequantize
 from trtla.runtime.models.layers import frequencies
@@ -49,7 +49,7 @@ def write_gguf(path: Path, engine: Engine, dtype: torch.dtype) -> None:
     import gguf
 
     config = engine.config.pretrained_config
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "qwen2" if config.architecture == QWEN2 else "llama")
     try:
         _add_metadata(writer, config, dtype)
         scales = _add_infos(writer, engine, dtype)
@@ -126,7 +126,7 @@ class _Piece:
     source: str = ""
     """The checkpoint tensor that it is, or is a part of."""
     heads: int = 0
-    """Heads whose rows are rotated in pairs: llama.cpp wants the partners next to each other."""
+    """Heads whose rows are paired: partners of the rotation are neighbours in its `llama`."""
 
     def dtype(self, wanted: torch.dtype) -> torch.dtype:
         """Its type in the file: llama.cpp adds and multiplies vectors in float32 only."""
@@ -149,7 +149,7 @@ def _pieces(weights: Iterable[tuple[str, Tensor]], config: CheckpointConfig) -> 
         plain = config.model_copy(update={"rotary_scaling": None})
         yield _Piece("rope_freqs.weight", frequencies(plain) / frequencies(config))
     for name, tensor in weights:
-        if name.endswith("_scaling_factor") or (config.tie_word_embeddings and "lm_head" in name):
+        if name.endswith("_scaling_factor"):
             continue
         stem, _, kind = name.rpartition(".")
         if stem in _MODEL_NAMES:
@@ -164,9 +164,8 @@ def _layer_pieces(name: str, tensor: Tensor, config: CheckpointConfig) -> Iterat
     if stem == "attention.qkv":
         heads = (config.num_attention_heads, config.num_key_value_heads)
         sizes = [number * config.head_size for number in (*heads, heads[1])]
-        for letter, turned, part in zip(
-            "qkv", (*heads, 0), torch.split(tensor, sizes), strict=True
-        ):
+        paired = (0, 0, 0) if config.architecture == QWEN2 else (*heads, 0)
+        for letter, turned, part in zip("qkv", paired, torch.split(tensor, sizes), strict=True):
             yield _Piece(f"blk.{layer}.attn_{letter}.{kind}", part, name, turned)
     elif stem in _LAYER_NAMES:
         yield _Piece(f"blk.{layer}.{_LAYER_NAMES[stem]}.{kind}", tensor, name)

@@ -1,7 +1,8 @@
 """llama.cpp as a peer, through llama-cpp-python: plain decoding, and with prompt lookup.
 
-It runs the engine's own weights from a GGUF file that lives only while they are loaded, on the same
-ids, type and threads. Its C functions are called directly: the time is llama.cpp's, not Python's.
+It runs the GGUF file that a model was read from as it is, or the engine's own weights from a file
+that lives only while they are loaded, on the same ids and threads. Its C functions are called
+directly: the time is llama.cpp's, not Python's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ import numpy.typing as npt
 
 from trtla.bench.arms import (
     INSTALL_LLAMA_CPP,
+    LLAMA_CPP_CONVERTED,
     LLAMA_CPP_LOOKUP,
     LOOKUP_TOKENS,
     Arm,
@@ -31,6 +35,11 @@ from trtla.bench.arms import (
 )
 from trtla.data.prompt_sets import Ids
 from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.formats.config import DTYPES
+from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import Header, read_header
+from trtla.formats.gguf.weights import PLAIN
+from trtla.formats.tensors import torch_dtype
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,12 +84,55 @@ def _log_callback(library: Any) -> Any:
     return callback
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A file that llama.cpp loads."""
+
+    path: Path
+    name: str
+    """How errors call it."""
+    header: Header
+
+    @property
+    def type(self) -> str:
+        """Of most weights, such as bfloat16 or Q4_K_M; as the file calls itself, where it does."""
+        import gguf
+
+        try:
+            known = gguf.LlamaFileType(self.header.metadata.get("general.file_type"))
+            kind = known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except ValueError:
+            kind = max(self.header.tensors.values(), key=lambda info: prod(info.shape)).type
+        return str(PLAIN.get(kind, kind)).removeprefix("torch.")
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights that a forward reads: of an embedding that is no output, only rows are."""
+        tensors = dict(self.header.tensors)
+        if "output.weight" in tensors:
+            tensors.pop("token_embd.weight")
+        return sum(info.shape[0] * info.row_bytes for info in tensors.values())
+
+
+@contextmanager
+def _weights(engine: Engine, dtype: torch.dtype, *, converted: bool) -> Iterator[_Weights]:
+    """The file that the engine was read from; if there is none, or if asked, one made of it."""
+    file = None if converted else weight_file(engine.path)
+    if file is not None:
+        yield _Weights(file, str(file), read_header(file))
+        return
+    with _written(engine, dtype) as path:
+        yield _Weights(path, engine.name, read_header(path))
+
+
 class _Model:
     """The weights, freed with the object."""
 
-    def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, engine: Engine, device: torch.device, dtype: torch.dtype, *, converted: bool
+    ) -> None:
         self.library = _library()
-        self.on_gpu, self.dtype = device.type == "cuda", dtype
+        self.on_gpu = device.type == "cuda"
         if self.on_gpu and not self.library.llama_supports_gpu_offload():
             raise UsageError(
                 "llama-cpp-python is built without CUDA here, and the benchmark runs on a GPU",
@@ -90,15 +142,21 @@ class _Model:
         params.n_gpu_layers = 10_000 if self.on_gpu else 0
         params.split_mode = self.library.LLAMA_SPLIT_MODE_NONE
         params.main_gpu = device.index or 0
-        with _gguf(engine, dtype) as path:  # an open file outlives its name
-            self.pointer = self.library.llama_model_load_from_file(str(path).encode(), params)
+        amx_crashes = b"AMX_INT8 = 1" in self.library.llama_print_system_info()
+        params.use_extra_bufts = not amx_crashes
+        with _weights(engine, dtype, converted=converted) as found:  # open, it outlives its name
+            path = str(found.path).encode()
+            self.pointer = self.library.llama_model_load_from_file(path, params)
         if not self.pointer:
-            raise TrtlaError(f"llama.cpp cannot load {engine.name}", "see its message above")
+            raise TrtlaError(f"llama.cpp cannot load {found.name}", "see its message above")
         weakref.finalize(self, self.library.llama_model_free, self.pointer)
+        self.type, self.nbytes = found.type, found.nbytes
+        self.without_amx = amx_crashes and self.type not in DTYPES
+        """Whether quantised products leave AMX out: it kills the process (llama.cpp #20824)."""
 
 
 @contextmanager
-def _gguf(engine: Engine, dtype: torch.dtype) -> Iterator[Path]:
+def _written(engine: Engine, dtype: torch.dtype) -> Iterator[Path]:
     from trtla.bench.gguf_file import write_gguf
 
     with ExitStack() as stack:
@@ -132,7 +190,8 @@ class _Context:
 
         params = self._library.llama_context_default_params()
         params.n_ctx = params.n_batch = self.room
-        params.type_k = params.type_v = int(ggml_type(self._model.dtype))
+        if self._model.type in DTYPES:  # with quantised weights llama.cpp's own choice
+            params.type_k = params.type_v = int(ggml_type(torch_dtype(self._model.type)))
         params.offload_kqv = params.op_offload = self._model.on_gpu
         if params.type_k == _FLOAT32:
             # Its flash attention rounds to half precision on the way, also between float32 tensors.
@@ -168,7 +227,13 @@ class _Context:
 
 
 class LlamaCpp:
-    """An engine's weights in llama.cpp, ready for its arms."""
+    """A model in llama.cpp, ready for its arms.
+
+    Args:
+        dtype: of the weights that are converted.
+        end_ids: what ends a text.
+        converted: run the engine's own weights also where it was read from a GGUF file.
+    """
 
     def __init__(
         self,
@@ -176,13 +241,17 @@ class LlamaCpp:
         device: torch.device,
         dtype: torch.dtype,
         end_ids: frozenset[int],
+        *,
+        converted: bool = False,
     ) -> None:
         """Load the weights.
 
         Raises:
             TrtlaError: llama-cpp-python is not usable, or cannot run this model.
         """
-        self._model, self._end_ids = _Model(engine, device, dtype), end_ids
+        self._model = _Model(engine, device, dtype, converted=converted)
+        self._end_ids, self.weight_type = end_ids, self._model.type
+        self.without_amx = self._model.without_amx
         self.library = self._model.library
         self._context = _Context(self._model, _GRAIN)
 
@@ -216,6 +285,7 @@ class LlamaCpp:
             fed=context.fed,
             forwards=context.forwards,
             forward_s=context.seconds,
+            weight_bytes=self._model.nbytes,
         )
 
     def _with_room(self, tokens: int) -> _Context:
@@ -287,10 +357,19 @@ def _lookup(options: Options) -> Draft:
     return draft
 
 
-def llama_cpp_arms(names: Sequence[str], inner: LlamaCpp) -> list[Arm]:
-    """The peers by name."""
+def llama_cpp_arms(names: Sequence[str], open_model: Callable[[bool], LlamaCpp]) -> list[Arm]:
+    """The peers by name.
+
+    Args:
+        open_model: loads the model, its weights converted or not.
+    """
     lookups: list[Options] = [{"num_pred_tokens": number} for number in LOOKUP_TOKENS]
-    return [
-        PeerArm(name, inner.decode, lookups if name == LLAMA_CPP_LOOKUP else ({},))
-        for name in names
-    ]
+    opened = cache(open_model)
+    arms: list[Arm] = []
+    for name in names:
+        inner = opened(name == LLAMA_CPP_CONVERTED)
+        choices = lookups if name == LLAMA_CPP_LOOKUP else ({},)
+        kind = inner.weight_type
+        plain = kind if kind in DTYPES else None
+        arms.append(PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain))
+    return arms

@@ -1,7 +1,7 @@
 """Peers on transformers: generate as it is, with prompt lookup, with an assistant model.
 
-They get the same ids, type, threads and device as the engine; forwards are counted and timed by
-hooks on the model, tokens by a streamer.
+They get the same ids, threads and device as the engine, and the type that is fastest for them;
+forwards are counted and timed by hooks on the model, tokens by a streamer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from trtla.bench.arms import LOOKUP_TOKENS, Arm, Options, PeerArm, Run
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, Decode, Options, PeerArm, Run
 from trtla.data.prompt_sets import Ids
 from trtla.formats.hf import load_model
+from trtla.formats.tensors import torch_dtype
 from trtla.settings.sampling import SamplingParams
+
+_TRIES = 2
+"""Forwards of each type, from which the peer's is chosen."""
 
 
 class _Meter:
@@ -73,10 +77,23 @@ class _Clock(BaseStreamer):
         return next((s for s, seen in self.seen if seen >= count), self.seen[-1][0])
 
 
+def peer_dtypes(
+    asked: str, run: torch.dtype, stored: str, device: torch.device
+) -> list[torch.dtype]:
+    """The types that a peer may compute in: the run's, but for auto on a CPU stored and float32.
+
+    Which of them is faster there depends on the processor; float32 changes no weight.
+    """
+    if asked != "auto" or device.type != "cpu":
+        return [run]
+    return list(dict.fromkeys((torch_dtype(stored), torch.float32)))
+
+
 class HuggingFace:
     """A transformers model, ready for all its arms.
 
     Args:
+        dtypes: types to compute in, the narrowest first; the fastest of them is kept.
         end_ids: what ends a text; None is the model's own.
     """
 
@@ -84,14 +101,15 @@ class HuggingFace:
         self,
         folder: str,
         device: torch.device,
-        dtype: torch.dtype,
+        dtypes: Sequence[torch.dtype],
         end_ids: frozenset[int] | None = None,
     ) -> None:
-        self.model = _load(folder, device, dtype)
+        self.model = _fastest(_load(folder, device, dtypes[0]), dtypes)
         self.meter = _Meter(self.model)
         own = self.model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [own] * (own is not None)
         self._end_ids = sorted(listed if end_ids is None else end_ids)
+        self._weight_bytes = _weight_bytes(self.model)
 
     def decode(
         self,
@@ -131,6 +149,7 @@ class HuggingFace:
             fed=meter.fed,
             forwards=meter.forwards,
             forward_s=meter.forward_s,
+            weight_bytes=self._weight_bytes,
         )
 
 
@@ -140,19 +159,47 @@ def peer_arms(names: Sequence[str], inner: HuggingFace, assistant_dir: str | Non
 
 
 def _arm(name: str, inner: HuggingFace, assistant_dir: str | None) -> Arm:
+    model = inner.model
+    decode: Decode = inner.decode
+    choices: list[Options] = [{}]
     if name == "hf-prompt-lookup":
         choices = [{"prompt_lookup_num_tokens": number} for number in LOOKUP_TOKENS]
-        return PeerArm(name, inner.decode, choices)
     if name == "hf-assisted" and assistant_dir is not None:
-        model = inner.model
         assistant = _load(assistant_dir, model.device, model.dtype)
-        return PeerArm(name, partial(inner.decode, assistant=assistant))
-    return PeerArm(name, inner.decode)
+        decode = partial(inner.decode, assistant=assistant)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return PeerArm(name, decode, choices, weight_type=dtype, compute_type=dtype)
 
 
 def _load(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
     hint = "give a Hugging Face model folder"
     return load_model("AutoModelForCausalLM", folder, dtype, hint).to(device)
+
+
+def _fastest(model: Any, dtypes: Sequence[torch.dtype]) -> Any:
+    """The model in the type in which a token takes the least time."""
+    if len(dtypes) == 1:
+        return model
+    seconds = {dtype: _token_s(model.to(dtype)) for dtype in dtypes}
+    return model.to(min(dtypes, key=lambda dtype: seconds[dtype]))
+
+
+def _weight_bytes(model: Any) -> int:
+    """Of weights that a forward reads: of an embedding that is no output, only rows are."""
+    size: int = sum(weight.nbytes for weight in model.parameters())
+    inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return size if inputs is outputs else size - int(inputs.nbytes)
+
+
+@torch.inference_mode()
+def _token_s(model: Any) -> float:
+    """Seconds of a forward of one token, the best of some."""
+    token, seconds = torch.zeros((1, 1), dtype=torch.long, device=model.device), []
+    for _ in range(_TRIES + 1):  # the first one is slower
+        start = time.perf_counter()
+        model(token, use_cache=False)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _padded(prompts: Sequence[Ids], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

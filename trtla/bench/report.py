@@ -13,10 +13,12 @@ from trtla.console import cell as shown
 from trtla.console import counted, markdown
 from trtla.results.bench_documents import Bench, BenchRow, BenchSettings, Cell
 from trtla.results.documents import SCHEMA_VERSION
+from trtla.results.metrics import too_short
 from trtla.settings.sampling import filters_text
 
 _FIGURES = {
     "arm": "arm",
+    "weight_type": "weights",
     "tokens_per_s": "tokens/s",
     "range": "min-max",
     "ttft_ms": "TTFT ms",
@@ -57,7 +59,9 @@ def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     """The circumstances in a few lines, then a table for each cell."""
     parts = [_head(results, sweep, found)]
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
-        parts.append(f"{_title(cell)}\n\n{_table(members)}")
+        rows = list(members)
+        parts.append(f"{_title(cell)}\n\n{_table(rows)}")
+        parts += [f"{row.arm}: {short}." for row in rows if (short := short_texts(row))]
     return "\n\n".join(parts)
 
 
@@ -82,6 +86,11 @@ def _head(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     )
 
 
+def short_texts(row: BenchRow) -> str | None:
+    """What is wrong with a row whose texts ended at once."""
+    return too_short(row.texts, row.output_tokens)
+
+
 def _title(cell: Cell) -> str:
     filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
     length = f", prompts of {cell.prompt_len} tokens" if cell.prompt_len else ""
@@ -99,6 +108,9 @@ def _table(members: Iterable[BenchRow]) -> str:
 def _shown(row: BenchRow, key: str) -> str:
     if key == "arm":
         return f"{row.arm} ({row.setting})" if row.setting else row.arm
+    if key == "weight_type":
+        own = row.weight_type or "-"
+        return own if row.compute_type in (None, own) else f"{own} in {row.compute_type}"
     if key == "range":
         return f"{row.tokens_per_s_min:.0f}-{row.tokens_per_s_max:.0f}"
     if key == "agreement":

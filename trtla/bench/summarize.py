@@ -185,7 +185,7 @@ def hf_side(
     from trtla.runtime.models.load import resolve_device, resolve_dtype
 
     on = resolve_device(device)
-    model = HuggingFace(model_dir, on, resolve_dtype(dtype, engine_dtype, on))
+    model = HuggingFace(model_dir, on, [resolve_dtype(dtype, engine_dtype, on)])
     greedy = SamplingParams(output_len)
 
     def generate(batch: Sequence[list[int]]) -> list[Completion]:

@@ -102,6 +102,7 @@ class _Bench:
         self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
     ) -> None:
         self._sweep, self._llm, self._on_note = sweep, llm, on_note
+        self._asked_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
         self._arms = self._make_arms()
@@ -133,10 +134,12 @@ class _Bench:
         names = [name for name in self._sweep.peers if name in HUGGING_FACE]
         if not names:
             return []
-        from trtla.bench.peers import HuggingFace, peer_arms
+        from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
 
         folder = self._sweep.hf_model_dir or self._sweep.model
-        inner = HuggingFace(folder, *self._place, self._llm.end_ids)
+        device, run = self._place
+        dtypes = peer_dtypes(self._asked_dtype, run, self._opened.checkpoint.dtype, device)
+        inner = HuggingFace(folder, device, dtypes, self._llm.end_ids)
         return peer_arms(names, inner, self._sweep.assistant_dir)
 
     @property
@@ -153,8 +156,14 @@ class _Bench:
         checkpoint, dtype = self._opened.checkpoint, self._opened.dtype_name
         if checkpoint.fp8 or checkpoint.fp8_kv_cache:
             self._on_note(f"llama.cpp has no FP8: its weights, keys and values are {dtype}")
-        inner = LlamaCpp(engine, *self._place, self._llm.end_ids)
-        return llama_cpp_arms(names, inner)
+
+        def open_model(converted: bool) -> LlamaCpp:
+            inner = LlamaCpp(engine, *self._place, self._llm.end_ids, converted=converted)
+            if inner.without_amx:
+                self._on_note("llama.cpp runs without AMX, whose kernels crash with such weights")
+            return inner
+
+        return llama_cpp_arms(names, open_model)
 
     def run(
         self,

@@ -19,7 +19,7 @@ from trtla.formats.engine import MANIFEST, Engine, new_manifest, open_engine
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
-from trtla.formats.plan import rank_plan, single_rank
+from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
 from trtla.formats.writer import Progress, write_ranks
 from trtla.trtllm import library as trtllm_library
@@ -226,7 +226,7 @@ def estimate_memory(config: CheckpointConfig, build_config: BuildConfig) -> Memo
     """The memory of an engine whose ranks are those of the config's mapping."""
     ranks, batch_size = config.mapping.world_size, build_config.max_batch_size
     step_tokens = batch_size * (build_config.max_draft_len + 1)
-    weights = [sum(target.nbytes for target in rank_plan(config, rank)) for rank in range(ranks)]
+    weights = [sum(target.nbytes for target in stored_plan(config, rank)) for rank in range(ranks)]
     token_bytes = kv_bytes_per_token(config)
     cache = batch_size * build_config.max_seq_len * token_bytes
     drafts = batch_size * build_config.max_draft_len * token_bytes

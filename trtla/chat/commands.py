@@ -7,35 +7,37 @@ the session implements.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.chat.settings import (
+from trtla.chat.setting_types import (
     DRAFTER,
     FILE,
     PAIR,
     PROCESSOR,
     STORAGE,
+    SYSTEM,
     TOGGLE,
     TRIPLE,
-    ChatSettings,
     Known,
     SettingType,
-    changed,
-    read,
     type_of,
 )
-from trtla.errors import TrtlaError, UsageError, did_you_mean
+from trtla.chat.settings import ChatSettings, changed, read
+from trtla.errors import TrtlaError, UsageError, closest
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
 _VALUE = click.Argument(["value"])  # what click calls the thing that it completes
+_SHOWN = 24  # columns of a value in /help
+_GUESSES = 3  # commands that may have been meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Command:
     """Of what follows it; None: nothing does."""
     paths: tuple[str, ...] = ()
     """The settings it changes; none: it does something."""
+    aliases: tuple[str, ...] = ()
+    """Other names that are understood, and not shown."""
 
     @property
     def usage(self) -> str:
@@ -88,29 +92,29 @@ def commands_of(kind: type, part: str, *others: str) -> Iterator[Command]:
     """A command for every setting of a class, but for `others`."""
     for one in declared(kind).values():
         if one.name not in others:
-            name, paths = one.option.chat or one.name, (f"{part}.{one.name}",)
-            yield Command(name, one.option.help, type_of(one), paths)
+            former = (one.option.chat,) if one.option.chat else ()
+            paths = (f"{part}.{one.name}",)
+            yield Command(one.name, one.option.help, type_of(one), paths, former)
 
 
-_FILTERS = ("temperature", "top_k", "top_p")
-_FILTER_PATHS = tuple(f"sampling.{name}" for name in _FILTERS)
-_STORAGE = ("drafter.ngram_kind", "drafter.ngram_order")
+_FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
 
 TABLE = (
-    Command("help", "All commands and their values."),
-    Command("quit", "Leave, as Ctrl-D does."),
+    Command("help", "All commands and their values.", aliases=("?",)),
+    Command("quit", "Leave, as Ctrl-D does.", aliases=("bye", "q")),
+    Command("exit", "Leave, as /quit does."),
     Command("clear", "Clear the screen; the conversation stays."),
-    Command("reset", "Forget the conversation; the settings stay."),
+    Command("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
+    Command("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
+    Command("undo", "Take the last message and its answer back."),
+    Command("system", "What the model is told before the conversation.", SYSTEM, ("system",)),
     Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
-    *commands_of(SamplingParams, "sampling", *_FILTERS, "stop", "allotted_time_ms"),
-    Command(
-        "processor", "How tokens are chosen: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTER_PATHS
-    ),
+    *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
+    Command("processor", "The three filters: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTERS),
     Command("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
     Command("lookahead", "Window, ngram, verification; auto: what pays.", TRIPLE, ("lookahead",)),
     Command("drafter", "What drafts, one or several.", DRAFTER, ("drafter.drafter",)),
-    *commands_of(DrafterSettings, "drafter", "drafter", "ngram_kind", "ngram_order"),
-    Command("set_ngramstorage", "basic or onelevel n-grams, and their order.", STORAGE, _STORAGE),
+    *commands_of(DrafterSettings, "drafter", "drafter"),
     Command("cache", "The K/V cache, which is always on here.", TOGGLE),
     Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
@@ -122,13 +126,13 @@ TABLE = (
 )
 """All commands, in the order of /help."""
 
-BY_NAME: Mapping[str, Command] = {command.name: command for command in TABLE}
+_STORAGE = ("drafter.ngram_kind", "drafter.ngram_order")
+_FORMER = Command("set_ngramstorage", "Both settings of n-grams.", STORAGE, _STORAGE)
 
-_OF_FLAG = {
-    path.rpartition(".")[2].replace("_", "-"): command.name
-    for command in TABLE
-    for path in command.paths
+BY_NAME: Mapping[str, Command] = {
+    name: command for command in (*TABLE, _FORMER) for name in (command.name, *command.aliases)
 }
+"""Whatever is understood."""
 
 _REST = (
     "All else is a message; // begins one with a slash. Toggles without a value toggle, other\n"
@@ -138,13 +142,13 @@ _REST = (
 
 
 def split(line: str) -> tuple[Command, str]:
-    """The command of a line such as `/length  64`, and the text behind it.
+    """The command of a line such as `/gamma  6`, and the text behind it.
 
     Raises:
         UsageError: there is no such command.
     """
-    name, _, rest = line.strip().lstrip("/").partition(" ")
-    return find(name), " ".join(rest.split())
+    name, *rest = line.strip().lstrip("/").split(maxsplit=1) or [""]
+    return find(name), "".join(rest)
 
 
 def find(name: str) -> Command:
@@ -152,12 +156,19 @@ def find(name: str) -> Command:
     wanted = _plain(name)
     if wanted in BY_NAME:
         return BY_NAME[wanted]
-    begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
-    if begun:
-        guess = f"did you mean /{begun[0]}? "
-    else:
-        guess = did_you_mean(f"/{wanted}", (f"/{known}" for known in BY_NAME))
+    guess = f"did you mean {found}? " if (found := _guesses(wanted)) else ""
     raise UsageError(f"/{name} is not a command", f"{guess}/help lists them all")
+
+
+def _guesses(wanted: str) -> str:
+    """The commands that a wrong name begins, else the one it is most like, else of its words."""
+    begun = [known for known in BY_NAME if wanted and known.startswith(wanted)]
+    near = closest(f"/{wanted}", (f"/{known}" for known in BY_NAME))
+    words = set(wanted.split("_"))
+    alike = [known for known in BY_NAME if words.intersection(known.split("_"))]
+    names = begun or ([near[1:]] if near else alike)
+    shown = dict.fromkeys(f"/{BY_NAME[name].name}" for name in names)
+    return " or ".join(list(shown)[:_GUESSES])
 
 
 def _plain(name: str) -> str:
@@ -168,7 +179,7 @@ def help_text(now: ChatSettings, start: ChatSettings) -> str:
     """Every command with its present value, and the one at the start where that differs."""
     rows = []
     for command in TABLE:
-        value, was = command.shown(now), command.shown(start)
+        value, was = (shorten(command.shown(at), _SHOWN, placeholder="...") for at in (now, start))
         note = f" (at the start {was})" if value != was else ""
         rows.append((command.usage, value, command.help + note))
     first, second = (max(len(row[i]) for row in rows) for i in range(2))
@@ -178,23 +189,22 @@ def help_text(now: ChatSettings, start: ChatSettings) -> str:
 
 def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
     """What a line up to the cursor may become: its end, and texts to stand there instead."""
-    commands = {f"/{command.name}": command for command in TABLE}
-    return _complete(line, commands, known) if line.startswith("/") else ("", [])
+    if not line.startswith("/"):
+        return "", []
+    return _complete(line, [f"/{command.name}" for command in TABLE], known)
 
 
-def _complete(
-    text: str, commands: Mapping[str, Command], known: Known
-) -> tuple[str, list[CompletionItem]]:
+def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[CompletionItem]]:
     name, blank, rest = text.partition(" ")
     if not blank:
-        names = [key for key in commands if key.startswith(name.lower())]
-        return text, [CompletionItem(key, help=commands[key].help) for key in names]
-    command, value = commands.get(_plain(name)), rest.lstrip()
+        begun = [one for one in names if one.startswith(_plain(name))]
+        return text, [CompletionItem(one, help=find(one.lstrip("/")).help) for one in begun]
+    command, value = BY_NAME.get(_plain(name.lstrip("/"))), rest.lstrip()
     if command is None or command.type is None:
         return "", []
     if command.type is PAIR:  # the setting that is being typed last
         last = value.replace(";", "|").rpartition("|")[2].lstrip()
-        return _complete(last, {one.name: one for one in TABLE if one.paths}, known)
+        return _complete(last, [one.name for one in TABLE if one.paths], known)
     context = click.Context(click.Command("chat"), obj=known)
     return value, command.type.shell_complete(context, _VALUE, value)
 
@@ -207,5 +217,5 @@ def one_line(error: TrtlaError) -> str:
 
 
 def _as_command(match: re.Match[str]) -> str:
-    name = _OF_FLAG.get(match[1], match[1])
+    name = _plain(match[1])
     return f"/{name}" if name in BY_NAME else match[0]

@@ -6,6 +6,7 @@ the K/V cache could not be shared. Knows no model; tokenising is asked of `Codec
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,10 +46,13 @@ class Fitted:
     dropped: int
 
 
-def plain_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, ...]:
+def plain_ids(
+    turns: Sequence[Turn], message: str, codec: Codec, system: str = ""
+) -> tuple[int, ...]:
     """The raw transcript, for models without a chat template: a new message on a line of its own.
 
-    The first message is tokenised as `trtla run` does, so that its answer is the same.
+    The first message is tokenised as `trtla run` does, so that its answer is the same. A system
+    message has no place in it.
     """
     ids: list[int] = []
     for number, text in enumerate([*(turn.message for turn in turns), message]):
@@ -58,7 +62,9 @@ def plain_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, .
     return tuple(ids)
 
 
-def chat_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, ...]:
+def chat_ids(
+    turns: Sequence[Turn], message: str, codec: Codec, system: str = ""
+) -> tuple[int, ...]:
     """The conversation in the chat template, earlier answers as the ids they were drawn as.
 
     Templates may change an answer (most strip it). Where they do, its text is tokenised anew: what
@@ -69,28 +75,40 @@ def chat_ids(turns: Sequence[Turn], message: str, codec: Codec) -> tuple[int, ..
     shown = [
         mark if keep else turn.answer for turn, mark, keep in zip(turns, marks, kept, strict=True)
     ]
-    text = codec.chat_text(_messages(turns, shown, message))
-    real = codec.chat_text(_messages(turns, [turn.answer for turn in turns], message))
+    text = codec.chat_text(_messages(turns, shown, message, system))
+    real = codec.chat_text(_messages(turns, [turn.answer for turn in turns], message, system))
     if _filled(text, turns, marks) != real:
         return codec.encode(real, special=False)
     return _spliced(text, turns, marks, codec)
 
 
-def fitted(turns: Sequence[Turn], message: str, codec: Codec, *, chat: bool, room: int) -> Fitted:
+def fitted(
+    turns: Sequence[Turn], message: str, codec: Codec, *, chat: bool, room: int, system: str = ""
+) -> Fitted:
     """Ids of at most `room` tokens, leaving out the oldest turns that there is no room for.
 
-    The message itself is never cut: where it alone is too long, so is the result.
+    Neither the message nor the system message is ever cut: where they alone are too long, so is the
+    result.
     """
     build = chat_ids if chat else plain_ids
-    for dropped in range(len(turns) + 1):
-        ids = build(turns[dropped:], message, codec)
-        if len(ids) <= room:
-            break
+
+    def without(dropped: int) -> tuple[int, ...]:
+        return build(turns[dropped:], message, codec, system)
+
+    def fits(dropped: int) -> bool:
+        return len(without(dropped)) <= room
+
+    ids, dropped = without(0), 0
+    if len(ids) > room and turns:
+        dropped = bisect_left(range(len(turns)), True, lo=1, key=fits)
+        ids = without(dropped)
     return Fitted(ids, dropped)
 
 
-def _messages(turns: Sequence[Turn], answers: Sequence[str], message: str) -> list[dict[str, str]]:
-    found = []
+def _messages(
+    turns: Sequence[Turn], answers: Sequence[str], message: str, system: str
+) -> list[dict[str, str]]:
+    found = [{"role": "system", "content": system}] if system else []
     for turn, answer in zip(turns, answers, strict=True):
         found.append({"role": "user", "content": turn.message})
         found.append({"role": "assistant", "content": answer})

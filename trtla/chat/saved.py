@@ -42,6 +42,8 @@ class SavedChat(_Strict):
     settings: dict[str, Any]
     """`SavedSettings`."""
     turns: list[SavedTurn]
+    system: str = ""
+    """Omitted where there is none, as in files of releases that had none."""
 
 
 def _keys() -> dict[str, tuple[str, Any]]:
@@ -55,13 +57,14 @@ def _keys() -> dict[str, tuple[str, Any]]:
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
     own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
+    del own["system"]
     return keys | {key: (key, (hint, ...)) for key, hint in own.items() if key not in PARTS}
 
 
 _KEYS = _keys()
 _FIELDS: dict[str, Any] = {key: field for key, (_, field) in _KEYS.items()}
 SavedSettings = create_model("SavedSettings", __base__=_Strict, **_FIELDS)
-"""`ChatSettings`, flat."""
+"""`ChatSettings`, flat, but for the system message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,12 @@ def save(path: Path, chat: Chat) -> None:
         vocab_size=chat.vocab_size,
         settings={key: _to_json(read(chat.settings, path)) for key, (path, _) in _KEYS.items()},
         turns=[SavedTurn(**asdict(turn)) for turn in chat.turns],
+        system=chat.settings.system,
     )
     try:
         if path.exists():
             _refuse_other(path)
-        write_whole(path, saved.model_dump_json(indent=2) + "\n")
+        write_whole(path, saved.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     except (OSError, ValueError) as error:
         raise _unusable(path, "written", error) from None
 
@@ -103,6 +107,7 @@ def load(path: Path, now: ChatSettings) -> Chat:
     """
     saved = _read(path)
     values = {_KEYS[key][0]: value for key, value in saved.settings.items()}
+    values["system"] = saved.system
     if isinstance(values["lookahead"], list):
         values["lookahead"] = LookaheadConfig.parse(values["lookahead"])
     turns = tuple(Turn(**dict(turn)) for turn in saved.turns)

@@ -5,16 +5,16 @@ A line that begins with `/` is a command, `//` begins a message with a slash; al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from trtla.chat import saved
 from trtla.chat.commands import Command, help_text, one_line, split
-from trtla.chat.conversation import Fitted, Turn, fitted
-from trtla.chat.decode import Comparison, Decoded, Metrics, Side, Step, decode, read_side
+from trtla.chat.conversation import Fitted, Turn
+from trtla.chat.decode import Comparison, Decoded, Metrics, Side, read_side
 from trtla.chat.events import (
     Answered,
     Busy,
@@ -27,14 +27,15 @@ from trtla.chat.events import (
     Said,
     Streamed,
 )
-from trtla.chat.settings import TOGGLE, ChatSettings, Known
+from trtla.chat.model import ChatModel
+from trtla.chat.setting_types import TOGGLE, Known
+from trtla.chat.settings import ChatSettings, changed
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
-from trtla.settings.drafting import check_used
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
-    from trtla.llm.text import Tokenizer
+    from trtla.settings.sampling import SamplingParams
 
 
 class Session:
@@ -45,10 +46,10 @@ class Session:
     """
 
     def __init__(self, llm: LLM, settings: ChatSettings) -> None:
-        self._llm = llm
-        self.tokenizer = _tokenizer(llm)
-        settings = self._resolved(settings)
-        self._check(settings, "the chat")
+        self._model = ChatModel(llm)
+        self.tokenizer = self._model.tokenizer
+        settings = self._model.resolved(settings)
+        self._model.check(settings, "the chat")
         self.start = self.settings = settings
         self.turns: list[Turn] = []
         self.total = Metrics()
@@ -56,22 +57,29 @@ class Session:
         """The last answer, stopped ones included."""
         self.context = 0
         """Tokens of the conversation, as the model has them now."""
+        self._left_out = 0
+        """Oldest turns that the model no longer reads."""
+        self._asked: tuple[tuple[int, ...], SamplingParams] | None = None
+        """What the last turn's answer was drawn from, where that is known."""
         self._stopped = False
 
     @property
     def known(self) -> Known:
         """What completion offers."""
-        limits = self._llm.limits
+        limits = self._model.limits
         return Known(str(limits.lookahead), limits.draft_models)
 
     @property
     def max_context(self) -> int:
         """Most tokens that a conversation may have."""
-        return self._llm.limits.max_text_len
+        return self._model.max_context
 
     def stop(self) -> None:
         """End what is being decoded after its present step."""
         self._stopped = True
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
 
     def handle(self, line: str) -> Iterator[Event]:
         """Do what a line asks for; errors are events, and the chat goes on."""
@@ -80,7 +88,7 @@ class Session:
             if line.startswith("/") and not line.startswith("//"):
                 yield from self._command(line)
             elif line.strip():
-                yield from self._answer(_valid(line.removeprefix("/")))
+                yield from self._answer(_valid(line.removeprefix("/")), self.turns)
         except TrtlaError as error:
             yield Refused(one_line(error))
 
@@ -93,12 +101,16 @@ class Session:
         match command.name:
             case "help":
                 yield Said(help_text(self.settings, self.start))
-            case "quit":
+            case "quit" | "exit":
                 yield Leave()
             case "clear":
                 yield ClearScreen()
             case "reset":
                 yield self._reset()
+            case "retry":
+                yield from self._retry()
+            case "undo":
+                yield self._undo()
             case "cache":
                 yield Noted(_CACHE)
             case "stats":
@@ -112,80 +124,82 @@ class Session:
 
     def _set(self, command: Command, text: str) -> Event:
         if not text and command.type is not TOGGLE:
-            return Noted(f"/{command.name} is {command.shown(self.settings)}")
+            clear = "; /system off clears it" if command.name == "system" else ""
+            return Noted(f"/{command.name} is {command.shown(self.settings)}{clear}")
         new = command.apply(text, self.settings)
-        self._check(new, f"/{command.name} {text}".rstrip())
+        self._model.check(new, shorten(f"/{command.name} {text}", _SHOWN, placeholder="..."))
         self.settings = new
-        unused = command.name == "lookahead" and not new.drafter.uses_lookahead
-        note = f"; unused, {new.drafter.name} drafts" if unused else ""
-        return Noted(f"/{command.name} is now {command.shown(new)}{note}")
+        return Noted(f"/{command.name} is now {command.shown(new)}{self._effect(command.name)}")
 
-    def _resolved(self, settings: ChatSettings) -> ChatSettings:
-        """The settings for this model: its own triple, and no template where it has none."""
-        chat = settings.chat and self.tokenizer.has_chat_template
-        lookahead = settings.lookahead or self._llm.limits.lookahead
-        return replace(settings, chat=chat, lookahead=lookahead)
-
-    def _check(self, settings: ChatSettings, name: str) -> None:
-        """Refuse what the executor would refuse of the next message."""
-        if settings.chat and not self.tokenizer.has_chat_template:
-            raise UsageError(
-                "the model has no chat template", "messages are continued as plain text"
-            )
-        check_used([settings.drafter])
-        path, loaded = settings.drafter.draft_model, self._llm.limits.draft_models
-        if path not in (None, *loaded):
-            raise UsageError(
-                f"the draft model {path} is not loaded", f"start again with --draft-model {path}"
-            )
-        for how in (settings, *([settings.by_ngrams] if settings.ngram else [])):
-            self._check_request((0,), how, name)
-
-    def _check_request(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> None:
-        request = self._llm.request(ids, how.sampling, name, how.lookahead, how.drafter)
-        self._llm.limits.check(request)
-
-    def _answer(self, message: str) -> Iterator[Event]:
+    def _effect(self, name: str) -> str:
+        """What a setting that has been changed does now, where one would expect something else."""
         settings = self.settings
-        found = self._fitted(self.turns, message, settings)
-        if found.dropped:
-            del self.turns[: found.dropped]
-            yield Noted(f"the context is full: the {_oldest(found.dropped)} forgotten")
+        if name == "lookahead" and not settings.drafter.uses_lookahead:
+            return f"; unused, {settings.drafter.name} drafts"
+        if name in ("system", "chat") and settings.system and not settings.chat:
+            return "; the system message is for /chat on only"
+        if name == "system" and self.turns:
+            kept = f"{_turns(len(self.turns))} kept"
+            return f"; holds from the next answer on, {kept}: /reset begins anew"
+        left = self.max_context - self.context
+        if name == "max_output_len" and settings.sampling.max_output_len > left:
+            return f"; the conversation leaves {left} at present"
+        return ""
+
+    def _answer(self, message: str, past: Sequence[Turn]) -> Iterator[Event]:
+        """Answer a message that follows these turns."""
+        found, settings = self._model.fitted(past, message, self.settings)
+        if found.dropped > self._left_out:
+            yield Noted(f"{self._model.full}: {_left_out(found.dropped)}; /undo makes room")
+        self._left_out = found.dropped
         event = partial(Streamed, debug=settings.debug)
-        answer = yield from self._decode(found.ids, settings.answering, event, watch=settings.debug)
+        answer = yield from self._model.decode(
+            found.ids, settings.answering, self._is_stopped, event, watch=settings.debug
+        )
         self.total, self.last = self.total + answer.metrics, answer
         self.context = len(found.ids) + len(answer.ids)
         if answer.ids:
             turn = Turn(message, answer.text, answer.spoken_ids, answer.finish_reason)
-            self.turns.append(turn)
+            self.turns = [*past, turn]
+            self._asked = (found.ids, settings.sampling)
         yield Answered(answer, settings.debug)
+        wanted = self.settings.sampling.max_output_len
+        if answer.finish_reason == "length" and len(answer.ids) < wanted:
+            yield Noted(_CUT)
         if answer.finish_reason == "cancelled":
             yield Noted(_STOPPED if answer.ids else "stopped before the answer began")
             return
         yield from self._baselines(found.ids, answer, settings)
 
-    def _fitted(self, turns: Sequence[Turn], message: str, settings: ChatSettings) -> Fitted:
-        """What the model reads of a conversation; raises UsageError when the message is too long.
+    def _retry(self) -> Iterator[Event]:
+        turn, past = self._last("answer again"), self.turns[:-1]
+        found, how = self._model.fitted(past, turn.message, self.settings)
+        same = self._asked in (None, (found.ids, how.sampling))
+        if same and not how.sampling.greedy:
+            seed = how.sampling.seed + 1
+            self.settings = changed(self.settings, {"sampling.seed": seed})
+            yield Noted(f"/seed is now {seed}, for another draw")
+        elif same and self._asked and turn.finish_reason != "cancelled":
+            yield Noted(_GREEDY)
+            return
+        yield from self._answer(turn.message, past)
 
-        Nothing is forgotten then.
-        """
-        limits, length = self._llm.limits, settings.sampling.max_output_len
-        room = min(limits.max_input_len, limits.max_text_len - length)
-        found = fitted(turns, message, self.tokenizer, chat=settings.chat, room=room)
-        if len(found.ids) > room:
-            self._check_request(found.ids, settings.plain, "the message")
-        return found
+    def _undo(self) -> Event:
+        turn = self._last("take back")
+        self._take(self.turns[:-1], self.settings)
+        what = shorten(turn.message, _SHOWN, placeholder="...")
+        return Noted(f"taken back: {what}; {_turns(len(self.turns))} left")
 
-    def _decode(
-        self,
-        ids: tuple[int, ...],
-        how: ChatSettings,
-        event: Callable[[Step], Event],
-        *,
-        watch: bool = False,
-    ) -> Generator[Event, None, Decoded]:
-        watch = watch and how.lookahead != "auto" and not self._llm.limits.fixed_triples
-        return decode(self._llm, ids, how, lambda: self._stopped, event, watch=watch)
+    def _last(self, what: str) -> Turn:
+        if not self.turns:
+            raise UsageError(f"there is no message to {what}", "say something first")
+        return self.turns[-1]
+
+    def _take(self, turns: Sequence[Turn], settings: ChatSettings) -> None:
+        """Go on with another conversation; raises UsageError when the model cannot read it."""
+        found = self._model.fitted(turns, "", settings)[0] if turns else Fitted((), 0)
+        self.settings, self.turns = settings, list(turns)
+        self.context, self._left_out, self._asked = len(found.ids), found.dropped, None
 
     def _baselines(
         self, ids: tuple[int, ...], answer: Decoded, settings: ChatSettings
@@ -197,7 +211,9 @@ class Session:
         if settings.ngram:
             methods["n-grams"] = settings.by_ngrams
         for name, how in methods.items():
-            other = yield from self._decode(ids, how, partial(Busy, what=name))
+            other = yield from self._model.decode(
+                ids, how, self._is_stopped, partial(Busy, what=name)
+            )
             if other.finish_reason == "cancelled":
                 yield Noted(f"{name} stopped")
                 return
@@ -205,13 +221,13 @@ class Session:
 
     def _compare(self, left: str, right: str) -> Iterator[Event]:
         sides = (self._side(left), self._side(right))
-        if not self.turns:
-            raise UsageError("there is no message to compare on", "say something first")
-        texts = []
+        message, texts = self._last("compare on").message, []
         for side in sides:
-            found = self._fitted(self.turns[:-1], self.turns[-1].message, side.settings)
+            found, how = self._model.fitted(self.turns[:-1], message, side.settings)
             event = partial(Busy, what=side.name)
-            decoded = yield from self._decode(found.ids, side.settings.answering, event)
+            decoded = yield from self._model.decode(
+                found.ids, how.answering, self._is_stopped, event
+            )
             if decoded.finish_reason == "cancelled":
                 yield Noted("comparison stopped")
                 return
@@ -220,23 +236,22 @@ class Session:
 
     def _side(self, text: str) -> Side:
         side = read_side(text, self.settings)
-        self._check(side.settings, text)
+        self._model.check(side.settings, text)
         return side
 
     def _reset(self) -> Event:
-        self.turns.clear()
-        self.context = 0
+        self._take((), self.settings)
         return Noted("the conversation is forgotten")
 
     def _save(self, path: Path) -> Event:
-        vocab_size = self._llm.limits.vocab_size
-        chat = saved.Chat(self._llm.engine.name, vocab_size, self.settings, tuple(self.turns))
+        vocab_size = self._model.limits.vocab_size
+        chat = saved.Chat(self._model.name, vocab_size, self.settings, tuple(self.turns))
         saved.save(path, chat)
         return Noted(f"{_turns(len(self.turns))} saved in {path}")
 
     def _load(self, path: Path) -> Event:
         chat = saved.load(path, self.settings)
-        limits = self._llm.limits
+        limits = self._model.limits
         if chat.vocab_size != limits.vocab_size:
             raise UsageError(
                 f"{path} is a chat with {chat.model}, whose vocabulary has {chat.vocab_size} "
@@ -245,11 +260,11 @@ class Session:
             )
         for turn in chat.turns:
             limits.check_ids(turn.answer_ids, str(path))
-        settings = self._resolved(chat.settings)
-        self._check(settings, str(path))
-        self.context = len(self._fitted(chat.turns, "", settings).ids)
-        self.settings, self.turns = settings, list(chat.turns)
-        return Noted(f"{_turns(len(chat.turns))} with {chat.model} loaded from {path}")
+        settings = self._model.resolved(chat.settings)
+        self._model.check(settings, str(path))
+        self._take(chat.turns, settings)
+        full = f"; {self._model.full}: {_left_out(self._left_out)}" if self._left_out else ""
+        return Noted(f"{_turns(len(chat.turns))} with {chat.model} loaded from {path}{full}")
 
     def _stats(self) -> str:
         total = self.total
@@ -258,26 +273,21 @@ class Session:
                 f"{counted(total.answers, 'answer')}, {total.tokens} tokens, {total.describe()}",
                 f"prompts: {total.prompt_tokens} tokens, {total.reused_tokens} of them still in "
                 "the K/V cache",
-                f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}",
-                f"ran on {self._llm.description}",
+                f"context: {self.context} of {self.max_context} tokens, {_turns(len(self.turns))}"
+                + (f", {self._left_out} left out" if self._left_out else ""),
+                f"ran on {self._model.description}",
             ]
         )
 
 
 _CACHE = "/cache is always on: every executor of trtla keeps keys and values"
 _STOPPED = "stopped; what was written stays in the conversation"
+_CUT = "the context is full: the answer ends here, and the oldest turns make room for the next one"
+_GREEDY = (
+    "the answer would be the same: greedy takes the most probable tokens; /temperature 0.8 draws"
+)
 
-
-def _tokenizer(llm: LLM) -> Tokenizer:
-    if llm.limits.max_encoder_len is not None:
-        raise UsageError(
-            f"{llm.engine.name} is an encoder-decoder, which answers one prompt", "use trtla run"
-        )
-    if llm.tokenizer is None:
-        raise UsageError(
-            f"{llm.engine.name} has no tokenizer files", "give the tokenizer with --tokenizer-dir"
-        )
-    return llm.tokenizer
+_SHOWN = 60  # columns of a message that is repeated
 
 
 def _against(name: str, answer: Decoded, other: Decoded) -> str:
@@ -299,5 +309,6 @@ def _turns(number: int) -> str:
     return f"{number} turn{'' if number == 1 else 's'}"
 
 
-def _oldest(number: int) -> str:
-    return "oldest turn is" if number == 1 else f"{number} oldest turns are"
+def _left_out(number: int) -> str:
+    turns = "oldest turn" if number == 1 else f"{number} oldest turns"
+    return f"the {turns} {'is' if number == 1 else 'are'} left out"

@@ -32,7 +32,7 @@ from trtla.files import user_cache
 
 HISTORY = "chat_history"
 
-_WELCOME = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves, Alt-Enter makes a line"
+WELCOME = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves, Alt-Enter makes a line"
 _HINT = "Ctrl-D or /quit leaves"
 _MENU_ROWS = 5  # kept free below the line, for what it may be completed to
 _PATIENCE = 3  # presses of Ctrl-C during one answer, until it is the program that ends
@@ -57,7 +57,7 @@ class TerminalPrinter(Printer):
 
     def note(self, text: str) -> None:
         """Print a remark, dim."""
-        self._console.out(self._console.styled(text, dim=True))
+        self._console.out(self._console.styled(harmless(text), dim=True))
 
     def refuse(self, text: str) -> None:
         """Print an error, red."""
@@ -93,10 +93,10 @@ def chat_at_terminal(session: Session, console: Console) -> None:
         reserve_space_for_menu=_MENU_ROWS,
         prompt_continuation="  ",
         key_bindings=_keys(),
-        bottom_toolbar=lambda: _toolbar(session),
+        bottom_toolbar=lambda: toolbar(session),
     )
     printer = TerminalPrinter(session, console)
-    printer.note(_WELCOME)
+    printer.note(WELCOME)
     with _Interrupts(session) as interrupts, _no_echo():
         while (line := _ask(prompt, printer)) is not None:
             interrupts.answer_begins()
@@ -137,7 +137,7 @@ def _live(event: Streamed | Busy) -> str:
     return f"{what}{metrics.describe()}, {metrics.tokens} tokens; Ctrl-C stops"
 
 
-def _toolbar(session: Session) -> str:
+def toolbar(session: Session) -> str:
     """The last answer's speed, and how full the context is."""
     context = f"context {session.context} of {session.max_context}"
     if session.last is None:

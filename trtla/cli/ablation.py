@@ -20,7 +20,7 @@ from trtla.bench.ablation_arms import (
     load_tasks,
 )
 from trtla.cli.bench_flags import BenchFlags, check_choices, shared_setup
-from trtla.cli.drafter_options import check_drafters
+from trtla.cli.drafter_options import check_drafters, check_vocabulary
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
 from trtla.cli.template import check_texts
@@ -80,7 +80,8 @@ ablation_flags = stack(
         type=PATH,
         default=str(ASSETS / "tiny-llama-draft"),
         show_default="the shipped tiny-llama-draft",
-        help="What drafts in sd, egag and the chain; it has the model's vocabulary.",
+        help="What drafts in sd, egag and the chain; it has the model's vocabulary. Without one "
+        "that has, these arms are skipped.",
     ),
     _own(
         "--output",
@@ -140,7 +141,7 @@ def run_ablation_command(
     Raises:
         UsageError: a flag, a folder or the output file is not usable.
     """
-    ablation = _check(given, lookahead)
+    ablation = _check(console, given, lookahead)
     check_texts(console, given.asking, (given.engine_dir, given.tokenizer_dir))
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
@@ -162,14 +163,14 @@ def run_ablation_command(
         _print(console, done.overall())
 
 
-def _check(given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
+def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
     """What can be refused before torch is imported."""
     if len(given.threads) > 1:
         raise UsageError(
             f"--threads has {len(given.threads)} numbers, and --ablation takes one",
             "run it once for each, with an --output of its own",
         )
-    made = _arms(given)
+    made = _served(console, given, _arms(given))
     named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
     models = check_drafters(given.engine_dir, named, flags=given)
     processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
@@ -185,6 +186,21 @@ def _check(given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
         cases=tuple(cases(prompts, processors, given.repeats, given.seed)),
         output=Path(given.output),
     )
+
+
+def _served(console: Console, given: BenchFlags, made: list[AblationArm]) -> list[AblationArm]:
+    """The arms that can run: the shipped draft model is for the shipped model's vocabulary."""
+    if source(click.get_current_context(), "draft_model") != "default":
+        return made
+    try:
+        check_vocabulary(given.draft_model, Path(given.engine_dir))
+    except UsageError:
+        left = [arm for arm in made if arm.drafting.draft_model is None]
+        names = ", ".join(dict.fromkeys(arm.method for arm in made if arm not in left))
+        if names:
+            console.note(f"note: {names} need a --draft-model of this vocabulary, and are skipped")
+        return left
+    return made
 
 
 def _arms(given: BenchFlags) -> list[AblationArm]:

@@ -91,7 +91,8 @@ axis = partial(listed, section="Lists: every combination is measured")
     type=NAMES,
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
-    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]).",
+    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]). "
+    "A GGUF file runs there as it is, in llama.cpp-converted with the weights and type of trtla.",
 )
 @setting(
     "--hf-model-dir",
@@ -260,10 +261,13 @@ def _speeds(measured: Measured) -> str:
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.report import csv_text, document, markdown_text
+    from trtla.bench.report import csv_text, document, markdown_text, short_texts
     from trtla.results.documents import environment
 
     found = environment(command_line())
+    for row in results.rows:
+        if output_format != "md" and (short := short_texts(row)):
+            console.note(f"note: {row.category}, {row.arm}: {short}")
     if output_format == "json":
         console.document(document(results, sweep, found))
     elif output_format == "csv":

@@ -65,7 +65,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 @setting(
     "--max-input-len",
     type=TOKENS,
-    show_default="1024, at most max_seq_len",
+    show_default="max_seq_len, for TensorRT-LLM at most 1024",
     help="Longest prompt in tokens.",
 )
 @setting(

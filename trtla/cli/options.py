@@ -81,17 +81,16 @@ def tokenizer_flag(section: str) -> Decorator:
     )
 
 
-def engine_flags(section: str) -> Decorator:
-    """--engine-dir and --tokenizer-dir."""
+def engine_flags(section: str, **other: Any) -> Decorator:
+    """--engine-dir and --tokenizer-dir; `other`: arguments of the first in place of the usual."""
     return stack(
         setting(
             "-m",
             "--engine-dir",
             section=section,
-            type=MODEL,
-            required=True,
             help="Engine made by trtla build; a Hugging Face folder, its name on the hub such as "
             "org/name, or a GGUF file works too, and is converted in memory.",
+            **{"type": MODEL, "required": True, **other},
         ),
         tokenizer_flag(section),
     )
@@ -123,8 +122,7 @@ place_flags = stack(
 )
 """Where a model runs, and in which type."""
 
-model_flags = stack(
-    engine_flags("Model"),
+opening_flags = stack(
     place_flags,
     setting(
         "--lookahead",
@@ -137,6 +135,9 @@ model_flags = stack(
         "worth their cost (torch engines).",
     ),
 )
+"""How a model is opened."""
+
+model_flags = stack(engine_flags("Model"), opening_flags)
 """What opens a model."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,9 +25,10 @@ from trtla.formats.plan import (
     check_mapping,
     rank_plan,
     source_shapes,
+    untied,
 )
 from trtla.formats.support import check_supported
-from trtla.formats.tensors import E4M3, full_tensors
+from trtla.formats.tensors import E4M3, equal_ends, full_tensors
 from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
 
 _REMAKE = "make it again with trtla convert"
@@ -63,7 +65,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self.config = config
+        self._given = config
         self._shapes = source_shapes(config)
         self._where: dict[str, list[_Placement]] = {}
         ranks, problems = _open_ranks(folder, config)
@@ -71,6 +73,14 @@ class Checkpoint:
         for file, plan in ranks:
             self._add(file, plan)
         self._where.setdefault(LM_HEAD, self._where[EMBEDDING])
+
+    @cached_property
+    def config(self) -> CheckpointConfig:
+        """As in config.json, but not tied where the stored lm_head differs from the embedding."""
+        given, same = self._given, self._where[LM_HEAD] is self._where[EMBEDDING]
+        if not given.tie_word_embeddings or same or equal_ends(self, given.vocab_size):
+            return given
+        return untied(given)
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:

@@ -124,8 +124,8 @@ class Engine:
         """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
 
         Names are `transformer.vocab_embedding.weight`,
-        `transformer.layers.{i}.attention.qkv.weight` and so on; `lm_head.weight` always comes, also
-        when it equals the embedding. Linear weights are (out, in), in the engine's dtype, on the
+        `transformer.layers.{i}.attention.qkv.weight` and so on; of a model that ties its embeddings
+        there is no `lm_head.weight`. Linear weights are (out, in), in the engine's dtype, on the
         CPU.
 
         Raises:
@@ -139,7 +139,9 @@ class Engine:
         from trtla.formats.tensors import full_tensors
 
         config = self.config.pretrained_config
-        return full_tensors(self.source or Checkpoint(self.path, config), config)
+        if self.source is not None:
+            return full_tensors(self.source, config)
+        return Checkpoint(self.path, config).full_tensors()
 
 
 def open_engine(path: str | Path) -> Engine:

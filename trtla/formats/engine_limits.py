@@ -41,7 +41,7 @@ class BuildSettings:
     lookahead: LookaheadConfig = AUTOREGRESSIVE
     max_batch_size: int = 32
     max_input_len: int | None = None
-    """None: 1024, at most max_seq_len."""
+    """None: max_seq_len, for TensorRT-LLM at most 1024."""
     max_seq_len: int | None = None
     """None: 2048, at most what the model's positions and sliding window allow."""
     max_num_tokens: int | None = None
@@ -70,7 +70,8 @@ def plan_limits(
     """
     _check(settings)
     seq_len = _seq_len(settings.max_seq_len, config)
-    input_len = settings.max_input_len or min(DEFAULT_INPUT_LEN, seq_len)
+    most = seq_len if backend == "torch" else DEFAULT_INPUT_LEN
+    input_len = settings.max_input_len or min(most, seq_len)
     if input_len > seq_len:
         raise UsageError(
             f"max_input_len {input_len} is above max_seq_len {seq_len}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
-from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
+from trtla.formats.tensors import equal_ends
 from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
 """Canonical name -> the file and the tensor's name in it."""
-_COMPARE_ROWS = 1024
 _HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
 
 
@@ -54,11 +54,16 @@ class HFModel:
         where, problems = _weights(folder, config)
         raise_first(problems)
         file, name = where[EMBEDDING]
-        update = {
-            "dtype": dtype or as_dtype(str(file.entries[name].dtype)),
-            "tie_word_embeddings": config.tie_word_embeddings and _is_tied(where),
-        }
-        return cls(folder, config.model_copy(update=update), where)
+        update = {"dtype": dtype or as_dtype(str(file.entries[name].dtype))}
+        model = cls(folder, config.model_copy(update=update), where)
+        if config.tie_word_embeddings and not model._is_tied():
+            return replace(model, config=untied(model.config))
+        return model
+
+    def _is_tied(self) -> bool:
+        """transformers ties no stored tensors that differ, whatever the config says."""
+        same = self._where[EMBEDDING] == self._where[LM_HEAD]
+        return same or equal_ends(self, self.config.vocab_size)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows [start, stop) of a tensor, in the stored dtype."""
@@ -85,16 +90,6 @@ def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[Usage
         where = {EMBEDDING: stored, LM_HEAD: stored, **where}
     found = {name: file.entries[stored] for name, (file, stored) in where.items()}
     return where, tensor_problems(str(folder), found, hf_shapes(config), _HINT)
-
-
-def _is_tied(where: _Where) -> bool:
-    """transformers ties no stored tensors that differ, whatever the config says."""
-    (one, name), (other, other_name) = where[EMBEDDING], where[LM_HEAD]
-    rows = one.entries[name].shape[0]
-    spans = ((row, min(row + _COMPARE_ROWS, rows)) for row in range(0, rows, _COMPARE_ROWS))
-    return where[EMBEDDING] == where[LM_HEAD] or all(
-        torch.equal(one.read(name, *span), other.read(other_name, *span)) for span in spans
-    )
 
 
 def stored_parameters(folder: Path) -> int:

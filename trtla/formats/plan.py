@@ -97,6 +97,23 @@ def rank_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
     return tuple(sorted(targets, key=lambda target: -DTYPE_BYTES[target.dtype]))
 
 
+def untied(config: CheckpointConfig) -> CheckpointConfig:
+    """The same model with an lm_head of its own."""
+    return config.model_copy(update={"tie_word_embeddings": False})
+
+
+def stored_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
+    """What is written of `rank_plan`: one rank's tied lm_head is the embedding, and stored once.
+
+    TensorRT-LLM takes the embedding for a missing lm_head (PretrainedModel.load and
+    share_embedding), but not where the ranks' shapes of them differ.
+    """
+    plan = rank_plan(config, rank)
+    if not config.tie_word_embeddings or config.mapping.world_size > 1:
+        return plan
+    return tuple(target for target in plan if target.name != LM_HEAD)
+
+
 def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of the Hugging Face checkpoint with its shape, in file order."""
     hidden, vocab = config.hidden_size, config.vocab_size

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import Block, Span, Target, rank_plan, single_rank
+from trtla.formats.plan import EMBEDDING, LM_HEAD, Block, Span, Target, single_rank, stored_plan
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -66,9 +66,20 @@ def dequantize(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the one-rank checkpoint of this model, one by one."""
-    for target in rank_plan(single_rank(config), 0):
+    """Every tensor of the one-rank checkpoint of this model, one by one; no tied lm_head."""
+    for target in stored_plan(single_rank(config), 0):
         yield target.name, _materialize(target, source)
+
+
+_COMPARED_ROWS = 1024
+
+
+def equal_ends(source: TensorSource, rows: int) -> bool:
+    """Whether embedding and lm_head hold the same numbers."""
+    spans = ((row, min(row + _COMPARED_ROWS, rows)) for row in range(0, rows, _COMPARED_ROWS))
+    return all(
+        torch.equal(source.read(EMBEDDING, *span), source.read(LM_HEAD, *span)) for span in spans
+    )
 
 
 def _materialize(target: Target, source: TensorSource) -> Tensor:

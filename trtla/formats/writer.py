@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import rank_plan
+from trtla.formats.plan import stored_plan
 from trtla.formats.tensors import TensorSource, stream, torch_dtype
 from trtla.formats.weight_files import header_bytes, tensor_bytes
 
@@ -31,7 +31,7 @@ class Digest(Protocol):
 def weight_bytes(config: CheckpointConfig) -> int:
     """Bytes of all tensors of all ranks."""
     ranks = range(config.mapping.world_size)
-    return sum(target.nbytes for rank in ranks for target in rank_plan(config, rank))
+    return sum(target.nbytes for rank in ranks for target in stored_plan(config, rank))
 
 
 def write_ranks(
@@ -58,7 +58,7 @@ def write_ranks(
     if shutil.disk_usage(folder).free < total:
         raise OSError(errno.ENOSPC, "no space left")
     for rank in range(config.mapping.world_size):
-        plan = rank_plan(config, rank)
+        plan = stored_plan(config, rank)
         with (folder / f"rank{rank}.safetensors").open("wb", buffering=0) as file:
             tensors = ((target.name, target.shape, torch_dtype(target.dtype)) for target in plan)
             _write_all(file, memoryview(header_bytes(tensors)))

@@ -275,6 +275,11 @@ _METHODS = (
         when="The reference that most users start from",
     ),
     Method(("llama.cpp",), "llama.cpp", when="A quantised model on a processor"),
+    Method(
+        ("llama.cpp-converted",),
+        "llama.cpp on the weights as trtla runs them",
+        when="A comparison of the programs alone",
+    ),
 )
 _UNKNOWN = Method((), "", "-", "-", "-")
 _BY_NAME = {name: one for one in _METHODS for name in one.names}

@@ -68,6 +68,7 @@ def page(sources: Sequence[Source], title: str) -> str:
         summaries=[source for source in sources if isinstance(source.document, Summarize)],
         runs=[source for source in sources if isinstance(source.document, Run)],
         equality=equality(sources, every),
+        thin=list(sentences.thin(sources)),
         caveats=list(sentences.caveats(sources, every)),
         measures=every,
         origins=[origin(source) for source in sources],

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from trtla.report.comparison import Comparison, Row
 from trtla.report.measures import Measure
-from trtla.report.reading import Source
-from trtla.results.bench_documents import Bench
+from trtla.report.reading import Document, Source
+from trtla.results.bench_documents import Ablation, Bench
 from trtla.results.documents import Run, Summarize, Tune
 
 _SAME = 0.03  # closer to 1 than this is no difference
 _LOOPS = 0.5
 _FEW_ROUNDS = 3
+_FEW_PROMPTS = 2
+_FEW_TOKENS = 128
 
 
 def times(ratio: float) -> str:
@@ -91,7 +93,6 @@ def caveats(sources: Sequence[Source], measures: Sequence[Measure]) -> Iterator[
     """What flatters or blurs the figures, each in a sentence."""
     yield from _loops(measures)
     yield from _differences(measures)
-    yield from _rounds(sources)
     yield from _machines(sources)
     if len({one.conditions.model for one in measures}) > 1:
         yield "The documents are of several models: compare figures within a table only."
@@ -136,12 +137,36 @@ def _differences(measures: Sequence[Measure]) -> Iterator[str]:
         )
 
 
-def _rounds(sources: Sequence[Source]) -> Iterator[str]:
+def thin(sources: Sequence[Source]) -> Iterator[str]:
+    """Documents that rest on too little to be relied on, each in a sentence."""
     for source in sources:
-        if isinstance(source.document, Bench):
-            rounds = max((row.rounds or 0 for row in source.document.rows), default=0)
-            if 0 < rounds < _FEW_ROUNDS:
-                yield (
-                    f"Document {source.number} has {rounds} round{'s'[: rounds != 1]} only; "
-                    "medians of 5 are steadier."
-                )
+        found = [
+            f"{count} {name}{'s' * (count != 1)}"
+            for name, count, least in _basis(source.document)
+            if count is not None and 0 < count < least
+        ]
+        if found:
+            yield (
+                f"Document {source.number} rests on {' and '.join(found)} only: its figures may "
+                "come out otherwise the next time."
+            )
+
+
+def _basis(document: Document) -> Iterator[tuple[str, int | None, int]]:
+    """Of what a document has how many, and how many are enough."""
+    match document:
+        case Bench(rows=rows):
+            texts = {row.category: row.texts or 0 for row in rows}
+            tokens = {row.category: row.output_tokens or 0 for row in rows}
+            yield "prompt", sum(texts.values()), _FEW_PROMPTS
+            yield "round", max((row.rounds or 0 for row in rows), default=0), _FEW_ROUNDS
+            yield "token", sum(tokens.values()), _FEW_TOKENS
+        case Ablation(means=means):
+            yield "decoding", max((row.rows for row in means), default=0), _FEW_PROMPTS
+            lengths = [row.rows * (row.figure("new_tokens_mean") or 0) for row in means]
+            yield "token", round(max(lengths, default=0)), _FEW_TOKENS
+        case Summarize(items=items):
+            yield "article", items, _FEW_PROMPTS
+        case Run(results=results, stats=stats):
+            yield "prompt", len(results), _FEW_PROMPTS
+            yield "token", stats.output_tokens, _FEW_TOKENS

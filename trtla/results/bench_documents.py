@@ -42,6 +42,10 @@ class BenchRow(Cell):
 
     arm: str
     setting: str | None = None
+    weight_type: str | None = None
+    """The type of most weights in memory, such as Q4_1."""
+    compute_type: str | None = None
+    """The type of the arithmetic; `dtype` is that of our engine."""
     rounds: int | None = None
     tokens_per_s: Figure = None
     tokens_per_s_min: Figure = None

@@ -18,6 +18,8 @@ from trtla.runtime.stats import DraftTotals, RequestStats, accepted_per_pos, tok
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion
 
+SHORT_TEXT = 4
+"""Texts of fewer tokens on average say nothing about decoding."""
 MetricsT = TypeVar("MetricsT", bound="Metrics")
 
 
@@ -111,6 +113,14 @@ class Metrics:
     def distinct_4grams(self) -> float | None:
         """Share of distinct 4-grams of the outputs."""
         return distinct_4grams(self.outputs)
+
+
+def too_short(texts: int | None, tokens: int | None) -> str | None:
+    """What texts of next to no tokens are worth, in a sentence; None where they are long enough."""
+    if not texts or tokens is None or tokens >= SHORT_TEXT * texts:
+        return None
+    plural = "s" * (tokens != texts)
+    return f"texts of {tokens / texts:.2g} token{plural} say nothing about decoding"
 
 
 _COUNTERS = {one.name for one in fields(Metrics)} & {one.name for one in fields(RequestStats)}

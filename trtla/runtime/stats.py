@@ -172,5 +172,9 @@ class ExecutorStats:
     max_in_flight: int = 0
     weight_bytes: int | None = None
     """Of weights that a forward reads; None where it is not known."""
+    weight_type: str | None = None
+    """Such as bfloat16 or FP8; None where it is not known."""
+    compute_type: str | None = None
+    """Of activations; None where it is not known."""
     draft_models: DraftTotals = field(default_factory=DraftTotals)
     """What draft models did, summed over them."""

@@ -38,7 +38,7 @@ class Option:
     commas: bool = False
     """Texts: one text with commas between stands for them."""
     chat: str = ""
-    """The chat's name for it; empty: its own."""
+    """A former name of its command in the chat, still accepted."""
     short: str = ""
     """The letter of its flag's short form."""
     former: str = ""

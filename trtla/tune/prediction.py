@@ -137,7 +137,8 @@ def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recomm
     """The triple for the first batch size and all categories together, and where it differs.
 
     Where triples were verified, the fastest of them counts, else the best prediction; plain
-    decoding where none is ahead of it by more than timings scatter.
+    decoding where none is ahead of it by more than timings scatter. A triple of whose drafts no
+    token was accepted is never ahead, whatever the timings are.
     """
     sizes = list(dict.fromkeys(row.batch_size for row in rows))
     names = [name for name in dict.fromkeys(row.category for row in rows) if name != ALL]
@@ -157,15 +158,18 @@ def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recomm
 def _chosen(
     rows: Sequence[GridPoint], verified: Sequence[Verified], category: str, size: int
 ) -> _Speeds:
-    predicted = {row.lookahead: row.predicted_speedup for row in best(rows, category, size)}
+    own = best(rows, category, size)
+    predicted = {row.lookahead: row.predicted_speedup for row in own}
+    idle = {row.lookahead for row in own if row.tokens_per_step == 1.0}  # it saved no step
     measured = {
         one.lookahead: one.measured_speedup or 0.0
         for one in verified
         if (one.category, one.batch_size) == (category, size) and one.lookahead
     }
-    speeds = measured or predicted
-    fastest = max(speeds, key=lambda triple: speeds[triple])
-    chosen = fastest if speeds[fastest] >= WORTH else AUTOREGRESSIVE.as_tuple()
+    plain = AUTOREGRESSIVE.as_tuple()
+    speeds = {one: speed for one, speed in (measured or predicted).items() if one not in idle}
+    fastest = max(speeds, key=lambda triple: speeds[triple], default=plain)
+    chosen = fastest if speeds.get(fastest, 0.0) >= WORTH else plain
     return {
         "lookahead": chosen,
         "predicted_speedup": predicted.get(chosen),

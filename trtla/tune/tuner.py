@@ -51,6 +51,8 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Fed tokens of a sequence that costs are measured for."""
 _COST_SHARE = 0.02
 """Of the budget: for what is not needed of a row of the cost table."""
+_FEW_TOKENS = 256
+"""Of plain decoding of all prompts; the answer from fewer depends on what they happen to be."""
 _PACE_TOKENS = 16
 """What plain decoding writes to see how long it really takes."""
 _VERIFY_SHARE = 0.55
@@ -85,6 +87,11 @@ class _Tuning:
         self._begin = time.monotonic()
         samples = self._samples()
         self._groups: Groups = by_category(samples)
+        if (tokens := sum(one.sampling.max_output_len for one in samples)) < _FEW_TOKENS:
+            on_note(
+                f"{counted(len(samples), 'prompt')} and {tokens} tokens say little: raise "
+                "--num-prompts or --max-output-len"
+            )
         self._kept = Measurements(settings.output_dir, fingerprint(self._facts(samples)))
         if self._kept.resumed:
             on_note(f"goes on: {self._kept.resumed} measurements are kept from before")

@@ -65,11 +65,16 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
+def weight_file(folder: Path) -> Path | None:
+    """The GGUF file, the first of several, that a model folder was made of; None: of none."""
+    named = folder / MADE_OF
+    return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
+
+
 def model_inputs(path: str | Path) -> tuple[Path, ...]:
     """What must stay while a model is read: its folder or file, and all parts of a GGUF file."""
     given = Path(path)
-    made_of = given / MADE_OF
-    file = Path(read_json(made_of)["path"]) if made_of.is_file() else given
+    file = weight_file(given) or given
     return (given, *(shards(file) if is_gguf(file) else ()))
 
 

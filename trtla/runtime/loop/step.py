@@ -32,7 +32,12 @@ class StepLoop(RecoveringExecutor[Sequence]):
     def __init__(
         self, model: Model, cache: KVCache, limits: ExecutorLimits, draft_totals: DraftTotals
     ) -> None:
-        stats = ExecutorStats(weight_bytes=model.weight_bytes, draft_models=draft_totals)
+        stats = ExecutorStats(
+            weight_bytes=model.weight_bytes,
+            weight_type=model.weight_type,
+            compute_type=str(model.dtype).removeprefix("torch."),
+            draft_models=draft_totals,
+        )
         super().__init__(limits, stats)
         self._model, self._cache = model, cache
         self._forward = model.step_forward(cache, limits)

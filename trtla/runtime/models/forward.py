@@ -48,6 +48,11 @@ class Model(ABC):
         """Of weights that a forward reads; None: unknown."""
 
     @property
+    def weight_type(self) -> str:
+        """The type of most weights in memory."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def cache_dtype(self) -> torch.dtype:
         """Type of the K/V cache."""
         return self.dtype

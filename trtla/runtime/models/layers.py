@@ -38,10 +38,14 @@ class Linear:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """From a checkpoint's weight [out, in]."""
+    def of(cls, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
+        """From a checkpoint's weight [out, in].
+
+        Args:
+            shared: something else reads it too, so it is not copied where that can be avoided.
+        """
         if not _can_pack(weight):
-            return cls(None, weight.t().contiguous(), bias)
+            return cls(None, weight.t() if shared else weight.t().contiguous(), bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _STEP_TOKENS)
         twice = weight.dtype == torch.float32 and weight.numel() < _LARGE_ELEMENTS
         return cls(packed, weight.t().contiguous() if twice else None, bias)

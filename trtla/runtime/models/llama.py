@@ -70,9 +70,9 @@ class LlamaModel(PackedModel):
             _layer(tensors.layer(index), self._products)
             for index in range(config.num_hidden_layers)
         ]
-        self._embedding = tensors.take("vocab_embedding.weight")
+        self._embedding, head = tensors.ends(config)
         self._norm = tensors.take("ln_f.weight")
-        self._lm_head = Linear.of(tensors.take("lm_head.weight"))
+        self._lm_head = Linear.of(head, shared=head is self._embedding)
         self._rotary = Rotary(config, dtype, device)
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
 
@@ -96,6 +96,11 @@ class LlamaModel(PackedModel):
     def weight_bytes(self) -> int:
         """In the model's type; FP8 weights count as FP8 where they are multiplied in it."""
         return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
+
+    @property
+    def weight_type(self) -> str:
+        """FP8 where it is multiplied as such, else the arithmetic's."""
+        return "FP8" if self.config.fp8 and self._products else super().weight_type
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -212,6 +217,14 @@ class ModelTensors:
             return self._tensors.pop(name)
         except KeyError:
             raise _missing(name) from None
+
+    def ends(self, config: CheckpointConfig) -> tuple[Tensor, Tensor]:
+        """Remove the embedding and lm_head; they are one object where the model ties them."""
+        embedding = self.take("vocab_embedding.weight")
+        if not config.tie_word_embeddings:
+            return embedding, self.take("lm_head.weight")
+        head = self._tensors.pop("lm_head.weight", embedding)
+        return embedding, embedding if torch.equal(head, embedding) else head
 
     def layer(self, index: int) -> LayerTensors:
         """Remove the tensors of a layer."""

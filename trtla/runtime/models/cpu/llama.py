@@ -66,16 +66,18 @@ class NativeLlama(Model):
         self._alive: list[Tensor | Packed] = []
         tensors = ModelTensors(weights, self._placed, dtype)
         layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
-        embedding = self._keep(tensors.take("vocab_embedding.weight").contiguous())
-        self._embedding_bytes = embedding.nbytes
+        embedding, head = tensors.ends(config)
+        tied = embedding is head  # then its rows are read from the packed weights
+        rows = None if tied else self._keep(embedding.contiguous())
+        self._embedding_bytes = 0 if rows is None else rows.nbytes
         self._stored = str(embedding.dtype).removeprefix("torch.")
         self._model = native.Model(
             layers=(native.Layer * len(layers))(*layers),
             num_layers=len(layers),
-            embedding=embedding.data_ptr(),
+            embedding=None if rows is None else rows.data_ptr(),
             embedding_type=TYPES[embedding.dtype],
             norm=self._vector(tensors.take("ln_f.weight")),
-            lm_head=self._matrix(tensors.take("lm_head.weight"), None),
+            lm_head=self._matrix(head, None),
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             heads=config.num_attention_heads,
@@ -134,6 +136,11 @@ class NativeLlama(Model):
         """As they are held, all but the embedding's; biases do not count."""
         held = (kept.weight if isinstance(kept, Packed) else kept for kept in self._alive)
         return sum(weight.nbytes for weight in held) - self._embedding_bytes
+
+    @property
+    def weight_type(self) -> str:
+        """The checkpoint's where that has 16 bits; of dequantised FP8 weights the arithmetic's."""
+        return super().weight_type if self.config.fp8 else self._stored
 
     @property
     def row_sampler(self) -> RowSampler:

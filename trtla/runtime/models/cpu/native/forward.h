@@ -89,13 +89,22 @@ struct Forward final : Job {
 
     void embed(int token) {
         float* out = &states[token * model.hidden];
-        const int64_t from = step.ids()[token] * model.hidden;
-        for (int i = 0; i < model.hidden; ++i) out[i] = embedding(from + i);
+        const int64_t id = step.ids()[token], from = id * model.hidden;
+        if (model.embedding)
+            for (int i = 0; i < model.hidden; ++i) out[i] = number(model.embedding, from + i);
+        else
+            for (int i = 0; i < model.hidden; ++i) out[i] = number(model.lm_head.panels, packed(id, i));
     }
 
-    float embedding(int64_t at) const {
-        if (model.embedding_type == FLOAT32) return ((const float*)model.embedding)[at];
-        uint16_t lanes[LANES] = {((const uint16_t*)model.embedding)[at]};
+    // Where a weight lies in the panels of lm_head.
+    int64_t packed(int64_t output, int64_t input) const {
+        const int64_t first = output / WIDTH * WIDTH * model.hidden, pair = PAIR<X>;
+        return first + (input / pair * WIDTH + output % WIDTH) * pair + input % pair;
+    }
+
+    float number(const void* numbers, int64_t at) const {
+        if (model.embedding_type == FLOAT32) return ((const float*)numbers)[at];
+        uint16_t lanes[LANES] = {((const uint16_t*)numbers)[at]};
         if (model.embedding_type == FLOAT16) return load((const Float16*)lanes)[0];
         return load((const BFloat16*)lanes)[0];
     }

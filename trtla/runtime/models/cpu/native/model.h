@@ -14,7 +14,7 @@ struct Layer {
 struct Model {
     const Layer* layers;
     int64_t num_layers;
-    const void* embedding;  // [vocabulary][hidden]
+    const void* embedding;  // [vocabulary][hidden]; null: lm_head's
     Type embedding_type;
     const float* norm;
     Matrix lm_head;
