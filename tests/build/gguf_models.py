@@ -44,6 +44,7 @@ def write_gguf(
     arch: str = "llama",
     keys: dict[str, Any] | None = None,
     tokenizer: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
     parts: int = 1,
 ) -> Path:
     """Write a model; matrices get the type `kind` where its blocks divide them.
@@ -51,6 +52,7 @@ def write_gguf(
     Args:
         keys: metadata that differs; None leaves a key out.
         tokenizer: keys of `tokenizer.ggml.`.
+        tensors: more of them.
         parts: the number of files.
     """
     config, head = model.config, head_size(model)
@@ -74,7 +76,7 @@ def write_gguf(
             _add(writer, f"{arch}.{key}", value)
     for key, value in (tokenizer or {}).items():
         _add(writer, f"tokenizer.{'' if key == 'chat_template' else 'ggml.'}{key}", value)
-    for name, tensor in state(model, arch).items():
+    for name, tensor in {**state(model, arch), **(tensors or {})}.items():
         array, own = quantized(tensor, kind)
         writer.add_tensor(name, array, raw_dtype=own)
     writer.write_header_to_file()

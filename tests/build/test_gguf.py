@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
 from tests.build.models import BASE, VARIANTS, Variant, logits, make_model, save_model
+from tests.build.test_gguf_tokenizer import scored
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
+from trtla.data.encoder import plain_answers
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
@@ -29,6 +32,7 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.llm.llm import LLM
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
+from trtla.tune.measurements import engine_facts
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
 _PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",
@@ -158,6 +162,93 @@ def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
     assert read_hf_config(after / "config.json")[0].tie_word_embeddings
 
 
+def test_a_file_that_changes_while_it_is_read_is_named(file: Path, tmp_path: Path) -> None:
+    folder, weights = model_folder(file), GgufFile(file)
+    write_gguf(make_model(variant("gqa"), seed=1), tmp_path / "other.gguf").replace(file)
+    with pytest.raises(UsageError, match=f"{file} has changed while it was read"):
+        weights.read("model.norm.weight", 0, 1)
+    with pytest.raises(UsageError, match=f"{file} has changed while it was read"):
+        engine_from_hugging_face(folder)
+
+
+def test_measurements_of_other_weights_are_not_kept(file: Path) -> None:
+    before = engine_facts(engine_from_hugging_face(model_folder(file)))
+    assert engine_facts(engine_from_hugging_face(model_folder(file))) == before
+    write_gguf(make_model(variant("gqa"), seed=1), file)
+    assert engine_facts(engine_from_hugging_face(model_folder(file))) != before
+
+
+def test_an_answer_that_a_turn_continues_keeps_its_space(tmp_path: Path) -> None:
+    tokenizer = scored()
+    model = make_model(Variant("scored", {"vocab_size": len(tokenizer["tokens"])}))
+    file = write_gguf(model, tmp_path / "model.gguf", tokenizer=tokenizer)
+    sampling = SamplingParams(max_output_len=3)
+    with LLM(file, dtype="float32") as llm:
+        assert llm.tokenizer is not None
+        prompts = [(1, 260 + token % 19, token) for token in range(100)]
+        done = llm.generate(prompts, sampling)
+        answers = plain_answers(llm, llm.tokenizer, sampling, frozenset())(prompts, [0] * 100)
+    assert answers == [one.text for one in done]
+    assert any(answer.startswith(" ") for answer in answers)
+
+
+def test_parts_may_be_links(tmp_path: Path) -> None:
+    store, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    store.mkdir()
+    snapshot.mkdir()
+    write_gguf(make_model(variant("gqa")), tmp_path / "model.gguf", parts=3)
+    for number, part in enumerate(sorted(tmp_path.glob("model-*.gguf"))):
+        part.rename(store / str(number))  # as the hub's cache has them
+        (snapshot / part.name).symlink_to(store / str(number))
+    for link in snapshot.iterdir():
+        engine_from_hugging_face(model_folder(link))
+
+
+@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "gguf.json"])
+def test_a_cache_that_was_cleared_in_part_is_made_anew(gone: str, tmp_path: Path) -> None:
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary()[:101], "merges": ["a b"]}
+    file = write_gguf(make_model(variant("gqa")), tmp_path / "m.gguf", tokenizer=tokenizer)
+    folder = model_folder(file)
+    names = sorted(path.name for path in folder.iterdir())
+    (folder / gone).unlink()
+    assert model_folder(file) == folder
+    assert sorted(path.name for path in folder.iterdir()) == names
+    (folder / gone).write_text("")  # what a power failure leaves
+    assert model_folder(file) == folder
+    assert (folder / gone).stat().st_size
+    assert not list(folder.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff.gguf", b"x" * 250 + b".gguf", "日".encode() * 83 + b".gguf"]
+)
+def test_a_file_may_have_any_name(name: bytes, file: Path) -> None:
+    file = file.rename(Path(os.fsdecode(os.fsencode(file.parent) + b"/" + name)))
+    engine_from_hugging_face(model_folder(file))
+
+
+@pytest.mark.parametrize("given", ["file", "cached folder"])
+def test_no_output_replaces_the_file_it_is_made_of(given: str, file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    convert(file, target)
+    kept = file.rename(target / file.name)
+    source = kept if given == "file" else model_folder(kept)
+    with pytest.raises(UsageError, match="holds the input"):
+        convert(source, target, force=True)
+    with pytest.raises(UsageError, match="holds the input"):
+        build_engine(source, target, BuildSettings(), force=True)
+    assert kept.is_file()
+
+
+def test_a_user_without_a_home_has_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert not user_cache().parents[1].exists()
+
+
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, tmp_path: Path) -> None:
     data, cut = file.read_bytes(), tmp_path / "cut.gguf"
     header = min(info.offset for info in read_header(file).tensors.values())
@@ -200,6 +291,12 @@ def _damaged_source() -> bytes:
         ({"keys": {"block_count": 1}}, "holds tensor blk.1.attn_"),
         ({"keys": {"feed_forward_length": 95}}, r"blk.0.ffn_gate.weight has shape \[96, 64\]"),
         ({"keys": {"attention.head_count": [4, 4]}}, "differs from layer to layer"),
+        ({"keys": {"attention.head_count": 4.0}}, "head_count is 4.0, and must be a whole number"),
+        ({"keys": {"attention.head_count_kv": 2.0}}, "head_count_kv is 2.0, and must be a whole"),
+        ({"keys": {"block_count": math.nan}}, "block_count is nan, and must be a whole number"),
+        ({"keys": {"attention.key_length": "16"}}, "key_length is '16', and must be a whole"),
+        ({"keys": {"rope.scaling.factor": "2"}}, "rope.scaling.factor is '2', and must be a num"),
+        ({"keys": {"rope.scaling.factor": -1.5}}, "factor"),
         ({"keys": {"rope.dimension_count": 8}}, "turns 8 of the 16 numbers"),
         ({"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "rope scaling yarn"),
         ({"tokenizer": {"model": "bert"}}, "tokenizer 'bert' is not supported"),
@@ -207,7 +304,14 @@ def _damaged_source() -> bytes:
          "pre-tokenizer 'falcon' is not supported"),
         ({"tokenizer": {"model": "gpt2"}}, "has no vocabulary"),
         ({"tokenizer": {"model": "gpt2", "tokens": ["a", "a"]}}, "has a token twice"),
+        ({"tokenizer": {"model": "gpt2", "tokens": ["a"]}}, "has no merges"),
+        ({"tokenizer": {"model": "gpt2", "tokens": ["a"], "merges": 5}}, "has no merges"),
+        ({"tokenizer": {"model": "gpt2", "pre": ["gpt-2"], "tokens": ["a"], "merges": ["a b"]}},
+         r"pre-tokenizer \['gpt-2'\] is not supported"),
         ({"tokenizer": {"model": "llama", "tokens": ["a", "b"]}}, "has no scores"),
+        ({"tokenizer": {"model": "llama", "tokens": ["a"], "scores": ["a"]}}, "has no scores"),
+        ({"tensors": {"rope_freqs.weight": np.ones(0, np.float32)}}, "not those of a Llama 3"),
+        ({"tensors": {"model.norm.weight": np.ones(64, np.float32)}}, "model.norm.weight twice"),
     ],
 )  # fmt: skip
 def test_what_trtla_cannot_run_is_refused(
@@ -220,6 +324,28 @@ def test_what_trtla_cannot_run_is_refused(
     assert str(file) in raised.value.message
     assert raised.value.hint
     assert not list((user_cache() / "gguf").glob("bad-*"))
+
+
+def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
+    model = make_model(variant("gqa"))
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        folder = model_folder(write_gguf(model, tmp_path / f"{key}.gguf", keys={key: 2.0}))
+        scaling = read_hf_config(folder / "config.json")[0].rotary_scaling
+        assert scaling is not None
+        assert (scaling["rope_type"], scaling["factor"]) == ("linear", 2.0)
+
+
+def test_tensors_must_not_share_names_or_bytes(file: Path) -> None:
+    raw = file.read_bytes()
+    one, other = b"blk.0.attn_norm.weight", b"blk.1.attn_norm.weight"
+    file.write_bytes(raw.replace(one, other))
+    with pytest.raises(UsageError, match=r"holds tensor blk.1.attn_norm.weight twice"):
+        model_folder(file)
+    at = raw.index(other) + len(other) + 4 + 8 + 4  # one dimension, and the type
+    offset = int.from_bytes(raw[at : at + 8], "little") - 32
+    file.write_bytes(raw[:at] + offset.to_bytes(8, "little") + raw[at + 8 :])
+    with pytest.raises(UsageError, match="begins inside another one"):
+        model_folder(file)
 
 
 def test_a_conversion_writes_what_a_checkpoint_needs(tmp_path: Path) -> None:

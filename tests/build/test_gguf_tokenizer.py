@@ -113,6 +113,12 @@ def test_texts_are_split_as_the_pre_tokenizer_says(pre: str, pieces: list[str]) 
     assert found == pieces
 
 
+def test_an_id_that_no_token_has_is_none() -> None:
+    tokenizer = loaded({**scored(), "bos_token_id": -1, "eos_token_id": True})
+    assert tokenizer.encode("ab").tokens == ["▁ab"]
+    assert vocabulary({**byte_level("qwen2"), "eos_token_id": -1}).end_ids[0] >= 0
+
+
 def test_ends_are_those_of_the_file_and_those_of_every_chat() -> None:
     assert vocabulary(scored()).end_ids == [2]
     keys = byte_level("qwen2")

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from tests.cli.conftest import make_model, refused, trtla
 from trtla import LLM, SamplingParams, UsageError
+from trtla.formats import hub
 from trtla.formats.hub import hub_folder
 
 NAME, COMMIT = "some-org/tiny_model.v1", "0123456789abcdef0123456789abcdef01234567"
@@ -75,3 +77,10 @@ def test_paths_never_reach_the_hub(
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     assert hub_folder(path) == Path(path)
     refused(trtla("run", "-m", path, "-p", "ab"), 2, "does not exist", "check the path")
+
+
+def test_weights_that_are_there_twice_are_fetched_once() -> None:
+    names = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors"]
+    allowed = [*hub._SMALL, "*.safetensors"]
+    kept = filter_repo_objects(names, allow_patterns=allowed, ignore_patterns=hub._ELSEWHERE)
+    assert list(kept) == names[:2]

@@ -11,6 +11,7 @@ import pytest
 from tests.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
 from tests.cli.conftest import Ran, refused, trtla
 from trtla.cli.template import ADVICE
+from trtla.llm.text import Tokenizer
 
 ASK = {"role": "user", "content": "Why?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -169,6 +170,20 @@ def test_run_reads_spec_bench_with_both_turns(
     for raw in (run(model, *given), run(chat_model, *given, "--no-chat")):
         texts = [result["input_text"] for result in raw.json["results"]]
         assert texts == ["Write.", f"Write.{raw.json['results'][0]['text']}\nShorter.", "1 + 1?"]
+
+
+def test_turns_share_the_room_where_no_length_is_given(tiny_llama: Path, tmp_path: Path) -> None:
+    engine, questions = tmp_path / "engine", ("class A:", "def b(c):", "import d")
+    trtla("build", "--checkpoint-dir", tiny_llama, "--output-dir", engine, "--max-seq-len", "128")
+    args = ("run", "-m", engine, "--input-file", "-", "--json", "--check-lossless", "--no-chat")
+    ran = trtla(*args, stdin=json.dumps({"turns": questions}))
+    assert ran.code == 0, ran.err
+    assert all(result["lossless"] for result in ran.json["results"])
+    first, second, third = ran.json["results"]
+    tokenizer = Tokenizer(tiny_llama)
+    alone = sum(len(tokenizer.encode(question)) for question in questions)
+    assert len(first["output_ids"]) == (128 - alone) // 3
+    assert third["input_text"].startswith(f"{second['input_text']}{second['text']}\n")
 
 
 def test_second_turns_stream_and_take_no_beams(chat_model: Path, spec_bench: Path) -> None:

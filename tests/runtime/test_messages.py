@@ -118,7 +118,7 @@ def test_a_mistyped_role_is_corrected() -> None:
 
 @pytest.mark.parametrize(
     ("template", "part"),
-    [(NO_SYSTEM, "fails: System role not supported$"), (UNREADABLE, "fails: ")],
+    [(NO_SYSTEM, "fails: System role not supported\n"), (UNREADABLE, "fails: ")],
 )
 def test_a_template_that_fails_says_why(
     template: str, part: str, tiny_llama: Path, tmp_path: Path

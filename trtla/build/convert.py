@@ -13,7 +13,7 @@ from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.config import Quantization
 from trtla.formats.folder import copy_side_files
-from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.folder import model_folder, model_inputs
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json
 from trtla.formats.tensors import TensorSource
@@ -51,7 +51,8 @@ def convert(
             activations give no FP8 scale.
     """
     source, target = model_folder(model_dir), Path(output_dir)
-    check_target(target, force=force, sources=(source, Path(model_dir)))
+    inputs = (Path(model_dir), *model_inputs(source))
+    check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
     config = checkpoint_config(model.config, dtype, tp_size, pp_size)
     weights: TensorSource = model
@@ -60,7 +61,7 @@ def convert(
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
     elif fp8_kv_cache:
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
-    with atomic_directory(target, force=force, sources=(source,)) as folder:
+    with atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))

@@ -18,6 +18,7 @@ from trtla.formats.config import DTYPE_BYTES, BuildConfig, CheckpointConfig, Eng
 from trtla.formats.engine import MANIFEST, Engine, new_manifest, open_engine
 from trtla.formats.engine_limits import BuildSettings, plan_limits
 from trtla.formats.folder import copy_side_files, side_files
+from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
 from trtla.formats.writer import Progress, write_ranks
@@ -88,7 +89,8 @@ def build_engine(
         TrtlaError: the backend cannot build, the disk is full, or permission is missing.
     """
     source_dir, target = Path(checkpoint_dir), Path(output_dir)
-    check_target(target, force=force, sources=(source_dir,))
+    inputs = model_inputs(source_dir)
+    check_target(target, force=force, sources=inputs)
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
     limits = plan_limits(settings, source.config, chosen).build_config
@@ -96,7 +98,7 @@ def build_engine(
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
         check_machine(workers)
-    with atomic_directory(target, force=force, sources=(source_dir,)) as folder:
+    with atomic_directory(target, force=force, sources=inputs) as folder:
         if chosen == "tensorrt-llm":
             write_compiled(build, folder, workers, progress)
         else:

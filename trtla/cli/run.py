@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +184,7 @@ def run(console: Console, /, **flags: Any) -> None:
             return
         requests = _as_chats(llm, requests)
         if source(click.get_current_context(), "max_output_len") == "default":
-            requests = [_fitted(llm, request) for request in requests]
+            requests = [_sized(llm, request, requests[i:]) for i, request in enumerate(requests)]
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -199,14 +201,31 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
             )
 
 
-def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
-    """A request of the usual length with what its prompt leaves of the engine's room."""
+def _sized(llm: LLM, request: PromptRequest, on: Sequence[PromptRequest]) -> PromptRequest:
+    """A request of the usual length, with its share of the engine's room if that is less.
+
+    Args:
+        on: the request and all behind it, of which its later turns share what is left.
+    """
     if request.sampling.max_output_len != _USUAL_LEN:  # a line of a file has its own
         return request
-    prompt = llm.request(request.prompt, request.sampling, request.name).input_ids
-    room = max(1, llm.limits.max_text_len - len(prompt))
-    fitted = replace(request.sampling, max_output_len=min(_USUAL_LEN, room))
-    return replace(request, sampling=fitted)
+    later = takewhile(lambda one: one.turn > request.turn, on[1:])
+    asked = [_prompt_len(llm, one) for one in (request, *later)]
+    return _at_most(request, (llm.limits.max_text_len - sum(asked)) // len(asked))
+
+
+def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
+    """A later turn with what its prompt, which holds the turns before, leaves of the room."""
+    return _at_most(request, llm.limits.max_text_len - _prompt_len(llm, request))
+
+
+def _prompt_len(llm: LLM, request: PromptRequest) -> int:
+    return len(llm.request(request.prompt, request.sampling, request.name).input_ids)
+
+
+def _at_most(request: PromptRequest, length: int) -> PromptRequest:
+    length = max(1, min(request.sampling.max_output_len, length))
+    return replace(request, sampling=replace(request.sampling, max_output_len=length))
 
 
 def _announce_stdin(console: Console, given: RunFlags) -> None:
@@ -253,8 +272,11 @@ def _decode_and_report(
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
     transcript = Transcript(console, requests, stream=given.stream)
-    decoded = decode(llm, requests, on_chunk=transcript.chunk if given.stream else None)
-    plain = decode(llm, requests, plain=True) if given.check_lossless else None
+    by_default = source(click.get_current_context(), "max_output_len") == "default"
+    fitted = partial(_fitted, llm) if by_default else None
+    on_chunk = transcript.chunk if given.stream else None
+    decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted)
+    plain = decode(llm, requests, plain=True, fitted=fitted) if given.check_lossless else None
     console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(document(decoded, plain, llm.description), line=given.stream)

@@ -106,6 +106,8 @@ def main() -> int:
     except TrtlaError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -19,7 +19,8 @@ from trtla.errors import UsageError, sentence
 from trtla.files import read_json
 from trtla.formats.config import CheckpointConfig, as_dtype
 from trtla.formats.folder import folder_kind
-from trtla.formats.gguf.weights import WEIGHTS, GgufFile
+from trtla.formats.gguf.header import MADE_OF
+from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
 from trtla.formats.tensors import equal_ends
@@ -138,7 +139,7 @@ def _open_files(folder: Path) -> Iterable[WeightFile]:
     kinds: dict[str, type[WeightFile]] = {
         "model.safetensors": SafetensorsFile,
         "pytorch_model.bin": BinFile,
-        WEIGHTS: GgufFile,
+        MADE_OF: GgufFile,
     }
     for name, kind in kinds.items():
         index = folder / f"{name}.index.json"
@@ -184,7 +185,7 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
     what = f"the weights in {folder}"
     if Path(folder).is_dir():
         check_layers(Path(folder))
-    if (Path(folder) / WEIGHTS).is_file():
+    if (Path(folder) / MADE_OF).is_file():
         return _load_dequantized(kind, HFModel.open(folder), dtype)
     with _quiet():
         model, found = _load(kind, folder, what, hint, dtype=dtype, output_loading_info=True)

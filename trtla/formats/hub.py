@@ -18,8 +18,8 @@ _NAME = re.compile(
 _SMALL = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "*.index.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 """The second only where the first is not there."""
-_ELSEWHERE = ("*/*", "training_args.bin")
-"""Other formats' folders, and what is no weight."""
+_ELSEWHERE = ("*/*", "training_args.bin", "consolidated*")
+"""Other formats' folders, what is no weight, and the weights once more under Mistral's names."""
 
 
 def hub_folder(path: str | Path) -> Path:

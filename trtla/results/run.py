@@ -27,7 +27,6 @@ from trtla.settings.messages import follow_up
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM, Chunk, Completion
-    from trtla.llm.prompt import Prompt
     from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -47,22 +46,28 @@ def decode(
     *,
     plain: bool = False,
     on_chunk: Callable[[Chunk], None] | None = None,
+    fitted: Callable[[PromptRequest], PromptRequest] | None = None,
 ) -> Decoded:
     """Decode all prompts in one in-flight batch; later turns after the answers they continue.
 
     Args:
         plain: decode every request without drafts and record the target's margins.
         on_chunk: called with every chunk as it comes.
+        fitted: gives a later turn its length, now that its prompt is known.
     """
-    prompts: list[Any] = [request.prompt for request in requests]
+    requests = list(requests)
     done: dict[int, Completion] = {}
     start = time.perf_counter()
     for turn in range(1 + max((request.turn for request in requests), default=0)):
         wave = [index for index, request in enumerate(requests) if request.turn == turn]
         for index in wave if turn else ():
             answer = done[index - 1].text or ""
-            prompts[index] = follow_up(prompts[index - 1], answer, prompts[index])
-        for chunk in _ask(llm, [prompts[i] for i in wave], [requests[i] for i in wave], plain):
+            before: Any = requests[index - 1].prompt  # no token ids: those have no turns
+            question: Any = requests[index].prompt
+            prompt = follow_up(before, answer, question)
+            asked = replace(requests[index], prompt=prompt)
+            requests[index] = asked if fitted is None else fitted(asked)
+        for chunk in _ask(llm, [requests[i] for i in wave], plain):
             own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
             if own.completion is not None:
                 done[own.index] = own.completion
@@ -73,14 +78,12 @@ def decode(
     return Decoded(completions, Metrics.of(completions, time_s))
 
 
-def _ask(
-    llm: LLM, prompts: list[Prompt], requests: Sequence[PromptRequest], plain: bool
-) -> Iterator[Chunk]:
+def _ask(llm: LLM, requests: Sequence[PromptRequest], plain: bool) -> Iterator[Chunk]:
     triples: list[Lookahead | None] = [
         AUTOREGRESSIVE if plain else request.lookahead for request in requests
     ]
     return llm.stream(
-        prompts,
+        [request.prompt for request in requests],
         [request.sampling for request in requests],
         triples,
         drafter=[NO_DRAFTER if plain else request.drafter for request in requests],

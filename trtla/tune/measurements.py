@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
+from trtla.formats.gguf.header import MADE_OF
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
 
 FILE = "measurements.jsonl"
 FORMAT_VERSION = 3
-_WEIGHTS = ("*.safetensors", "*.bin", "*.engine")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.engine", MADE_OF)
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

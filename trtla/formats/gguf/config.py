@@ -33,7 +33,7 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
             that trtla has no rule for.
     """
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UsageError(
             f"{path}: architecture {name} is not supported",
             f"trtla reads GGUF files of {' and '.join(ARCHITECTURES)}",
@@ -56,8 +56,8 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
-        "head_dim": keys.get("attention.key_length", hidden // max(heads, 1)),
+        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "head_dim": keys.size("attention.key_length", hidden // max(heads, 1)),
         "hidden_act": "silu",
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
@@ -97,28 +97,28 @@ class _Keys:
             )
         return value
 
-    def size(self, key: str) -> int:
-        """A value that has to be there, a whole number."""
-        return int(self._there(key, self.get(key)))
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number; without a default it has to be there."""
+        return int(self._there(key, self.get(key, default), int, "a whole number"))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number; it is stored in single precision, and was written with fewer digits."""
-        return float(f"{self._there(key, self.get(key, default)):.7g}")
+        value = self._there(key, self.get(key, default), (int, float), "a number")
+        return float(f"{value:.7g}")
 
-    def _there(self, key: str, value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+    def _there(self, key: str, value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+        if isinstance(value, bool) or not isinstance(value, kinds):
             raise UsageError(
-                f"{self._path}: {self._name}.{key} is {value!r}, and must be a number",
+                f"{self._path}: {self._name}.{key} is {value!r}, and must be {what}",
                 "convert the model again with a current llama.cpp",
             )
         return value
 
 
 def _rope_scaling(path: Path, keys: _Keys, header: Header) -> dict[str, Any] | None:
-    head = keys.get("attention.key_length") or (
-        keys.size("embedding_length") // max(keys.size("attention.head_count"), 1)
-    )
-    turned = keys.get("rope.dimension_count", head)
+    whole = keys.size("embedding_length") // max(keys.size("attention.head_count"), 1)
+    head = keys.size("attention.key_length", whole)
+    turned = keys.size("rope.dimension_count", head)
     if turned != head:
         raise UsageError(
             f"{path}: rotary embedding turns {turned} of the {head} numbers of a head",
@@ -126,8 +126,8 @@ def _rope_scaling(path: Path, keys: _Keys, header: Header) -> dict[str, Any] | N
         )
     if ROPE_FACTORS in header.tensors:
         return _llama3_scaling(path, keys, header, head)
-    kind = keys.get("rope.scaling.type", "none")
-    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0))
+    kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return None
     return {"rope_type": kind, "factor": factor}
@@ -138,9 +138,11 @@ def _llama3_scaling(path: Path, keys: _Keys, header: Header, head: int) -> dict[
     info = header.tensors[ROPE_FACTORS]
     link = GgufFile.of(path, Header(header.paths, {}, {"rope.factors": info}))
     factors = link.read("rope.factors", 0, info.shape[0]).double()
-    base, largest = keys.number("rope.freq_base", 10000.0), float(factors.max())
-    frequencies = base ** -(torch.arange(0, head, 2).double() / head)
-    for length in _LLAMA3_LENGTHS:
+    frequencies = keys.number("rope.freq_base", 10000.0) ** -(
+        torch.arange(0, head, 2).double() / max(head, 1)
+    )
+    for length in _LLAMA3_LENGTHS if factors.numel() else ():
+        largest = float(factors.max())
         scaling = {"factor": largest, **_LLAMA3, "original_max_position_embeddings": length}
         wanted = _llama3_factors(frequencies, scaling)
         if wanted.shape == factors.shape and bool(((wanted / factors - 1).abs() < _CLOSE).all()):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.errors import TrtlaError, UsageError, first_line
 from trtla.files import read_json, user_cache
 from trtla.formats.folder import GENERATION_CONFIG
-from trtla.formats.gguf.header import Header, is_gguf, read_header, shards
+from trtla.formats.gguf.header import MADE_OF, Header, is_gguf, read_header, shards, stamps
 from trtla.formats.hf_config import parse_hf_config
 from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 """Counted up when the content of the folders changes."""
+_LONGEST = 200
+"""Bytes of a file's name in that of its folder."""
 
 
 def model_folder(path: str | Path) -> Path:
@@ -37,22 +39,21 @@ def model_folder(path: str | Path) -> Path:
         TrtlaError: the folder cannot be written.
     """
     given = hub_folder(path)
-    return gguf_folder(given.resolve()) if is_gguf(given) else given
+    return gguf_folder(given.absolute()) if is_gguf(given) else given
 
 
 def gguf_folder(path: Path) -> Path:
     """The folder of a GGUF file, made if it is not there; errors as `model_folder`."""
-    parts = shards(path)
-    folder = user_cache() / "gguf" / f"{path.stem}-{_key(parts)}"
-    if (folder / "config.json").is_file():
+    found = stamps(shards(path))
+    folder = user_cache() / "gguf" / f"{_short(path.stem)}-{_key(found)}"
+    if _is_whole(folder):
         return folder
-    header = read_header(path)
-    files = _files(path, header)
+    files = _files(path, read_header(path))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
         try:
-            _write(made, files)
+            _write(made / "new", files, {"path": str(path), "stamps": found})
             _publish(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -66,29 +67,47 @@ def gguf_folder(path: Path) -> Path:
 
 def weight_file(folder: Path) -> Path | None:
     """The GGUF file, the first of several, that a model folder was made of; None: of none."""
-    from trtla.formats.gguf.weights import WEIGHTS
-
-    named = folder / WEIGHTS
+    named = folder / MADE_OF
     return shards(Path(read_json(named)["path"]))[0] if named.is_file() else None
 
 
-def _key(parts: tuple[Path, ...]) -> str:
+def model_inputs(path: str | Path) -> tuple[Path, ...]:
+    """What must stay while a model is read: its folder or file, and all parts of a GGUF file."""
+    given = Path(path)
+    file = weight_file(given) or given
+    return (given, *(shards(file) if is_gguf(file) else ()))
+
+
+def _key(found: list[list[str | int]]) -> str:
     """Changes when the file does, or what trtla makes of it."""
-    stats = [(str(part), (stat := part.stat()).st_size, stat.st_mtime_ns) for part in parts]
-    return hashlib.sha256(repr((_FORMAT, stats)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((_FORMAT, found)).encode()).hexdigest()[:12]
+
+
+def _short(name: str) -> str:
+    """So much of it that a key behind it makes no name that is too long."""
+    return name.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all files are there that were written; a cache may be cleared file by file."""
+    try:
+        sizes = read_json(folder / MADE_OF)["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, UsageError, KeyError):
+        return False
 
 
 def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     """Every file's content, a text or JSON, after everything has been checked."""
     from trtla.formats.gguf.config import hf_config
     from trtla.formats.gguf.tokenizer import Vocabulary
-    from trtla.formats.gguf.weights import WEIGHTS, GgufFile
+    from trtla.formats.gguf.weights import GgufFile
 
     weights = GgufFile.of(path, header)
     config = hf_config(path, header, weights)
     checked, _ = parse_hf_config(config, path)
     _check_weights(path, weights, hf_shapes(checked), config["tie_word_embeddings"])
-    files: dict[str, dict[str, Any] | str] = {"config.json": config, WEIGHTS: {"path": str(path)}}
+    files: dict[str, dict[str, Any] | str] = {"config.json": config}
     if header.metadata.get("tokenizer.ggml.model") not in (None, "none", "no_vocab"):
         vocabulary = Vocabulary(path, header.metadata)
         files |= vocabulary.files()
@@ -124,17 +143,21 @@ def _check_tokenizer(path: Path, data: dict[str, Any] | str) -> None:
         ) from None
 
 
-def _write(folder: Path, files: dict[str, dict[str, Any] | str]) -> None:
+def _write(folder: Path, files: dict[str, dict[str, Any] | str], made_of: dict[str, Any]) -> None:
+    folder.mkdir()
+    sizes = {}
     for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        (folder / name).write_text(text, encoding="utf-8")
+        text = content if isinstance(content, str) else json.dumps(content)
+        sizes[name] = (folder / name).write_bytes(text.encode())
+    (folder / MADE_OF).write_text(json.dumps({**made_of, "sizes": sizes}), encoding="utf-8")
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Rename it into place, unless another process was faster."""
-    made.chmod(0o755)
+    """Rename what is new into place, unless another process was faster."""
+    if folder.exists() and not _is_whole(folder):
+        folder.rename(made / "damaged")
     try:
-        made.rename(folder)
+        (made / "new").rename(folder)
     except OSError:
-        if not (folder / "config.json").is_file():
+        if not _is_whole(folder):
             raise

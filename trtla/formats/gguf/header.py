@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +20,8 @@ from typing import Any
 
 from trtla.errors import UsageError
 
+MADE_OF = "gguf.json"
+"""In a model folder: the GGUF files that it was made of, which hold its weights."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _COPY_AGAIN = "copy the file again"
@@ -85,6 +88,20 @@ def shards(path: Path) -> tuple[Path, ...]:
     return tuple(path.parent / name for name in names)
 
 
+def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
+    """Name, size and time of files: they differ when a file has been replaced.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    found: list[list[str | int]] = []
+    for path in paths:
+        with _refusing(path):
+            stat = path.stat()
+        found.append([str(path), stat.st_size, stat.st_mtime_ns])
+    return found
+
+
 def read_header(path: Path) -> Header:
     """Read the headers of a model's files; metadata is the first one's.
 
@@ -95,9 +112,17 @@ def read_header(path: Path) -> Header:
     headers = [_read(part) for part in paths]
     metadata, tensors = headers[0]
     for _, more in headers[1:]:
+        check_names(path, [*tensors, *more])
         tensors |= more
     _check_count(path, metadata, len(paths), len(tensors))
     return Header(paths, metadata, tensors)
+
+
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Raises `UsageError` where two tensors have the same name."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} holds tensor {twice} twice", _COPY_AGAIN)
 
 
 def _check_count(path: Path, metadata: dict[str, Any], files: int, tensors: int) -> None:
@@ -158,12 +183,24 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(alignment)
+        check_names(self._path, (name for name, *_ in described))
         start = -(-self._at // alignment) * alignment
         infos = {
             name: self._info(name, shape, kind, start + offset)
             for name, shape, kind, offset in described
         }
+        self._check_overlaps(infos)
         return metadata, infos
+
+    def _check_overlaps(self, infos: dict[str, TensorInfo]) -> None:
+        """No byte belongs to two tensors."""
+        end = 0
+        for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].end)):
+            if info.offset < end:
+                raise UsageError(
+                    f"{self._path}: tensor {name} begins inside another one", _COPY_AGAIN
+                )
+            end = info.end
 
     def _pair(self) -> tuple[str, Any]:
         return self._text(), self._value(self._number("I"))

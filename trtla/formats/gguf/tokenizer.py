@@ -135,7 +135,9 @@ class Vocabulary:
     def _id(self, key: str) -> int | None:
         default = {"bos": 1, "eos": 2, "unknown": 0} if self.get("model") == "llama" else {}
         value = self.get(f"{key}_token_id", default.get(key))
-        return value if isinstance(value, int) and value < len(self.tokens) else None
+        if isinstance(value, bool) or not isinstance(value, int):
+            return None
+        return value if 0 <= value < len(self.tokens) else None
 
     def _found_first(self) -> Iterator[int]:
         """Tokens that are found in a text before anything else."""
@@ -173,7 +175,10 @@ class Vocabulary:
 
     def _byte_level(self) -> dict[str, Any]:
         vocab = {token: index for index, token in enumerate(self.tokens)}
-        pairs = (_halves(str(merge)) for merge in self.get("merges") or ())
+        stored = self.get("merges")
+        if not isinstance(stored, list):
+            raise UsageError(f"{self.path} has no merges of its tokens", "copy the file again")
+        pairs = (_halves(str(merge)) for merge in stored)
         merges = [[a, b] for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         splits = [
@@ -187,9 +192,7 @@ class Vocabulary:
             "decoder": {**byte_level, "use_regex": True},
             "model": {
                 **_bpe(vocab),
-                "merges": [
-                    [a, b] for a, b in merges if a in vocab and b in vocab and a + b in vocab
-                ],
+                "merges": merges,
                 "ignore_merges": self.get("pre") in _WITH_BOS,
             },
         }
@@ -197,7 +200,7 @@ class Vocabulary:
     def _splits(self) -> tuple[str, ...]:
         pre = self.get("pre") or "default"
         name = next((one for one, others in _SAME_SPLITS.items() if pre in others), pre)
-        if name not in _SPLITS:
+        if not isinstance(name, str) or name not in _SPLITS:
             raise UsageError(
                 f"{self.path}: pre-tokenizer {pre!r} is not supported",
                 "give the tokenizer of the original model with --tokenizer-dir",
@@ -231,11 +234,14 @@ class Vocabulary:
         As in SentencePiece's vocabularies, every letter of a token has to be a token itself.
         """
         scores = self.get("scores")
-        if not isinstance(scores, list) or len(scores) != len(self.tokens):
+        known = isinstance(scores, list) and len(scores) == len(self.tokens)
+        if not known or not all(isinstance(score, float) for score in scores):
             raise UsageError(f"{self.path} has no scores of its tokens", "copy the file again")
-        ranked = []
+        ranked, sizes = [], {len(token) for token in vocab}
         for token, index in vocab.items():
             for cut in range(1, len(token)):
+                if cut not in sizes or len(token) - cut not in sizes:
+                    continue  # a token of a megabyte is not worth a million copies
                 left, right = token[:cut], token[cut:]
                 if left in vocab and right in vocab:
                     ranked.append((-scores[index], vocab[left], vocab[right], left, right))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.files import read_json
-from trtla.formats.gguf.header import Header, TensorInfo, read_header
+from trtla.formats.gguf.header import MADE_OF, Header, TensorInfo, check_names, read_header, stamps
 from trtla.formats.weight_files import Entry, fill, tensor_bytes
 
 _MODEL = {
@@ -40,8 +40,6 @@ ROPE_FACTORS = "rope_freqs.weight"
 """By what each rotary frequency is divided: llama3's scaling. No weight."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """ggml's types that are not quantised."""
-WEIGHTS = "gguf.json"
-"""In a model folder: names the GGUF files that hold its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,11 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(read_json(path)["path"]) if path.name == WEIGHTS else path
+        made = read_json(path) if path.name == MADE_OF else None
+        self.path = Path(made["path"]) if made else path
         self._set(read_header(self.path))
+        if made and self._stamps != made["stamps"]:
+            raise _changed(self.path)
 
     @classmethod
     def of(cls, path: Path, header: Header) -> GgufFile:
@@ -78,6 +79,8 @@ class GgufFile:
 
     def _set(self, header: Header) -> None:
         self._files: dict[Path, BinaryIO] = {}
+        self._stamps = stamps(header.paths)
+        check_names(self.path, map(hf_name, header.tensors))
         self._infos = {
             hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS
         }
@@ -109,9 +112,15 @@ class GgufFile:
         file = self._files.get(info.path)
         if file is None:
             file = self._files[info.path] = info.path.open("rb", buffering=0)
+            if stamps([info.path])[0] not in self._stamps:
+                raise _changed(info.path)
         file.seek(info.offset + start * info.row_bytes)
         fill(file, tensor_bytes(raw), info.path, name)
         return raw
+
+
+def _changed(path: Path) -> UsageError:
+    return UsageError(f"{path} has changed while it was read", "run the command again")
 
 
 def hf_name(name: str) -> str:
