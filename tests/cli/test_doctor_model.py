@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.build.gguf_models import write_gguf
+from tests.build.models import VARIANTS, make_model
 from tests.build.trtllm_engines import RELEASES, write_engine
 from tests.cli.conftest import Ran, refused, trtla
 from tests.cli.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
@@ -56,6 +58,12 @@ def test_every_kind(model: Path, checkpoint: Path, engine: Path) -> None:
     ):
         found = checked(trtla("doctor", folder, "--json"))
         assert (found["kind"], found["problems"]) == (kind, [])
+
+
+def test_a_gguf_file_is_shown_as_it_was_given(tmp_path: Path) -> None:
+    file = write_gguf(make_model(VARIANTS[0]), tmp_path / "model.gguf")
+    found = checked(trtla("doctor", file, "--json"))
+    assert (found["path"], found["kind"], found["problems"]) == (str(file), "GGUF file", [])
 
 
 def test_no_folder_of_ours(tmp_path: Path) -> None:

@@ -169,6 +169,21 @@ def test_a_name_that_is_another_one_is_not_guessed(args: tuple[str, ...]) -> Non
     assert "did you mean" not in ran.err
 
 
+def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
+    model = tmp_path / "a_model.gguf"
+    model.touch()
+    refused(trtla(model), 2, f"{model} is not a command", f"trtla chat -m {model}")
+    refused(trtla("run", model, "hi"), 2, "missing option", "give -m a model folder or a GGUF")
+    for command in ("doctor", "inspect"):
+        refused(trtla(command, "-m", model), 2, "hint: give the path without a flag")
+
+
+def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
+    for name, hint in (("model.safetensors", "the folder that holds it"), ("a.png", "a GGUF file")):
+        (tmp_path / name).touch()
+        refused(trtla("inspect", tmp_path / name), 2, f"{name} is not a folder", hint)
+
+
 def test_a_mistyped_flag_is_guessed() -> None:
     for wrong, meant in (
         ("--verbos", "--verbose"),

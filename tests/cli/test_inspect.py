@@ -39,6 +39,7 @@ def test_for_people(engine: Path) -> None:
     rows = dict(line.strip("| ").split("|", 1) for line in ran.out.splitlines())
     shown = {key.strip(): value.strip() for key, value in rows.items()}
     assert shown["size"].endswith(" MB")
+    assert shown["chat_template"] == "no"
     assert (shown["tokenizer"], shown["shape.attn_bias"]) == ("yes", "no")
     assert not {"problems", "bytes", "quant_algo"} & shown.keys()
 

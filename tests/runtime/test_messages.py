@@ -91,7 +91,7 @@ def test_parts_of_a_content_are_lines() -> None:
         ([USER, {"content": "a"}], r"messages\[1\] has no role"),
         ([{"role": "tool", "content": "a"}], "the role 'tool'"),
         ([{"role": ["user"], "content": "a"}], "the role"),
-        ([{"role": "user"}], r"messages\[0\] \(user\) has the content None"),
+        ([{"role": "user"}], r"messages\[0\] \(user\) has no content"),
         ([{"role": "user", "content": 3}], "content 3"),
         ([{"role": "user", "content": b"a"}], "content b'a'"),
         ([{"role": "user", "content": ["a"]}], "part 'a'"),
@@ -118,7 +118,7 @@ def test_a_mistyped_role_is_corrected() -> None:
 
 @pytest.mark.parametrize(
     ("template", "part"),
-    [(NO_SYSTEM, "fails: System role not supported\n"), (UNREADABLE, "fails: ")],
+    [(NO_SYSTEM, "fails: System role not supported\nhint"), (UNREADABLE, "fails: ")],
 )
 def test_a_template_that_fails_says_why(
     template: str, part: str, tiny_llama: Path, tmp_path: Path

@@ -6,6 +6,8 @@ TRTLA_<COMMAND>_<OPTION>.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from click.shell_completion import get_completion_class
 
@@ -21,6 +23,7 @@ from trtla.cli.run import run
 from trtla.cli.summarize import summarize
 from trtla.cli.tune import tune
 from trtla.console import Console
+from trtla.errors import UsageError
 from trtla.version import __version__
 
 _FIRST = (
@@ -36,6 +39,14 @@ class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands in the order they were added."""
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a model in its place is what `ollama run` and llama.cpp take there."""
+        if args[0] not in self.commands and Path(args[0]).exists():
+            raise UsageError(f"{args[0]} is not a command", f"try trtla chat -m {args[0]}")
+        return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what to start with, then the exit codes."""

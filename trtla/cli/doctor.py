@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.command import Command
-from trtla.cli.options import MODEL, json_flag
+from trtla.cli.options import json_flag
 from trtla.console import Console, counted, size
 from trtla.errors import CheckFailed
 
@@ -29,20 +29,21 @@ SCHEMA_VERSION = 1
     config=False,
     examples=["trtla doctor", "trtla doctor engine", "trtla doctor --json > machine.json"],
 )
-@click.argument("model", type=MODEL, required=False)
+@click.argument("model", type=click.Path(), required=False)
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def doctor(console: Console, model: str | None) -> None:
     """Show versions, GPUs, whether TensorRT-LLM has its TensorRT backend, and what to do about it.
 
-    With MODEL, a Hugging Face model, checkpoint or engine folder, also whether it can run here with
-    lookahead decoding; exit code 3 when not.
+    With MODEL, a Hugging Face model, checkpoint or engine folder or a GGUF file, also whether it
+    can run here with lookahead decoding; exit code 3 when not.
     """
     check = None
     if model is not None:
         from trtla.formats.folder import folder_kind
+        from trtla.formats.gguf.folder import model_folder
 
-        folder_kind(Path(model))  # refuses a wrong path before the slow imports
+        folder_kind(model_folder(model))  # refuses a wrong path before the slow imports
     from trtla.doctor.report import examine
 
     report = examine()

@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from trtla.cli.app import cli
+from trtla.cli.command import ModelPath
 from trtla.console import Console
 from trtla.errors import CheckFailed, TrtlaError, did_you_mean, sentence
 from trtla.trtllm import library as mpi
@@ -121,6 +122,9 @@ def _usage(error: click.ClickException) -> Failure:
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
         hint = _meant(error) + hint
+    missing = error.param if isinstance(error, click.MissingParameter) else None
+    if missing and isinstance(missing.type, ModelPath):
+        hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
     before, found, guess = message.partition(" Did you mean ")
     if found:
         message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
@@ -143,6 +147,9 @@ def _meant(error: click.NoSuchOption) -> str:
     """How the hint begins: the flag that is most like a wrong one, or means the same elsewhere."""
     command = error.ctx.command if error.ctx else None
     known = {name for param in command.params for name in param.opts} if command else set()
+    argument = command and any(isinstance(param, click.Argument) for param in command.params)
+    if argument and error.option_name in ("-m", "--engine-dir", "--model"):
+        return "give the path without a flag; "
     same = _ELSEWHERE.get(error.option_name)
     if same in known:
         return f"did you mean {same}? "

@@ -18,7 +18,7 @@ from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoin
 from trtla.formats.compiled import compiled_problems
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
-from trtla.formats.folder import end_ids, folder_kind, tokenizer_dir
+from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hf import model_problems, stored_parameters
@@ -77,11 +77,11 @@ def read_contents(folder: Path) -> Contents:
 def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder or a GGUF file with JSON types only.
 
-    Keys of every folder: path, kind, bytes (on disk), tokenizer (present or not), end_ids and
-    problems. Where config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo,
-    parameters (a tied lm_head counts once), shape and mapping; for engines also version, backend,
-    limits, lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of
-    one request). Of an encoder-decoder the shape is the decoder's.
+    Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
+    end_ids and problems. Where config.json is sound also architecture, dtype, quant_algo,
+    kv_cache_quant_algo, parameters (a tied lm_head counts once), shape and mapping; for engines
+    also version, backend, limits, lookahead (None if not known), max_draft_len and max_text_len
+    (prompt + output tokens of one request). Of an encoder-decoder the shape is the decoder's.
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
@@ -93,6 +93,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "kind": "GGUF file" if is_gguf(given) else folder_kind(folder),
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
+        "chat_template": may_have_chat_template(folder),
         "end_ids": sorted(end_ids(folder)),
     }
     problems: list[UsageError] = []

@@ -11,7 +11,7 @@ from trtla.doctor.folder import Contents, inspect, read_contents
 from trtla.doctor.report import Report
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.compiled import stage_problems
-from trtla.formats.folder import FolderKind, folder_kind
+from trtla.formats.gguf.folder import model_folder
 from trtla.machine import Gpu
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
@@ -29,7 +29,7 @@ class ModelCheck:
     """A model against this machine."""
 
     path: str
-    kind: FolderKind
+    kind: str
     backend: str | None
     reason: str
     """Why this backend."""
@@ -41,18 +41,18 @@ class ModelCheck:
 
 
 def check_model(path: str | Path, report: Report) -> ModelCheck:
-    """Check a folder against the machine of the report.
+    """Check a folder or a GGUF file against the machine of the report.
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
     """
-    folder, backend, reason = Path(path), report.backend, report.reason
-    kind = folder_kind(folder)
-    problems = list(inspect(folder)["problems"])
+    folder, backend, reason = model_folder(path), report.backend, report.reason
+    found = inspect(path)
+    kind, problems = found["kind"], list(found["problems"])
     try:
         contents = read_contents(folder)
     except UsageError:
-        return ModelCheck(str(folder), kind, backend, reason, problems=tuple(problems))
+        return ModelCheck(str(path), kind, backend, reason, problems=tuple(problems))
     if contents.engine is not None:
         backend, reason = contents.engine.backend, f"{folder} was built for it"
     elif contents.encoder_decoder:
@@ -66,7 +66,7 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
     data = contents.config.model_dump()
     sizes = {**data, **data["quantization"], **data["mapping"]}
     shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(contents)}
-    return ModelCheck(str(folder), kind, backend, reason, shown, tuple(problems), tuple(warnings))
+    return ModelCheck(str(path), kind, backend, reason, shown, tuple(problems), tuple(warnings))
 
 
 def _has_lookahead(contents: Contents) -> bool:

@@ -38,7 +38,11 @@ def folder_kind(path: Path) -> FolderKind:
     if not path.exists():
         raise UsageError(f"{path} does not exist", "check the path")
     if not path.is_dir():
-        raise UsageError(f"{path} is not a folder", "give a model, checkpoint or engine folder")
+        weights = path.suffix in (".safetensors", ".bin")
+        hint = "a model, checkpoint or engine folder, or a GGUF file"
+        raise UsageError(
+            f"{path} is not a folder", f"give {'the folder that holds it' if weights else hint}"
+        )
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} has no config.json", "give a Hugging Face model, checkpoint or engine folder"

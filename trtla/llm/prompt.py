@@ -77,7 +77,9 @@ def prompt_text(prompt: Prompt, ids: Sequence[int], tokenizer: Tokenizer | None)
 
 def _given_ids(prompt: object, name: str) -> tuple[int, ...]:
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise UsageError(f"{name} is {shown(prompt)}, neither a text nor token ids", _PROMPTS)
+        raise UsageError(
+            f"{name} is {shown(prompt)}, neither a text, token ids nor messages", _PROMPTS
+        )
     for item in prompt:
         if not is_whole(item):
             raise UsageError(f"{name} holds {shown(item)}, which is no token id", _PROMPTS)

@@ -13,8 +13,8 @@ from trtla.runtime.request import Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
 
-REBUILD_INPUT = "rebuild with a larger --max-input-len"
-REBUILD_LONGER = "rebuild with a larger --max-seq-len"
+REBUILD_INPUT = "build an engine with a larger --max-input-len"
+REBUILD_LONGER = "build an engine with a larger --max-seq-len"
 _GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
 
 

@@ -57,7 +57,9 @@ def _message(message: object, name: str) -> dict[str, str]:
     for key in message:
         if key not in ("role", "content"):
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
-    text = _text(message.get("content"), f"{name} ({role})")
+    if "content" not in message:
+        raise UsageError(f"{name} ({role}) has no content", _FORM)
+    text = _text(message["content"], f"{name} ({role})")
     check_text(text, name)
     return {"role": str(role), "content": text}
 
@@ -66,7 +68,7 @@ def _text(content: object, name: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, bytes) or not isinstance(content, Sequence):
-        raise UsageError(f"{name} has the content {shown(content)}, which is no text", _FORM)
+        raise UsageError(f"{name} has the content {shown(content)}, which is not text", _FORM)
     return "\n".join(_part(part, name) for part in content)
 
 
@@ -76,7 +78,7 @@ def _part(part: object, name: str) -> str:
         if isinstance(text, str):
             return text
     raise UsageError(
-        f"{name} has the part {shown(part)}, which is no text",
+        f"{name} has the part {shown(part)}, which is not text",
         'write {"type": "text", "text": "..."} parts',
     )
 
