@@ -5,7 +5,7 @@
 #   scripts/spec_bench.sh spec_bench.jsonl OUTPUT_DIR [MODEL.gguf]
 #
 # spec_bench.jsonl is the file of github.com/hemingkx/Spec-Bench. Without a model SmolLM2-135M-Instruct is
-# downloaded. PROMPTS of each category (10), LEN tokens (96). llama.cpp joins where it is installed.
+# downloaded. PROMPTS of each category (10), LEN tokens (64). llama.cpp joins where it is installed.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -13,7 +13,7 @@ setup_trtla
 python="$(dirname "$(command -v "$TRTLA")")/python"
 questions=$1 out=$2
 model=${3:-$("$python" -m trtla.data.sample_model)}
-prompts=${PROMPTS:-10} len=${LEN:-96}
+prompts=${PROMPTS:-10} len=${LEN:-64}
 mkdir -p "$out"
 
 "$python" - "$questions" "$prompts" >"$out/questions.jsonl" <<'PYTHON'
@@ -44,7 +44,11 @@ bench() {
     "$TRTLA" bench -m "$model" --prompts "$out/questions.jsonl,trtla/assets/bench/functions.jsonl" \
         --num-prompts "$prompts" -n "$len" --respect-eos --rounds 1 -o json "$@" >"$out/$name.json"
 }
-bench greedy --temperature 0 --lookahead 7,7,7 3,4,2 auto --drafter prompt-lookup ngram --compare "$peers"
-bench sampled --temperature 0.7 --lookahead 7,7,7 3,4,2 auto --drafter prompt-lookup ngram
-bench batches --temperature 0,0.7 --batch-size 4 --lookahead 3,4,2 auto --drafter prompt-lookup ngram
-"$python" scripts/spec_bench_table.py "$out"/greedy.json "$out"/sampled.json "$out"/batches.json
+own="--drafter prompt-lookup ngram"
+bench greedy --temperature 0 --lookahead 7,7,7 3,4,2 auto $own
+bench sampled --temperature 0.7 --lookahead 3,4,2 auto $own
+bench batches --temperature 0,0.7 --batch-size 4 --lookahead auto $own
+# Peers read long prompts slowly: two short ones of each category.
+bench peers --temperature 0 --lookahead auto --compare "$peers" --num-prompts 2 --rounds 3 \
+    --categories mt_bench,translation,qa,math_reasoning,functions
+"$python" scripts/spec_bench_table.py "$out"/{greedy,sampled,batches,peers}.json
