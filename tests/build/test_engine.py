@@ -92,10 +92,11 @@ def test_defaults_shrink_to_the_model(model_config: CheckpointConfig) -> None:
         ({"max_batch_size": 0}, "max_batch_size is 0"),
         ({"max_num_tokens": -1}, "max_num_tokens is -1"),
         ({"max_input_len": 0}, "max_input_len is 0"),
+        ({"lookahead": LookaheadConfig(99, 99, 99)}, "99,99,99 feeds 19404 tokens in every step"),
     ],
 )
 def test_limits_that_contradict_are_refused(
-    keys: dict[str, int], named: str, model_config: CheckpointConfig
+    keys: dict[str, Any], named: str, model_config: CheckpointConfig
 ) -> None:
     config = model_config.model_copy(update={"sliding_window": 1500})
     with pytest.raises(UsageError, match=named) as caught:

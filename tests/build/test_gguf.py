@@ -20,6 +20,7 @@ from tests.build.test_gguf_tokenizer import scored
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.data.encoder import plain_answers
+from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.files import user_cache
 from trtla.formats.engine import engine_from_hugging_face, open_engine
@@ -112,6 +113,14 @@ def test_the_text_is_transformers_text(tmp_path: Path) -> None:
     with LLM(tmp_path / "engine") as llm:
         found = llm.generate([prompt], SamplingParams(max_output_len=10))[0]
     assert list(found.output_ids) == expected
+
+
+def test_inspect_shows_the_file_and_the_types_in_it(tmp_path: Path) -> None:
+    file = write_gguf(make_model(_BIG), tmp_path / "model.gguf", "Q8_0")
+    shown = inspect(file)
+    assert (shown["path"], shown["kind"], shown["problems"]) == (str(file), "GGUF file", [])
+    assert shown["bytes"] == file.stat().st_size
+    assert shown["tensor_types"] == {"Q8_0": 9, "F32": 3}
 
 
 def test_transformers_gets_the_model_too(tmp_path: Path) -> None:

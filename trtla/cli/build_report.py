@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.console import Console, size
+from trtla.formats.folder import may_have_chat_template
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def show_written(
     """Print where the engine is."""
     if not console.json:
         console.out(f"wrote {folder}")
-        console.note(f"next: trtla run --engine-dir {folder} --input-text 'Once upon'")
+        how = "chat" if may_have_chat_template(folder) else "run -p 'Once upon'"
+        console.note(f"next: trtla {how} -m {folder}")
         return
     console.document(
         {

@@ -5,6 +5,7 @@ Only config files and the headers of weight files are read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -20,7 +21,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder
-from trtla.formats.gguf.header import is_gguf, shards
+from trtla.formats.gguf.header import is_gguf, read_header, shards
 from trtla.formats.hf import model_problems, stored_parameters
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import LM_HEAD, hf_shapes
@@ -78,10 +79,11 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """Describe a folder or a GGUF file with JSON types only.
 
     Keys of every folder: path, kind, bytes (on disk), tokenizer and chat_template (present or not),
-    end_ids and problems. Where config.json is sound also architecture, dtype, quant_algo,
-    kv_cache_quant_algo, parameters (a tied lm_head counts once), shape and mapping; for engines
-    also version, backend, limits, lookahead (None if not known), max_draft_len and max_text_len
-    (prompt + output tokens of one request). Of an encoder-decoder the shape is the decoder's.
+    end_ids and problems; of a GGUF file also tensor_types, the number of tensors of each. Where
+    config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
+    tied lm_head counts once), shape and mapping; for engines also version, backend, limits,
+    lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of one
+    request). Of an encoder-decoder the shape is the decoder's.
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
@@ -96,6 +98,9 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "chat_template": may_have_chat_template(folder),
         "end_ids": sorted(end_ids(folder)),
     }
+    if is_gguf(given):
+        infos = read_header(given).tensors.values()
+        result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
     problems: list[UsageError] = []
     try:
         contents = read_contents(folder)

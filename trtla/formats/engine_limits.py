@@ -78,6 +78,13 @@ def plan_limits(
             "lower --max-input-len, or raise --max-seq-len",
         )
     draft_len = settings.lookahead.max_draft_len
+    most_fed = max(settings.max_num_tokens or 0, DEFAULT_NUM_TOKENS)
+    if backend == "torch" and draft_len >= most_fed:
+        raise UsageError(
+            f"lookahead {settings.lookahead} feeds {draft_len + 1} tokens in every step of a "
+            f"sequence, above {most_fed}",
+            "use a smaller --lookahead; 7,7,7 feeds 84 tokens",
+        )
     num_tokens, notes = _num_tokens(settings, input_len, seq_len, compiled=backend != "torch")
     data: dict[str, Any] = {
         "max_batch_size": settings.max_batch_size,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from trtla.errors import UsageError, sentence
 from trtla.files import read_json
 from trtla.formats.config import CheckpointConfig, as_dtype
-from trtla.formats.folder import folder_kind
+from trtla.formats.folder import TOKENIZER_FILES, folder_kind
 from trtla.formats.gguf.header import MADE_OF
 from trtla.formats.gguf.weights import GgufFile
 from trtla.formats.hf_config import read_hf_config
@@ -220,6 +221,14 @@ def load_tokenizer(folder: str | Path) -> Any:
     Raises:
         UsageError: it cannot be loaded, or only by code of its own.
     """
+    names = (Path(folder) / name for name in TOKENIZER_FILES)
+    stats = [(path.name, path.stat()) for path in names if path.is_file()]
+    return _tokenizer(str(folder), tuple((n, stat.st_mtime_ns, stat.st_size) for n, stat in stats))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+    """The tokenizer of these very files: a command asks for it before and after the model opens."""
     hint = "give a folder that holds tokenizer.json with --tokenizer-dir"
     return _load("AutoTokenizer", folder, f"the tokenizer in {folder}", hint)
 
