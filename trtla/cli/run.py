@@ -5,13 +5,9 @@ Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` p
 
 from __future__ import annotations
 
-import select
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +42,7 @@ from trtla.cli.options import (
     trtllm_flags,
     with_processor,
 )
+from trtla.cli.run_prompts import USUAL_LEN, announce_stdin, as_messages, fitted, sized
 from trtla.cli.settings import source
 from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
@@ -64,13 +61,10 @@ if TYPE_CHECKING:
     from trtla.results.run import Decoded
 
 
-_USUAL_LEN = 256
 _LENGTH = {
-    "default": _USUAL_LEN,
-    "show_default": f"{_USUAL_LEN}, or what the prompt leaves of the engine's room",
+    "default": USUAL_LEN,
+    "show_default": f"{USUAL_LEN}, or what the prompt leaves of the engine's room",
 }
-_WAIT_S = 1.0
-"""After which a pipe that has brought nothing is worth a note."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +176,9 @@ def run(console: Console, /, **flags: Any) -> None:
     with open_llm(given, models, max_batch_size=given.max_batch_size) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        requests = _as_chats(llm, requests)
+        requests = as_messages(llm, requests)
         if source(click.get_current_context(), "max_output_len") == "default":
-            requests = [_sized(llm, request, requests[i:]) for i, request in enumerate(requests)]
+            requests = sized(llm, requests)
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -201,44 +195,6 @@ def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
             )
 
 
-def _sized(llm: LLM, request: PromptRequest, on: Sequence[PromptRequest]) -> PromptRequest:
-    """A request of the usual length, with its share of the engine's room if that is less.
-
-    Args:
-        on: the request and all behind it, of which its later turns share what is left.
-    """
-    if request.sampling.max_output_len != _USUAL_LEN:  # a line of a file has its own
-        return request
-    later = takewhile(lambda one: one.turn > request.turn, on[1:])
-    asked = [_prompt_len(llm, one) for one in (request, *later)]
-    return _at_most(request, (llm.limits.max_text_len - sum(asked)) // len(asked))
-
-
-def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
-    """A later turn with what its prompt, which holds the turns before, leaves of the room."""
-    return _at_most(request, llm.limits.max_text_len - _prompt_len(llm, request))
-
-
-def _prompt_len(llm: LLM, request: PromptRequest) -> int:
-    return len(llm.request(request.prompt, request.sampling, request.name).input_ids)
-
-
-def _at_most(request: PromptRequest, length: int) -> PromptRequest:
-    length = max(1, min(request.sampling.max_output_len, length))
-    return replace(request, sampling=replace(request.sampling, max_output_len=length))
-
-
-def _announce_stdin(console: Console, given: RunFlags) -> None:
-    """Note that stdin is read: a pipe that nobody writes to would look like a hang."""
-    from trtla.data.prompts import piped
-
-    if given.input_text or given.input_file is not None or not piped():
-        return
-    with suppress(OSError):  # Windows waits for sockets only
-        if not select.select([sys.stdin], [], [], _WAIT_S)[0]:
-            console.note("note: reads the prompt from stdin; --input-text gives another one")
-
-
 def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
@@ -247,20 +203,12 @@ def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
-    _announce_stdin(console, given)
+    announce_stdin(console, named=bool(given.input_text) or given.input_file is not None)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
     requests = gather(texts, file, given.sampling, triples, given.drafter, given.asking)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
-
-
-def _as_chats(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:
-    """Spec-Bench's questions as messages, where the model has a template."""
-    from trtla.data.prompts import as_chats
-
-    tokenizer = llm.tokenizer if any(request.is_chat for request in requests) else None
-    return as_chats(requests) if tokenizer and tokenizer.has_chat_template else requests
 
 
 def _decode_and_report(
@@ -273,10 +221,10 @@ def _decode_and_report(
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
     transcript = Transcript(console, requests, stream=given.stream)
     by_default = source(click.get_current_context(), "max_output_len") == "default"
-    fitted = partial(_fitted, llm) if by_default else None
+    fitted_later = partial(fitted, llm) if by_default else None
     on_chunk = transcript.chunk if given.stream else None
-    decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted)
-    plain = decode(llm, requests, plain=True, fitted=fitted) if given.check_lossless else None
+    decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted_later)
+    plain = decode(llm, requests, plain=True, fitted=fitted_later) if given.check_lossless else None
     console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(document(decoded, plain, llm.description), line=given.stream)
