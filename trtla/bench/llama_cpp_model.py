@@ -1,0 +1,201 @@
+"""A model that llama.cpp has loaded, and its K/V cache, by its C functions in llama-cpp-python."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from trtla.bench.arms import INSTALL_LLAMA_CPP
+from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.formats.config import DTYPES
+from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import Header, read_header
+from trtla.formats.gguf.weights import PLAIN
+from trtla.formats.tensors import torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtla.formats.engine import Engine
+
+_LOG_ERROR = 4
+"""GGML_LOG_LEVEL_ERROR of ggml.h."""
+_FLOAT32, _NO_FLASH_ATTENTION = 0, 0
+"""GGML_TYPE_F32 of ggml.h, LLAMA_FLASH_ATTN_TYPE_DISABLED of llama.h (from 0.3.17)."""
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise TrtlaError(
+            f"llama-cpp-python does not load: {sentence(error)}", INSTALL_LLAMA_CPP
+        ) from None
+    if not hasattr(library, "llama_memory_seq_rm"):
+        raise TrtlaError(f"llama-cpp-python {library.__version__} is too old", INSTALL_LLAMA_CPP)
+    library.llama_log_set(_log_callback(library), None)
+    return library
+
+
+@cache
+def _log_callback(library: Any) -> Any:
+    """llama.cpp's errors go to stderr, the rest nowhere; cached, since C keeps no reference."""
+
+    @library.llama_log_callback  # type: ignore[untyped-decorator]
+    def callback(level: int, text: bytes, _: Any) -> None:
+        if level == _LOG_ERROR:
+            print(text.decode(errors="replace"), end="", file=sys.stderr)
+
+    return callback
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A file that llama.cpp loads."""
+
+    path: Path
+    name: str
+    """How errors call it."""
+    header: Header
+
+    @property
+    def type(self) -> str:
+        """Of most weights, such as bfloat16 or Q4_K_M; as the file calls itself, where it does."""
+        import gguf
+
+        try:
+            known = gguf.LlamaFileType(self.header.metadata.get("general.file_type"))
+            kind = known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except ValueError:
+            kind = max(self.header.tensors.values(), key=lambda info: prod(info.shape)).type
+        return str(PLAIN.get(kind, kind)).removeprefix("torch.")
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights that a forward reads: of an embedding that is no output, only rows are."""
+        tensors = dict(self.header.tensors)
+        if "output.weight" in tensors:
+            tensors.pop("token_embd.weight")
+        return sum(info.shape[0] * info.row_bytes for info in tensors.values())
+
+
+@contextmanager
+def _weights(engine: Engine, dtype: torch.dtype, *, converted: bool) -> Iterator[_Weights]:
+    """The file that the engine was read from; if there is none, or if asked, one made of it."""
+    file = None if converted else weight_file(engine.path)
+    if file is not None:
+        yield _Weights(file, str(file), read_header(file))
+        return
+    with _written(engine, dtype) as path:
+        yield _Weights(path, engine.name, read_header(path))
+
+
+class Model:
+    """The weights, freed with the object."""
+
+    def __init__(
+        self, engine: Engine, device: torch.device, dtype: torch.dtype, *, converted: bool
+    ) -> None:
+        self.library = _library()
+        self.on_gpu = device.type == "cuda"
+        if self.on_gpu and not self.library.llama_supports_gpu_offload():
+            raise UsageError(
+                "llama-cpp-python is built without CUDA here, and the benchmark runs on a GPU",
+                "reinstall it with CMAKE_ARGS=-DGGML_CUDA=ON, or use --device cpu",
+            )
+        params = self.library.llama_model_default_params()
+        params.n_gpu_layers = 10_000 if self.on_gpu else 0
+        params.split_mode = self.library.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = device.index or 0
+        amx_crashes = b"AMX_INT8 = 1" in self.library.llama_print_system_info()
+        params.use_extra_bufts = not amx_crashes
+        with _weights(engine, dtype, converted=converted) as found:  # open, it outlives its name
+            path = str(found.path).encode()
+            self.pointer = self.library.llama_model_load_from_file(path, params)
+        if not self.pointer:
+            raise TrtlaError(f"llama.cpp cannot load {found.name}", "see its message above")
+        weakref.finalize(self, self.library.llama_model_free, self.pointer)
+        self.type, self.nbytes = found.type, found.nbytes
+        self.without_amx = amx_crashes and self.type not in DTYPES
+        """Whether quantised products leave AMX out: it kills the process (llama.cpp #20824)."""
+
+
+@contextmanager
+def _written(engine: Engine, dtype: torch.dtype) -> Iterator[Path]:
+    from trtla.bench.gguf_file import write_gguf
+
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(TemporaryDirectory(prefix="trtla-bench-"))
+            path = Path(folder) / "model.gguf"
+            write_gguf(path, engine, dtype)
+        except OSError as error:
+            raise TrtlaError(
+                f"the GGUF file for llama.cpp cannot be written: {sentence(error)}",
+                "let TMPDIR name a folder with room for the weights",
+            ) from None
+        yield path
+
+
+class Context:
+    """Keys and values of one text; counts and times the forwards. Freed with the object."""
+
+    def __init__(self, model: Model, room: int) -> None:
+        self._model, self._library, self.room = model, model.library, room
+        self.pointer = self._library.llama_init_from_model(model.pointer, self._params())
+        if not self.pointer:
+            raise TrtlaError(f"llama.cpp has no room for {room} tokens", "see its message above")
+        weakref.finalize(self, self._library.llama_free, self.pointer)
+        self._memory = self._library.llama_get_memory(self.pointer)
+        self._batch = self._library.llama_batch_init(room, 0, 1)
+        weakref.finalize(self, self._library.llama_batch_free, self._batch)
+
+    def _params(self) -> Any:
+        from trtla.bench.gguf_file import ggml_type
+
+        params = self._library.llama_context_default_params()
+        params.n_ctx = params.n_batch = self.room
+        if self._model.type in DTYPES:  # with quantised weights llama.cpp's own choice
+            params.type_k = params.type_v = int(ggml_type(torch_dtype(self._model.type)))
+        params.offload_kqv = params.op_offload = self._model.on_gpu
+        if params.type_k == _FLOAT32:
+            # Its flash attention rounds to half precision on the way, also between float32 tensors.
+            params.flash_attn_type = _NO_FLASH_ATTENTION
+        return params
+
+    def start(self, threads: int) -> None:
+        """Forget the text and the counts."""
+        self._library.llama_set_n_threads(self.pointer, threads, threads)
+        self._library.llama_memory_clear(self._memory, False)
+        self.forwards, self.fed, self.seconds = 0, 0, 0.0
+
+    def cut(self, length: int) -> None:
+        """Forget what stands behind so many tokens."""
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+
+    def feed(self, tokens: Sequence[int], position: int, rows: int) -> None:
+        """One forward; the last `rows` tokens get logits."""
+        batch, count = self._batch, len(tokens)
+        batch.n_tokens = count
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, position + index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = index >= count - rows
+        start = time.perf_counter()
+        failed = self._library.llama_decode(self.pointer, batch)
+        self._library.llama_synchronize(self.pointer)
+        self.seconds += time.perf_counter() - start
+        if failed:
+            raise TrtlaError(f"llama_decode of llama.cpp failed with {failed}")
+        self.fed += count if self.forwards else 0  # the first one is the prefill
+        self.forwards += 1
