@@ -55,8 +55,8 @@ say "Three summaries, and how near they are to people's (ROUGE)"
 step summarize -m "$out/engine" $ask --dataset trtla/assets/articles.jsonl --max-ite 3 \
     --output-len 48 --lookahead auto
 
-say "The same questions three times over: plain decoding, trtla with auto, transformers' generate"
-step bench -m "$out/engine" $ask --prompts "$questions" --num-prompts 6 --temperature 0 -n 96 --rounds 2 \
+say "Six questions three times over: plain decoding (ar), trtla with auto, transformers' generate (hf)"
+step bench -m "$out/engine" $ask --prompts "$questions" --num-prompts 6 --temperature 0 -n 64 --rounds 1 \
     --lookahead auto --compare hf --hf-model-dir "$model"
 
 say "done in $((SECONDS - started)) s; try your own:"

@@ -44,11 +44,10 @@ bench() {
     "$TRTLA" bench -m "$model" --prompts "$out/questions.jsonl,trtla/assets/bench/functions.jsonl" \
         --num-prompts "$prompts" -n "$len" --respect-eos --rounds 1 -o json "$@" >"$out/$name.json"
 }
-own="--drafter prompt-lookup ngram"
-bench greedy --temperature 0 --lookahead 7,7,7 3,4,2 auto $own
-bench sampled --temperature 0.7 --lookahead 3,4,2 auto $own
-bench batches --temperature 0,0.7 --batch-size 4 --lookahead auto $own
-# Peers read long prompts slowly: two short ones of each category.
-bench peers --temperature 0 --lookahead auto --compare "$peers" --num-prompts 2 --rounds 3 \
-    --categories mt_bench,translation,qa,math_reasoning,functions
+bench greedy --temperature 0 --lookahead 7,7,7 3,4,2 auto --drafter prompt-lookup ngram
+bench sampled --temperature 0.7 --lookahead 3,4,2 auto --drafter prompt-lookup
+bench batches --temperature 0,0.7 --batch-size 4 --lookahead auto --drafter prompt-lookup
+# Peers take long to read a long prompt: two short ones of each category.
+bench peers --temperature 0 --lookahead auto --compare "$peers" --num-prompts 2 --rounds 2 \
+    --categories translation,qa,math_reasoning,functions
 "$python" scripts/spec_bench_table.py "$out"/{greedy,sampled,batches,peers}.json

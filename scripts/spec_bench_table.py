@@ -30,10 +30,9 @@ def _table(rows: list[dict[str, Any]]) -> None:
     print("| arm | S | fed | tokens/s | all |", " | ".join(categories), "| texts as ar |")
     print("|---" * (6 + len(categories)) + "|")
     plain = [row for row in rows if row["arm"] == "ar"]
-    for arm in dict.fromkeys((row["arm"], row["setting"]) for row in rows):
-        own = {row["category"]: row for row in rows if (row["arm"], row["setting"]) == arm}
+    for name in dict.fromkeys(map(_name, rows)):
+        own = {row["category"]: row for row in rows if _name(row) == name}
         speeds = [_figure(own[c]["speedup_vs_ar"]) for c in categories]
-        name = " ".join(filter(None, arm))
         figures = [_mean(own, "tokens_per_step"), _mean(own, "fed_per_step")]
         rate = _rate(list(own.values()))
         texts = sum(row["texts"] or 0 for row in own.values())
@@ -41,6 +40,13 @@ def _table(rows: list[dict[str, Any]]) -> None:
         same = "-" if None in equal else f"{sum(equal)} of {texts}"
         cells = [name, *figures, f"{rate:.0f}", f"{rate / _rate(plain):.2f}", *speeds, same]
         print("|", " | ".join(cells), "|")
+
+
+def _name(row: dict[str, Any]) -> str:
+    """An arm with its setting, or a peer with its weights: lookups are set for each category."""
+    if row["arm"].startswith(("hf", "llama.cpp")):
+        return f"{row['arm']} ({row['weight_type']})"
+    return " ".join(filter(None, (row["arm"], row["setting"])))
 
 
 def _rate(rows: list[dict[str, Any]]) -> float:
