@@ -128,7 +128,10 @@ def test_what_no_template_takes_is_refused_before_the_model_is_loaded(
         ({"messages": "Why?"}, ("line 1 of stdin: \"messages\" is 'Why?'",)),
         ({"messages": ["Why?"]}, ("line 1 of stdin: messages[0] is 'Why?', not a message",)),
         ({"messages": [{"role": "uzer", "content": "a"}]}, ("has the role 'uzer'", "mean user?")),
-        ({"messages": [ASK, {"role": "user"}]}, ("line 1 of stdin: messages[1] (user) has the",)),
+        (
+            {"messages": [ASK, {"role": "user"}]},
+            ("line 1 of stdin: messages[1] (user) has no content",),
+        ),
         ({"messages": [ASK], "text": "a"}, ('either "text", "input_ids", "messages" or "turns"',)),
         ({"turns": []}, ("line 1 of stdin has an empty prompt",)),
         ({"turns": ["a", ""]}, ("turn 2 of line 1 of stdin has an empty prompt",)),
