@@ -48,8 +48,8 @@ fi
 
 mkdir -p "$out"
 say "From checkpoint to engine"
-step -q convert --model-dir "$model" --output-dir "$out/checkpoint" --dtype "$dtype" --force
-step -q build --checkpoint-dir "$out/checkpoint" --output-dir "$out/engine" --lookahead 7,7,7 \
+step convert -q --model-dir "$model" --output-dir "$out/checkpoint" --dtype "$dtype" --force
+step build -q --checkpoint-dir "$out/checkpoint" --output-dir "$out/engine" --lookahead 7,7,7 \
     --max-batch-size 8 --force
 
 say "One answer as it comes (green: accepted in parallel)"
