@@ -107,7 +107,7 @@ TABLE = (
     Command("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
     Command("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
     Command("undo", "Take the last message and its answer back."),
-    Command("system", "What the model is told before the conversation.", SYSTEM, ("system",)),
+    Command("system", "The system message, before the conversation.", SYSTEM, ("system",)),
     Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
     *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
     Command("processor", "The three filters: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTERS),

@@ -6,8 +6,9 @@ scaling factors: multipliers that undo the quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +64,22 @@ def dequantize(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """FP8 numbers x scale in another type, rounded once."""
     wide = torch.promote_types(dtype, torch.float32)
     return (numbers.to(wide) * scale).to(dtype)
+
+
+def llama3_frequencies(inverse: Tensor, scaling: Mapping[str, Any], trained: int) -> Tensor:
+    """Rotary frequencies in llama3's scaling: long wavelengths are divided by the factor, short
+    ones kept, those between interpolated.
+
+    Args:
+        inverse: the frequencies without scaling.
+        trained: positions of the training, where the scaling does not say them.
+    """
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    length = float(scaling.get("original_max_position_embeddings", trained))
+    wavelengths = 2 * math.pi / inverse
+    smooth = ((length / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inverse / factor + smooth * inverse
 
 
 def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:

@@ -72,9 +72,8 @@ class LLM:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder or a name
-                on the hub (`org/name`): a Llama's is converted in memory, one of the T5 family
-                runs as it is.
+            model: an engine directory made by `trtla build`, or a Hugging Face folder, its name
+                on the hub (`org/name`) or a GGUF file, converted in memory; T5 runs as it is.
             lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
                 Face folder. `auto` does so too, and makes requests without a triple adaptive.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
@@ -90,9 +89,9 @@ class LLM:
         self._adaptive, self._drafter = lookahead == "auto", drafter or LOOKAHEAD
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
-        if self._adaptive and self.engine.backend == "tensorrt-llm":
-            raise refuse_auto(self.engine.name)
         if self._adaptive:
+            if self.engine.backend == "tensorrt-llm":
+                raise refuse_auto(self.engine.name)
             check_auto(self._drafter, self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         options = ExecutorOptions(

@@ -16,6 +16,7 @@ from trtla.errors import UsageError
 from trtla.formats.gguf.header import Header
 from trtla.formats.gguf.weights import PLAIN, ROPE_FACTORS, GgufFile
 from trtla.formats.plan import EMBEDDING, LM_HEAD
+from trtla.formats.tensors import llama3_frequencies
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -47,6 +48,7 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
             "trtla runs dense models",
         )
     heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    head = keys.size("attention.key_length", hidden // max(heads, 1))
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
@@ -57,12 +59,12 @@ def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
-        "head_dim": keys.size("attention.key_length", hidden // max(heads, 1)),
+        "head_dim": head,
         "hidden_act": "silu",
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(path, keys, header),
+        "rope_scaling": _rope_scaling(path, keys, header, head),
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in weights.entries,
         "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in weights.entries,
         "tie_word_embeddings": LM_HEAD not in weights.entries,
@@ -115,9 +117,7 @@ class _Keys:
         return value
 
 
-def _rope_scaling(path: Path, keys: _Keys, header: Header) -> dict[str, Any] | None:
-    whole = keys.size("embedding_length") // max(keys.size("attention.head_count"), 1)
-    head = keys.size("attention.key_length", whole)
+def _rope_scaling(path: Path, keys: _Keys, header: Header, head: int) -> dict[str, Any] | None:
     turned = keys.size("rope.dimension_count", head)
     if turned != head:
         raise UsageError(
@@ -136,27 +136,18 @@ def _rope_scaling(path: Path, keys: _Keys, header: Header) -> dict[str, Any] | N
 def _llama3_scaling(path: Path, keys: _Keys, header: Header, head: int) -> dict[str, Any]:
     """The settings whose factors are those of the file."""
     info = header.tensors[ROPE_FACTORS]
-    link = GgufFile.of(path, Header(header.paths, {}, {"rope.factors": info}))
-    factors = link.read("rope.factors", 0, info.shape[0]).double()
+    stored = GgufFile(path, Header(header.paths, {}, {"rope.factors": info}))
+    factors = stored.read("rope.factors", 0, info.shape[0]).double()
     frequencies = keys.number("rope.freq_base", 10000.0) ** -(
         torch.arange(0, head, 2).double() / max(head, 1)
     )
     for length in _LLAMA3_LENGTHS if factors.numel() else ():
         largest = float(factors.max())
         scaling = {"factor": largest, **_LLAMA3, "original_max_position_embeddings": length}
-        wanted = _llama3_factors(frequencies, scaling)
+        wanted = frequencies / llama3_frequencies(frequencies, scaling, length)
         if wanted.shape == factors.shape and bool(((wanted / factors - 1).abs() < _CLOSE).all()):
             return {"rope_type": "llama3", **scaling}
     raise UsageError(
         f"{path}: {ROPE_FACTORS} holds factors that are not those of a Llama 3",
         "trtla runs the rotary scalings default, linear, dynamic and llama3",
     )
-
-
-def _llama3_factors(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """By what llama3's scaling divides each frequency."""
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    divided: torch.Tensor = (1 - smooth) / scaling["factor"] + smooth
-    return divided.reciprocal()

@@ -103,7 +103,7 @@ def _files(path: Path, header: Header) -> dict[str, dict[str, Any] | str]:
     from trtla.formats.gguf.tokenizer import Vocabulary
     from trtla.formats.gguf.weights import GgufFile
 
-    weights = GgufFile.of(path, header)
+    weights = GgufFile(path, header)
     config = hf_config(path, header, weights)
     checked, _ = parse_hf_config(config, path)
     _check_weights(path, weights, hf_shapes(checked), config["tie_word_embeddings"])

@@ -57,29 +57,20 @@ class GgufFile:
 
     Args:
         path: the first of its files, or the `gguf.json` of a model folder.
+        header: the file's, where it has been read.
 
     Raises:
         UsageError: a file is missing, truncated or no GGUF, or trtla cannot read a tensor's type.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Header | None = None) -> None:
         made = read_json(path) if path.name == MADE_OF else None
         self.path = Path(made["path"]) if made else path
-        self._set(read_header(self.path))
-        if made and self._stamps != made["stamps"]:
-            raise _changed(self.path)
-
-    @classmethod
-    def of(cls, path: Path, header: Header) -> GgufFile:
-        """The weights of a header that has been read."""
-        made = cls.__new__(cls)
-        made.path = path
-        made._set(header)
-        return made
-
-    def _set(self, header: Header) -> None:
+        header = header or read_header(self.path)
         self._files: dict[Path, BinaryIO] = {}
         self._stamps = stamps(header.paths)
+        if made and self._stamps != made["stamps"]:
+            raise _changed(self.path)
         check_names(self.path, map(hf_name, header.tensors))
         self._infos = {
             hf_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS

@@ -5,7 +5,6 @@ On CPUs a weight is kept in oneDNN's own block layout, made once at load.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import quantize
+from trtla.formats.tensors import llama3_frequencies, quantize
 
 _STEP_TOKENS = 16
 """Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
@@ -219,22 +218,11 @@ def frequencies(config: CheckpointConfig) -> Tensor:
         case "linear":
             return inverse / float(scaling["factor"])
         case "llama3":
-            return _llama3(inverse, config)
+            return llama3_frequencies(inverse, scaling, config.max_position_embeddings)
     raise UsageError(
         f"rotary scaling {config.rope_type!r} is not supported",
         "supported are default, linear, dynamic and llama3",
     )
-
-
-def _llama3(inverse: Tensor, config: CheckpointConfig) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between interpolated."""
-    scaling = config.rotary_scaling or {}
-    factor = float(scaling["factor"])
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    trained = float(scaling.get("original_max_position_embeddings", config.max_position_embeddings))
-    wavelengths = 2 * math.pi / inverse
-    smooth = ((trained / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - smooth) * inverse / factor + smooth * inverse
 
 
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
