@@ -28,6 +28,7 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.header import is_gguf
 from trtla.runtime.costs import CostPlan
+from trtla.settings.lookahead import Lookahead
 
 PLAIN = LookaheadConfig(1, 1, 0)
 TRIES = 5
@@ -58,6 +59,7 @@ class Program(ABC):
 
     weight_bytes: int | None
     """Of weights that a forward reads."""
+    weight_type: str | None
 
     @abstractmethod
     def log_probs(self, ids: Ids) -> list[float]:
@@ -98,7 +100,7 @@ class Trtla(Program):
         found: list[int] = []
         first, started = 0, 0.0
         known: tuple[float, ...] = ()
-        lookahead = "auto" if drafted else PLAIN
+        lookahead: Lookahead = "auto" if drafted else PLAIN
         for chunk in self._llm.stream(prompt, SamplingParams(length), lookahead, margins=margins):
             found += chunk.token_ids
             if not first:
@@ -144,8 +146,9 @@ class LlamaCpp(Program):
         rows = torch.from_numpy(self._logits(len(ids) - 1))
         targets = torch.tensor(ids[1:])[:, None]
         found: list[float] = []
-        for some, wanted in zip(rows.split(_ROWS), targets.split(_ROWS), strict=True):
-            found += some.double().log_softmax(-1).gather(1, wanted)[:, 0].tolist()
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS].double().log_softmax(-1)
+            found += some.gather(1, targets[start : start + _ROWS])[:, 0].tolist()
         return found
 
     def greedy(

@@ -14,13 +14,13 @@ it had comes out best: choose an original where there is one.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import gguf
-import llama_cpp
 import torch
 
 from trtla.bench.gguf_file import write_gguf
@@ -28,6 +28,7 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.formats.gguf.header import is_gguf, read_header
 from trtla.llm.open import open_model
 
+llama_cpp: Any = importlib.import_module("llama_cpp")
 ORIGINAL = "F32"
 _LOG_ERROR = 4
 """GGML_LOG_LEVEL_ERROR of ggml.h."""
@@ -74,7 +75,7 @@ def _join(weights: Any, vocabulary: Any, path: Path) -> None:
     writer.close()
 
 
-@llama_cpp.llama_log_callback
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _only_errors(level: int, text: bytes, _: Any) -> None:
     if level == _LOG_ERROR:
         print(text.decode(errors="replace"), end="", file=sys.stderr)
