@@ -1,8 +1,8 @@
 """Quantised weights in blocks: ggml's types as they lie in GGUF files, and two of our own.
 
 A row of a weight is cut into blocks of inputs. A block holds small integers, its codes, and what
-turns them into numbers: value = scale x (code - zero) + minimum. Layouts are those of ggml-common.h;
-Q8_G and Q4_G are Q8_0 and Q4_0 with larger blocks.
+turns them into numbers: value = scale x (code - zero) + minimum. The layouts are those of
+ggml-common.h; Q8_G and Q4_G are Q8_0 and Q4_0 with larger blocks.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _q5_k(blocks: Tensor) -> Codes:
 
 def _pairs_of_32(packed: Tensor) -> Tensor:
     """Codes in the order of ggml's k types: 32 low halves, then the 32 high halves."""
-    return _nibbles(packed.unflatten(-1, (4, 32))).flatten(-2)
+    return _nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).flatten(-2)
 
 
 def _k_codes(blocks: Tensor, codes: Tensor) -> Codes:
@@ -144,9 +144,9 @@ def _k_codes(blocks: Tensor, codes: Tensor) -> Codes:
 
 def _q6_k(blocks: Tensor) -> Codes:
     """Sixteen groups with signed factors of 8 bits."""
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
     shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
+    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32) >> shifts & 3
     codes = (low | high.flatten(-2) << 4).flatten(-2)
     factors = blocks[..., 192:208].contiguous().view(torch.int8)
     return Codes(codes, _half(blocks, 208), factors=factors)

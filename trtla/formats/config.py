@@ -181,6 +181,10 @@ class CheckpointConfig(BaseModel):
         return self.quantization.kv_cache_quant_algo == "FP8"
 
     @property
+    def block_types(self) -> dict[str, str]:
+        return {}
+
+    @property
     def rope_type(self) -> str:
         """The rotary scaling's name in either spelling; `default` without one."""
         scaling = self.rotary_scaling or {}

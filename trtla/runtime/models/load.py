@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
@@ -17,6 +16,7 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cpu.library import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.tensors import Weight
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def load_model(
     config: CheckpointConfig,
-    weights: Iterable[tuple[str, Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> LlamaModel | NativeLlama:
