@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, dequantize
+from trtla.formats.tensors import E4M3, Weight, dequantize, without_blocks
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
@@ -56,14 +56,15 @@ class LlamaModel(PackedModel):
     def __init__(
         self,
         config: CheckpointConfig,
-        weights: Iterable[tuple[str, Tensor]],
+        weights: Iterable[tuple[str, Weight]],
         dtype: torch.dtype,
         device: torch.device,
         products: bool | None = None,
     ) -> None:
         self.config, self.dtype, self._device = config, dtype, device
         self._products = fp8_products(config, dtype, device) if products is None else products
-        moved = ((name, tensor.to(device)) for name, tensor in weights)
+        plain = without_blocks(weights, dtype)
+        moved = ((name, tensor.to(device)) for name, tensor in plain)
         tensors = ModelTensors(moved, lambda tensor: tensor.to(dtype), dtype)
         self._kv_scales = tensors.kv_scales(config)
         self._layers = [

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
@@ -20,12 +19,13 @@ from trtla.runtime.models.llama import LlamaModel
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
+    from trtla.formats.tensors import Weight
     from trtla.runtime.models.t5.model import T5Model
 
 
 def load_model(
     config: CheckpointConfig,
-    weights: Iterable[tuple[str, Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> LlamaModel | NativeLlama:

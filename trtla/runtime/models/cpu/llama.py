@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.tensors import Weight, without_blocks
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.library import Matrix
@@ -56,7 +57,7 @@ class NativeLlama(Model):
     """
 
     def __init__(
-        self, config: CheckpointConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+        self, config: CheckpointConfig, weights: Iterable[tuple[str, Weight]], dtype: torch.dtype
     ) -> None:
         self.config, self.dtype = config, dtype
         self._library = native.library()
@@ -64,7 +65,7 @@ class NativeLlama(Model):
         self._rotary = RotaryTable(config)
         self._logits = torch.empty((0, config.vocab_size))
         self._alive: list[Tensor | Packed] = []
-        tensors = ModelTensors(weights, self._placed, dtype)
+        tensors = ModelTensors(without_blocks(weights, dtype), self._placed, dtype)
         layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
         embedding, head = tensors.ends(config)
         tied = embedding is head  # then its rows are read from the packed weights
