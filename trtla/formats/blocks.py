@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtla.formats.config import BLOCK_SIZES
+
 
 @dataclass(frozen=True, slots=True)
 class Codes:
@@ -152,21 +154,24 @@ def _q6_k(blocks: Tensor) -> Codes:
     return Codes(codes, _half(blocks, 208), factors=factors)
 
 
-_TYPES = (
-    BlockType("Q8_0", 32, 34, 8, 0, _q8),
-    BlockType("Q8_G64", 64, 66, 8, 0, _q8),
-    BlockType("Q8_G128", 128, 130, 8, 0, _q8),
-    BlockType("Q4_0", 32, 18, 4, 8, _q4_0),
-    BlockType("Q4_G64", 64, 34, 4, 8, _q4_0),
-    BlockType("Q4_G128", 128, 66, 4, 8, _q4_0),
-    BlockType("Q4_1", 32, 20, 4, 0, _q4_1),
-    BlockType("Q5_0", 32, 22, 5, 16, _q5_0),
-    BlockType("Q5_1", 32, 24, 5, 0, _q5_1),
-    BlockType("Q4_K", 256, 144, 4, 0, _q4_k),
-    BlockType("Q5_K", 256, 176, 5, 0, _q5_k),
-    BlockType("Q6_K", 256, 210, 6, 32, _q6_k),
+_TYPES: tuple[tuple[str, int, int, Callable[[Tensor], Codes]], ...] = (
+    ("Q8_0", 8, 0, _q8),
+    ("Q8_G64", 8, 0, _q8),
+    ("Q8_G128", 8, 0, _q8),
+    ("Q4_0", 4, 8, _q4_0),
+    ("Q4_G64", 4, 8, _q4_0),
+    ("Q4_G128", 4, 8, _q4_0),
+    ("Q4_1", 4, 0, _q4_1),
+    ("Q5_0", 5, 16, _q5_0),
+    ("Q5_1", 5, 0, _q5_1),
+    ("Q4_K", 4, 0, _q4_k),
+    ("Q5_K", 5, 0, _q5_k),
+    ("Q6_K", 6, 32, _q6_k),
 )
-BLOCK_TYPES = {kind.name: kind for kind in _TYPES}
+BLOCK_TYPES = {
+    name: BlockType(name, *BLOCK_SIZES[name], bits, zero, unpack)
+    for name, bits, zero, unpack in _TYPES
+}
 """The types that stay as they are; all others of GGUF files are dequantised."""
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3
+from trtla.formats.tensors import E4M3, Weight, without_blocks
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
@@ -27,7 +27,7 @@ from trtla.runtime.models.layers import (
     fp8_products,
     rotate,
 )
-from trtla.runtime.models.tensors import LayerTensors, ModelTensors, Weight, numbers
+from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class LlamaModel(PackedModel):
     ) -> None:
         self.config, self.dtype, self._device = config, dtype, device
         self._products = fp8_products(config, dtype, device) if products is None else products
-        tensors = ModelTensors(weights, lambda weight: numbers(weight).to(device, dtype), dtype)
+        plain = without_blocks(weights, dtype)
+        tensors = ModelTensors(plain, lambda weight: numbers(weight).to(device, dtype), dtype)
         self._kv_scales = tensors.kv_scales(config)
         self._layers = [
             _layer(tensors.layer(index), self._products)
@@ -159,7 +160,7 @@ class LlamaModel(PackedModel):
 def _layer(tensors: LayerTensors, products: bool) -> Layer:
     return Layer(
         tensors["input_layernorm.weight"],
-        _qkv(tensors, products),
+        _linear(tensors, "attention.qkv", products),
         _linear(tensors, "attention.dense", products),
         tensors["post_layernorm.weight"],
         _pair(tensors, ("mlp.fc", "mlp.gate"), products),
@@ -172,13 +173,6 @@ def _linear(tensors: LayerTensors, name: str, products: bool) -> Linear | Fp8Lin
         return _fp8_linear(tensors, name)
     weight, bias = tensors.take_plain(name)
     return Linear.of(numbers(weight), bias)
-
-
-def _qkv(tensors: LayerTensors, products: bool) -> Linear | Fp8Linear:
-    if tensors.is_fused:
-        return _linear(tensors, "attention.qkv", products)
-    parts, bias = tensors.take_qkv()
-    return Linear.of(torch.cat([numbers(part) for part in parts]), bias)
 
 
 def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> LinearPair | Fp8Pair:

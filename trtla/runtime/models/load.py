@@ -16,10 +16,10 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cpu.library import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
-from trtla.runtime.models.tensors import Weight
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
+    from trtla.formats.tensors import Weight
     from trtla.runtime.models.t5.model import T5Model
 
 
@@ -84,6 +84,18 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
             f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
         )
     return chosen
+
+
+def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: torch.device) -> torch.dtype:
+    """As `resolve_dtype`; weights in blocks on a CPU leave only the K/V cache to choose for.
+
+    A cache of bfloat16 needs no arithmetic of that type.
+    """
+    narrow = checkpoint.dtype != "float32" and dtype == "auto"
+    if checkpoint.block_types and narrow and device.type == "cpu":
+        if not_compiled(checkpoint, torch.bfloat16) is None:
+            return torch.bfloat16
+    return resolve_dtype(dtype, checkpoint.dtype, device)
 
 
 def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:

@@ -11,10 +11,7 @@ from torch import Tensor
 from trtla.errors import TrtlaError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, dequantize
-
-Weight = Tensor | BlockTensor
-"""[outputs, inputs]."""
+from trtla.formats.tensors import E4M3, Weight, dequantize
 
 
 def numbers(weight: Weight) -> Tensor:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.tensors import Weight
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.packing import Packed, Packing
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.models.layers import Rotary
-from trtla.runtime.models.tensors import LayerTensors, ModelTensors, Weight, numbers
+from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 

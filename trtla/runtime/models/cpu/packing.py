@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.blocks import BlockTensor, BlockType
+from trtla.formats.tensors import Weight
 from trtla.runtime.models.cpu.library import Matrix
-from trtla.runtime.models.tensors import Weight
 
 _PAIRS = "bfloat16 pairs"
 _TYPES = (
