@@ -91,10 +91,10 @@ def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: torch.device) 
 
     A cache of bfloat16 needs no arithmetic of that type.
     """
-    narrow = checkpoint.dtype != "float32" and dtype == "auto"
-    if checkpoint.block_types and narrow and device.type == "cpu":
-        if not_compiled(checkpoint, torch.bfloat16) is None:
-            return torch.bfloat16
+    free = checkpoint.block_types and device.type == "cpu" and dtype == "auto"
+    narrow = free and checkpoint.dtype != "float32"
+    if narrow and not_compiled(checkpoint, torch.bfloat16) is None:
+        return torch.bfloat16
     return resolve_dtype(dtype, checkpoint.dtype, device)
 
 

@@ -79,6 +79,9 @@ constexpr int BLOCK = 32;
 struct Scale {
     float scale, shift;  // shift: the scale times the sum of the codes
     int32_t sums[2];     // of the first and the last 16 codes
+
+    // Of the codes of a group of 16 or 32.
+    int sum(int group, int size) const { return size == BLOCK ? sums[0] + sums[1] : sums[group]; }
 };
 
 // Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.

@@ -12,6 +12,11 @@
 #include "tiles.h"
 
 constexpr int INTEGER_ROWS = LANES == 16 ? 6 : 4;
+constexpr int MOST_INTEGER_ROWS = HAS_TILES ? 2 * TILE_ROWS : INTEGER_ROWS;
+#ifndef FEW
+#define FEW 9
+#endif
+constexpr int FEWEST_IN_TILES = FEW;
 constexpr size_t PANELS_BYTES = 512 * 1024;  // panels that stay in the second-level cache
 
 // As in packing.py. Types from Q8_0 on are multiplied in integers.
@@ -87,7 +92,7 @@ struct Codes : Rows {
     std::vector<Scale> scales;
 
     void reset(int new_tokens, int new_size) {
-        Rows::reset(new_tokens, new_size, INTEGER_ROWS);
+        Rows::reset(new_tokens, new_size, MOST_INTEGER_ROWS);
         if (data.size() < (size_t)tokens * size) data.resize((size_t)tokens * size);
         if (scales.size() < (size_t)tokens * size / BLOCK) scales.resize((size_t)tokens * size / BLOCK);
     }
@@ -152,7 +157,7 @@ void with_rows(int rows, Work work) {
 template <class X, class W>
 struct FloatProduct {
     static constexpr int MOST = MOST_ROWS<X>;
-    using Ready = Tiles<TILED<X>>;
+    using Ready = Tiles<TILED<X> ? TILE_INPUTS * 2 : 0>;
     using Operand = Inputs<X>;
 
     static size_t panel_bytes(int64_t inputs) { return inputs * WIDTH * sizeof(W); }
@@ -192,8 +197,9 @@ struct FloatProduct {
 // How a panel is multiplied with one block of rows: blocks of small integers.
 template <class B>
 struct BlockProduct {
-    static constexpr int MOST = INTEGER_ROWS;
-    using Ready = Tiles<false>;
+    static constexpr int MOST = MOST_INTEGER_ROWS;
+    static constexpr int GROUP_FOURS = B::GROUP / 4;
+    using Ready = Tiles<HAS_TILES ? B::GROUP : 0>;
     using Operand = Codes;
 
     static size_t panel_bytes(int64_t inputs) { return B::panel_bytes(inputs); }
@@ -230,8 +236,7 @@ struct BlockProduct {
         if constexpr (GROUP < BLOCK / B::GROUP) {
             Ints dots[ROWS][2];
             for (int row = 0; row < ROWS; ++row) {
-                const int32_t* of = scales[row][block].sums;
-                const int sum = B::GROUP == BLOCK ? of[0] + of[1] : of[GROUP];
+                const int sum = scales[row][block].sum(GROUP, B::GROUP);
                 dots[row][0] = dots[row][1] = broadcast(-B::ZERO * sum);
             }
             add_products<ROWS, GROUP * B::GROUP / 4, B::GROUP / 4>(weights, x, size, dots);
@@ -270,11 +275,65 @@ struct BlockProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
+#if defined(TRTLA_TILES)
+    // In tiles; the same numbers as `multiply_block`.
+    template <bool MANY>
+    static void multiply_tiles(int rows, const Codes& x, int token, const uint8_t* panel,
+                               const float* bias, float (*out)[WIDTH]) {
+        alignas(64) uint8_t codes[2][GROUP_FOURS][64];
+        alignas(64) int32_t dots[2][2 * TILE_ROWS][TILE_OUTPUTS];
+        for (int row = 0; row < rows; ++row)
+            for (int half = 0; half < 2; ++half)
+                store(out[row] + half * LANES, bias ? load(bias + half * LANES) : Floats{});
+        for (int block = 0; block < x.size / BLOCK; ++block) {
+            const B weights(panel, block);
+            for (int group = 0; group < BLOCK / B::GROUP; ++group) {
+                const int8_t* from = x.row(token) + block * BLOCK + group * B::GROUP;
+                for (int half = 0; half < 2; ++half)
+                    for (int four = 0; four < GROUP_FOURS; ++four) {
+                        const Bytes some = weights.unpacked(group * GROUP_FOURS + four, half);
+                        std::memcpy(codes[half][four], &some, sizeof some);
+                    }
+                in_memory();
+                multiply_integers<MANY, B::GROUP>(from, x.size, codes[0][0], dots);
+                const Floats scales[2] = {weights.scales(group, 0), weights.scales(group, 1)};
+                for (int row = 0; row < rows; ++row) {
+                    const Scale& of = x.scale(token + row)[block];
+                    const Ints zero = broadcast(-B::ZERO * of.sum(group, B::GROUP));
+                    for (int half = 0; half < 2; ++half) {
+                        float* to = out[row] + half * LANES;
+                        const Ints dot = load_as<Ints>(dots[half][row]) + zero;
+                        store(to, fused(scales[half] * of.scale, to_floats(dot), load(to)));
+                    }
+                }
+            }
+            if constexpr (B::MINIMUMS)
+                for (int half = 0; half < 2; ++half) {
+                    const Floats least = weights.minimums(half);
+                    for (int row = 0; row < rows; ++row) {
+                        float* to = out[row] + half * LANES;
+                        const float shift = x.scale(token + row)[block].shift;
+                        store(to, fused(least, Floats{} + shift, load(to)));
+                    }
+                }
+        }
+    }
+#endif
+
     static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
                     float (*out)[WIDTH]) {
-        with_rows<INTEGER_ROWS>(x.rows(block), [&](auto count) {
-            multiply_block<count>(x, x.first(block), panel, bias, out);
-        });
+        const int first = x.first(block), rows = x.rows(block);
+#if defined(TRTLA_TILES)
+        if (rows > TILE_ROWS) return multiply_tiles<true>(rows, x, first, panel, bias, out);
+        if (rows >= FEWEST_IN_TILES) return multiply_tiles<false>(rows, x, first, panel, bias, out);
+#endif
+        const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
+        for (int part = 0; part < parts; ++part) {
+            const int from = rows * part / parts, to = rows * (part + 1) / parts;
+            with_rows<INTEGER_ROWS>(to - from, [&](auto count) {
+                multiply_block<count>(x, first + from, panel, bias, out + from);
+            });
+        }
     }
 };
 
