@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def byte_vocabulary() -> list[str]:
 def write_gguf(
     model: LlamaForCausalLM,
     path: Path,
-    kind: str = "F32",
+    kind: str | Callable[[str], str] = "F32",
     *,
     arch: str = "llama",
     keys: dict[str, Any] | None = None,
@@ -50,6 +51,7 @@ def write_gguf(
     """Write a model; matrices get the type `kind` where its blocks divide them.
 
     Args:
+        kind: a type, or the type of a tensor of this name.
         keys: metadata that differs; None leaves a key out.
         tokenizer: keys of `tokenizer.ggml.`.
         tensors: more of them.
@@ -77,7 +79,7 @@ def write_gguf(
     for key, value in (tokenizer or {}).items():
         _add(writer, f"tokenizer.{'' if key == 'chat_template' else 'ggml.'}{key}", value)
     for name, tensor in {**state(model, arch), **(tensors or {})}.items():
-        array, own = quantized(tensor, kind)
+        array, own = quantized(tensor, kind if isinstance(kind, str) else kind(name))
         writer.add_tensor(name, array, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

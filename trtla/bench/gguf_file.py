@@ -1,7 +1,7 @@
 """An engine's weights as a GGUF file for llama.cpp: its names, its layout, its metadata.
 
-Linear weights and the embedding get the type asked for, norms and biases float32; FP8 weights are
-dequantised. There is no vocabulary in the file: benchmarks feed token ids.
+Linear weights and the embedding get the type asked for, norms and biases float32; quantised weights
+are dequantised. There is no vocabulary in the file: benchmarks feed token ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import QWEN2, CheckpointConfig
 from trtla.formats.engine import Engine
-from trtla.formats.tensors import E4M3, dequantize
+from trtla.formats.tensors import E4M3, dequantize, without_blocks
 from trtla.runtime.models.layers import frequencies
 
 _MODEL_NAMES = {
@@ -56,7 +56,7 @@ def write_gguf(path: Path, engine: Engine, dtype: torch.dtype) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for piece in _pieces(engine.weights(), config):
+        for piece in _pieces(without_blocks(engine.weights(), dtype), config):
             writer.write_tensor_data(piece.array(dtype, scales))
     finally:
         writer.close()
@@ -104,7 +104,7 @@ def _add_infos(writer: Any, engine: Engine, dtype: torch.dtype) -> dict[str, Ten
     scales: dict[str, Tensor] = {}
 
     def noted() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in engine.weights():
+        for name, tensor in without_blocks(engine.weights(), dtype):
             if name.endswith(_SCALE):
                 scales[name.removesuffix(_SCALE) + "weight"] = tensor
             yield name, tensor

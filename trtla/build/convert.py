@@ -13,10 +13,9 @@ from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
 from trtla.formats.config import Quantization
 from trtla.formats.folder import copy_side_files
-from trtla.formats.gguf.folder import model_folder, model_inputs
+from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
-from trtla.formats.source import checkpoint_config, config_json
-from trtla.formats.tensors import TensorSource
+from trtla.formats.source import checkpoint_config, config_json, in_type
 from trtla.formats.writer import Progress, write_ranks
 
 
@@ -37,7 +36,8 @@ def convert(
     Args:
         model_dir: a folder with config.json and weights, see `HFModel`, or a GGUF file.
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
-        dtype: float16, bfloat16, float32, or auto: the model's, but float16 for float32.
+        dtype: float16, bfloat16, float32, which dequantise the blocks of a GGUF file, or auto: the
+            model's, but float16 for float32, and blocks as they are.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
         calibration: makes an FP8 checkpoint, with activation scales found by running the model on
             it; `dtype` is then the type of activations and of what is not quantised.
@@ -54,8 +54,10 @@ def convert(
     inputs = (Path(model_dir), *model_inputs(source))
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
+    if calibration is not None:
+        _refuse_twice(source, model)
     config = checkpoint_config(model.config, dtype, tp_size, pp_size)
-    weights: TensorSource = model
+    weights = in_type(model, model.config, config)
     if calibration is not None:
         config = config.model_copy(update={"quantization": _fp8_quantization(fp8_kv_cache)})
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
@@ -66,6 +68,16 @@ def convert(
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return target
+
+
+def _refuse_twice(source: Path, model: HFModel) -> None:
+    """Raise `UsageError` where weights are quantised already."""
+    if model.quantized:
+        raise UsageError(
+            f"{weight_file(source)} is quantised already ({', '.join(model.quantized)}), and "
+            "quantising twice loses more than either does",
+            "omit --dtype to keep its blocks, or convert the unquantised model",
+        )
 
 
 def _fp8_quantization(kv_cache: bool) -> Quantization:

@@ -81,6 +81,7 @@ def _verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
     yield from _gpu_verdicts(contents, report)
     config, lookahead = contents.config, _has_lookahead(contents)
     if contents.engine is None:  # an engine's are among the problems of the folder itself
+        yield kernels.weight_types(config)
         yield kernels.rope_scaling(config.rope_type)
         for problem in stage_problems(config, lookahead=lookahead):
             yield Verdict(False, problem.message)

@@ -16,7 +16,7 @@ import torch
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import FP8, CheckpointConfig
+from trtla.formats.config import DTYPES, CheckpointConfig
 from trtla.formats.plan import (
     EMBEDDING,
     LM_HEAD,
@@ -28,7 +28,7 @@ from trtla.formats.plan import (
     untied,
 )
 from trtla.formats.support import check_supported
-from trtla.formats.tensors import E4M3, equal_ends, full_tensors
+from trtla.formats.tensors import E4M3, Weight, equal_ends, full_tensors
 from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
 
 _REMAKE = "make it again with trtla convert"
@@ -110,7 +110,7 @@ class Checkpoint:
             (view[:, slice(*at.block.cols)] if at.block.cols else view).copy_(part)
         return out
 
-    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def full_tensors(self) -> Iterator[tuple[str, Weight]]:
         """All tensors of the one-rank checkpoint, one by one."""
         return full_tensors(self, self.config)
 
@@ -162,8 +162,8 @@ def _open_ranks(folder: Path, config: CheckpointConfig) -> tuple[list[_Rank], li
             continue
         plan = [t for t in rank_plan(config, rank) if not _may_lack(t.name, file, config)]
         shapes = {target.name: target.shape for target in plan}
-        fp8 = {target.name for target in plan if target.dtype == FP8}
-        problems += tensor_problems(str(file.path), file.entries, shapes, _REMAKE, fp8)
+        types = {target.name: target.dtype for target in plan if target.dtype not in DTYPES}
+        problems += tensor_problems(str(file.path), file.entries, shapes, _REMAKE, types)
         ranks.append((file, plan))
     return ranks, problems or _scale_problems(ranks)
 

@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -25,7 +26,23 @@ DTYPES: tuple[DType, ...] = get_args(DType)
 FP8 = "float8_e4m3fn"
 """The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
-"""Bytes of one element of every type in a checkpoint."""
+"""Bytes of one element of every type in a checkpoint that is not in blocks."""
+BLOCK_SIZES = {
+    "Q8_0": (32, 34),
+    "Q8_G64": (64, 66),
+    "Q8_G128": (128, 130),
+    "Q4_0": (32, 18),
+    "Q4_G64": (64, 34),
+    "Q4_G128": (128, 66),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""Inputs and bytes of a block of every type of quantised weights: ggml's, and with _G our own. What
+is in them: `trtla.formats.blocks`."""
 
 LOOKAHEAD_DECODING = 8
 """TensorRT-LLM's SpeculativeDecodingMode.LOOKAHEAD_DECODING as config.json stores it."""
@@ -90,12 +107,23 @@ class Quantization(BaseModel):
     exclude_modules: list[str] | None = None
     """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
     lm_head and the embedding."""
+    block_types: dict[str, str] | None = None
+    """Hugging Face's name of a weight in blocks -> their type; trtla's own key."""
+
+    @field_validator("block_types")
+    @classmethod
+    def _known(cls, types: dict[str, str] | None) -> dict[str, str] | None:
+        for name, kind in (types or {}).items():
+            if kind not in BLOCK_SIZES:
+                raise ValueError(f"{name} is {kind!r}, not one of {', '.join(BLOCK_SIZES)}")
+        return types or None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)
-        if data["exclude_modules"] is None:
-            del data["exclude_modules"]
+        for key in ("exclude_modules", "block_types"):
+            if data[key] is None:
+                del data[key]
         return data
 
 
@@ -109,6 +137,7 @@ class CheckpointConfig(BaseModel):
 
     architecture: str
     dtype: DType
+    """Of all weights that are not quantised, of activations, and of the K/V cache."""
     logits_dtype: Literal["float16", "float32"] = "float32"
     vocab_size: Size
     hidden_size: Size
@@ -179,6 +208,11 @@ class CheckpointConfig(BaseModel):
     def fp8_kv_cache(self) -> bool:
         """Whether keys and values are cached in FP8."""
         return self.quantization.kv_cache_quant_algo == "FP8"
+
+    @property
+    def block_types(self) -> dict[str, str]:
+        """Type of every weight in blocks, by Hugging Face's name; empty where there is none."""
+        return self.quantization.block_types or {}
 
     @property
     def rope_type(self) -> str:

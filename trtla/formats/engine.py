@@ -23,10 +23,8 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_defa
 from trtla.version import __version__
 
 if TYPE_CHECKING:
-    import torch
-
     from trtla.formats.source import EngineBuild
-    from trtla.formats.tensors import TensorSource
+    from trtla.formats.tensors import TensorSource, Weight
 
 MANIFEST = "trtla.json"
 _LONGEST_SOURCE = 4096
@@ -120,13 +118,14 @@ class Engine:
         """All token ids that end a text; empty if none is known."""
         return end_ids(self.path)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterator[tuple[str, Weight]]:
         """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
 
         Names are `transformer.vocab_embedding.weight`,
         `transformer.layers.{i}.attention.qkv.weight` and so on; of a model that ties its embeddings
         there is no `lm_head.weight`. Linear weights are (out, in), in the engine's dtype, on the
-        CPU.
+        CPU. A quantised weight is a `BlockTensor`; in a model that has one, q, k and v are not
+        fused: `attention.q.weight`, `attention.k.weight`, `attention.v.weight`.
 
         Raises:
             UsageError: the weights are broken, or TensorRT-LLM compiled them into the engine.
@@ -270,17 +269,19 @@ def engine_from_hugging_face(
 ) -> Engine:
     """An engine in memory: nothing is written, `weights()` converts on the fly.
 
-    Here `auto` keeps the stored dtype: the float16 rule of `convert` is for TensorRT-LLM's files.
+    Here `auto` keeps the stored dtype, the float16 rule of `convert` is for TensorRT-LLM's files,
+    and the blocks of a GGUF file. Any other dtype dequantises.
 
     Raises:
         UsageError: the folder or the settings are not usable.
     """
     from trtla.formats.hf import HFModel
-    from trtla.formats.source import checkpoint_config
+    from trtla.formats.source import checkpoint_config, in_type
 
     asked, model = settings or BuildSettings(), HFModel.open(path)
     config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
-    return Engine(Path(path), _in_memory(config, asked), None, model, asked.lookahead)
+    source = in_type(model, model.config, config)
+    return Engine(Path(path), _in_memory(config, asked), None, source, asked.lookahead)
 
 
 def _in_memory(config: CheckpointConfig, asked: BuildSettings) -> EngineConfig:
@@ -310,7 +311,7 @@ class EncoderDecoder(Engine):
         """The decoder's start token, and the prompt for the encoder."""
         return (self.t5.decoder_start_token_id,), prompt
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterator[tuple[str, Weight]]:
         """None in TensorRT-LLM's layout; raises `UsageError`."""
         raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
 

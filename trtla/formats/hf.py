@@ -6,6 +6,7 @@ Weights are a single or sharded safetensors or `.bin` checkpoint. Names are brou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,28 +19,36 @@ import torch
 
 from trtla.errors import UsageError, sentence
 from trtla.files import read_json
-from trtla.formats.config import CheckpointConfig, as_dtype
+from trtla.formats.blocks import BLOCK_TYPES
+from trtla.formats.config import CheckpointConfig, Quantization, as_dtype
 from trtla.formats.folder import TOKENIZER_FILES, folder_kind
 from trtla.formats.gguf.header import MADE_OF
-from trtla.formats.gguf.weights import GgufFile
+from trtla.formats.gguf.weights import PLAIN, GgufFile
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes, untied
-from trtla.formats.tensors import equal_ends
+from trtla.formats.tensors import Dequantized, equal_ends
 from trtla.formats.weight_files import BinFile, SafetensorsFile, raise_first, tensor_problems
 
 WeightFile = SafetensorsFile | BinFile | GgufFile
 _Where = dict[str, tuple[WeightFile, str]]
 """Canonical name -> the file and the tensor's name in it."""
+_log = logging.getLogger(__name__)
 _HINT = "copy the weights again, or check that config.json belongs to them (biases, layers)"
 
 
 @dataclass(frozen=True)
 class HFModel:
-    """An opened model folder; `config.dtype` is the dtype the weights are stored in."""
+    """An opened model folder; `config.dtype` is the dtype the weights are stored in.
+
+    Of a GGUF file `config.block_types` names the weights that are read as blocks; all others that
+    are quantised are dequantised.
+    """
 
     path: Path
     config: CheckpointConfig
     _where: _Where
+    quantized: tuple[str, ...] = ()
+    """GGUF's types of all its weights that are quantised."""
 
     @classmethod
     def open(cls, path: str | Path) -> HFModel:
@@ -55,8 +64,13 @@ class HFModel:
         where, problems = _weights(folder, config)
         raise_first(problems)
         file, name = where[EMBEDDING]
-        update = {"dtype": dtype or as_dtype(str(file.entries[name].dtype))}
-        model = cls(folder, config.model_copy(update=update), where)
+        update: dict[str, Any] = {"dtype": dtype or as_dtype(str(file.entries[name].dtype))}
+        types = _quantized_weights(where, config)
+        if blocks := {name: kind for name, kind in types.items() if kind in BLOCK_TYPES}:
+            update["quantization"] = Quantization(block_types=blocks)
+        model = cls(
+            folder, config.model_copy(update=update), where, tuple(sorted({*types.values()}))
+        )
         if config.tie_word_embeddings and not model._is_tied():
             return replace(model, config=untied(model.config))
         return model
@@ -67,9 +81,28 @@ class HFModel:
         return same or equal_ends(self, self.config.vocab_size)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a tensor, in the stored dtype."""
+        """Rows [start, stop) of a tensor, in the stored dtype, or rows of blocks."""
         file, stored = self._where[name]
+        if name in self.config.block_types and isinstance(file, GgufFile):
+            return file.blocks(stored, start, stop).rows
         return file.read(stored, start, stop)
+
+
+def _quantized_weights(where: _Where, config: CheckpointConfig) -> dict[str, str]:
+    """The types of a GGUF file's quantised weights; says which of them are not read as blocks."""
+    names = [name for name, shape in hf_shapes(config).items() if len(shape) == 2]
+    files = ((name, *where[name]) for name in names)
+    found = {n: file.type_of(own) for n, file, own in files if isinstance(file, GgufFile)}
+    types = {name: kind for name, kind in found.items() if kind not in PLAIN}
+    if others := sorted({*types.values()} - {*BLOCK_TYPES}):
+        _note_others(where[EMBEDDING][0].path, ", ".join(others))
+    return types
+
+
+@lru_cache
+def _note_others(path: Path, types: str) -> None:
+    """Once for a file, however often it is opened."""
+    _log.warning("note: %s: weights of type %s are dequantised", path.name, types)
 
 
 def model_problems(folder: Path, config: CheckpointConfig) -> list[UsageError]:
@@ -203,8 +236,9 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
     config = transformers.AutoConfig.from_pretrained(str(model.path), local_files_only=True)
     names = hf_shapes(model.config)
     tied = {LM_HEAD} if model.config.tie_word_embeddings else set()
+    numbers = Dequantized(model, model.config.block_types)
     state = {
-        name: model.read(name, 0, shape[0]).to(dtype)
+        name: numbers.read(name, 0, shape[0]).to(dtype)
         for name, shape in names.items()
         if name not in tied
     }
@@ -236,15 +270,15 @@ def _tokenizer(folder: str, files: tuple[tuple[str, int, int], ...]) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without progress bars, and without the tables that transformers logs before it raises."""
-    from transformers.utils import logging
+    from transformers.utils import logging as log
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    log.disable_progress_bar()  # type: ignore[no-untyped-call]
+    before = log.get_verbosity()
+    log.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        log.set_verbosity(before)
 
 
 def _load(kind: str, folder: str | Path, what: str, hint: str, **options: Any) -> Any:

@@ -8,11 +8,11 @@ models/{llama,qwen}/convert.py and models/modeling_utils.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from trtla.errors import UsageError
-from trtla.formats.config import DTYPE_BYTES, FP8, CheckpointConfig, Mapping
+from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES, FP8, CheckpointConfig, Mapping
 
 Span = tuple[int, int]
 """Half-open range [start, stop)."""
@@ -29,6 +29,7 @@ class Block:
     source: str | None
     rows: Span
     cols: Span | None
+    """Bytes where the tensor is in blocks."""
 
     @property
     def height(self) -> int:
@@ -42,23 +43,36 @@ class Target:
 
     name: str
     shape: tuple[int, ...]
+    """As stored: of quantised weights outputs, and bytes of a row of blocks."""
     blocks: tuple[Block, ...]
     dtype: str
-    """The checkpoint's dtype; with FP8 also float8_e4m3fn, and float32 for scales."""
+    """The checkpoint's dtype, or the type of blocks; with FP8 also float8_e4m3fn, and float32 for
+    scales."""
 
     @property
     def nbytes(self) -> int:
         """Number of bytes."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * self.element_bytes
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of the stored shape; blocks are stored as bytes."""
+        return DTYPE_BYTES.get(self.dtype, 1)
 
 
 def check_mapping(config: CheckpointConfig) -> None:
     """Refuse a tp_size or pp_size that TensorRT-LLM could not load (equal chunks, no lost layer).
 
     Raises:
-        UsageError: heads, intermediate size or layers do not divide.
+        UsageError: heads, intermediate size or layers do not divide, or weights are in blocks.
     """
     tp, pp = config.mapping.tp_size, config.mapping.pp_size
+    if config.block_types and config.mapping.world_size > 1:
+        raise UsageError(
+            f"weights in blocks ({block_names(config)}) are not split, and tp_size is {tp}, "
+            f"pp_size {pp}",
+            "omit --tp-size and --pp-size, or convert with --dtype bfloat16 or float16",
+        )
     kv = config.num_key_value_heads
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -84,6 +98,11 @@ def check_mapping(config: CheckpointConfig) -> None:
         )
 
 
+def block_names(config: CheckpointConfig) -> str:
+    """The types of a config's blocks for a sentence, such as `Q4_1, Q8_0`."""
+    return ", ".join(sorted(set(config.block_types.values())))
+
+
 def single_rank(config: CheckpointConfig) -> CheckpointConfig:
     """The same model on one rank: mapping of world size 1, embedding not split."""
     return config.model_copy(update={"mapping": Mapping(), "use_parallel_embedding": False})
@@ -94,7 +113,7 @@ def rank_plan(config: CheckpointConfig, rank: int) -> tuple[Target, ...]:
     pp_rank, tp_rank = divmod(rank, config.mapping.tp_size)
     targets = _RankPlanner(config, tp_rank, pp_rank).targets()
     # Wider elements first, as safetensors writes them: readers map the file and need alignment.
-    return tuple(sorted(targets, key=lambda target: -DTYPE_BYTES[target.dtype]))
+    return tuple(sorted(targets, key=lambda target: -target.element_bytes))
 
 
 def untied(config: CheckpointConfig) -> CheckpointConfig:
@@ -130,14 +149,21 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
 
 
 def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a source of this checkpoint reads: Hugging Face's, and the FP8 scales."""
+    """Every tensor that a source of this checkpoint reads: Hugging Face's, and the FP8 scales.
+
+    Rows of quantised weights are rows of blocks, in bytes.
+    """
     scales: list[str] = []
     if config.fp8:
         for name in fp8_groups(config):
             scales += [f"{name}.weight_scale", f"{name}.input_scale"]
     if config.fp8_kv_cache:
         scales += [kv_scale(layer) for layer in range(config.num_hidden_layers)]
-    return {**hf_shapes(config), **dict.fromkeys(scales, (1,))}
+    shapes = hf_shapes(config)
+    for name, kind in config.block_types.items():
+        inputs, size = BLOCK_SIZES[kind]
+        shapes[name] = (shapes[name][0], shapes[name][1] // inputs * size)
+    return {**shapes, **dict.fromkeys(scales, (1,))}
 
 
 def fp8_groups(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
@@ -228,7 +254,11 @@ class _RankPlanner:
         rows = (("q_proj", q), ("k_proj", k), ("v_proj", k))
         cols = (0, config.hidden_size)
         weights = [Block(f"{source}.{name}.weight", span, cols) for name, span in rows]
-        yield from self._weight(to, f"{source}.qkv_proj", *weights)
+        if config.block_types:  # theirs may differ, and so may the lengths of their rows
+            for (name, _), block in zip(rows, weights, strict=True):
+                yield self._target(f"{to.removesuffix('qkv')}{name[0]}.weight", block)
+        else:
+            yield from self._weight(to, f"{source}.qkv_proj", *weights)
         if config.attn_bias:
             biases = [Block(f"{source}.{name}.bias", span, None) for name, span in rows]
             yield self._target(f"{to}.bias", *biases)
@@ -279,6 +309,16 @@ class _RankPlanner:
         return self._target(name, Block(source, (0, 1), None), dtype="float32")
 
     def _target(self, name: str, *blocks: Block, dtype: str | None = None) -> Target:
+        kind = self.config.block_types.get(blocks[0].source or "")
+        if kind is not None:
+            return _quantized(name, kind, blocks[0])
         height, cols = sum(block.height for block in blocks), blocks[0].cols
         shape = (height,) if cols is None else (height, cols[1] - cols[0])
         return Target(name, shape, blocks, dtype or self.config.dtype)
+
+
+def _quantized(name: str, kind: str, block: Block) -> Target:
+    """A weight in blocks, whose rows are whole: there is one rank."""
+    inputs, size = BLOCK_SIZES[kind]
+    width = (block.cols[1] if block.cols else 0) // inputs * size
+    return Target(name, (block.height, width), (replace(block, cols=(0, width)),), kind)

@@ -19,11 +19,11 @@ from trtla.formats.config import (
     as_dtype,
 )
 from trtla.formats.folder import FolderKind, folder_kind
-from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import check_mapping
-from trtla.formats.tensors import TensorSource
+from trtla.formats.tensors import Dequantized, TensorSource
 from trtla.settings.lookahead import LookaheadConfig
 
 
@@ -35,12 +35,12 @@ class BuildSource:
     kind: FolderKind
     config: CheckpointConfig
     stored: CheckpointConfig
-    """The config with the folder's own dtype."""
+    """The config with the folder's own dtype and blocks."""
 
     @property
     def is_checkpoint(self) -> bool:
         """Whether TensorRT-LLM can read it as it is: a checkpoint of the engine's dtype."""
-        return self.kind == "checkpoint" and self.config.dtype == self.stored.dtype
+        return self.kind == "checkpoint" and self.config == self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ def read_source(folder: Path, dtype: str | None) -> BuildSource:
     kind = _kind(folder)
     if kind == "checkpoint":
         return _checkpoint_source(folder, read_checkpoint_config(folder), dtype)
+    if weight_file(folder) is not None:  # the types of its blocks are in the header
+        return open_source(folder, dtype)[0]
     config, named = read_hf_config(folder / "config.json")
     asked = dtype or "auto"
     if asked == "auto" and not named:
@@ -82,17 +84,34 @@ def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSou
     kind = _kind(folder)
     if kind == "checkpoint":
         checkpoint = Checkpoint.open(folder)
-        return _checkpoint_source(folder, checkpoint.config, dtype), checkpoint
+        found = _checkpoint_source(folder, checkpoint.config, dtype)
+        return found, in_type(checkpoint, found.stored, found.config)
     model = HFModel.open(folder)
     config = checkpoint_config(model.config, dtype or "auto")
-    return BuildSource(folder, kind, config, model.config), model
+    return BuildSource(folder, kind, config, model.config), in_type(model, model.config, config)
+
+
+def in_type(
+    source: TensorSource, stored: CheckpointConfig, wanted: CheckpointConfig
+) -> TensorSource:
+    """The source itself, or one that dequantises its blocks where they are not wanted."""
+    dequantized = stored.block_types and not wanted.block_types
+    return Dequantized(source, stored.block_types) if dequantized else source
 
 
 def _checkpoint_source(folder: Path, stored: CheckpointConfig, dtype: str | None) -> BuildSource:
     config = stored
     if dtype is not None and dtype != "auto":
-        config = stored.model_copy(update={"dtype": resolve_dtype(dtype, stored.dtype)})
+        config = _in_dtype(stored, dtype)
     return BuildSource(folder, "checkpoint", config, stored)
+
+
+def _in_dtype(config: CheckpointConfig, dtype: str) -> CheckpointConfig:
+    """With another dtype; one that is asked for dequantises blocks."""
+    update: dict[str, Any] = {"dtype": resolve_dtype(dtype, config.dtype)}
+    if dtype != "auto" and config.block_types:
+        update["quantization"] = config.quantization.model_copy(update={"block_types": None})
+    return config.model_copy(update=update)
 
 
 def _kind(folder: Path) -> FolderKind:
@@ -117,11 +136,8 @@ def checkpoint_config(
         if value < 1:
             raise UsageError(f"--{flag} is {value}", f"--{flag} must be at least 1")
     mapping = {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size}
-    update = {
-        "dtype": resolve_dtype(dtype, config.dtype),
-        "mapping": validate(Mapping, mapping, "the mapping"),
-    }
-    result = config.model_copy(update=update)
+    update = {"mapping": validate(Mapping, mapping, "the mapping")}
+    result = _in_dtype(config, dtype).model_copy(update=update)
     check_mapping(result)
     return result
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trtla.errors import UsageError
-from trtla.formats.config import QWEN2, ROPE_TYPES, CheckpointConfig
-from trtla.formats.plan import fp8_linears
+from trtla.formats.config import BLOCK_SIZES, QWEN2, ROPE_TYPES, CheckpointConfig
+from trtla.formats.plan import fp8_linears, hf_shapes
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
 FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
@@ -64,6 +64,26 @@ def _check_quantization(config: CheckpointConfig, where: str) -> None:
             )
     if config.fp8 and quantization.exclude_modules is not None:
         _check_excluded(quantization.exclude_modules, config, where)
+    if config.block_types:
+        _check_blocks(config, where)
+
+
+def _check_blocks(config: CheckpointConfig, where: str) -> None:
+    """Refuse blocks of what is no weight of the model, or that do not divide its inputs."""
+    hint = "make it again with trtla convert"
+    if config.fp8:
+        raise UsageError(f"{where}: weights are in blocks and in FP8", hint)
+    shapes = hf_shapes(config)
+    for name, kind in config.block_types.items():
+        shape, inputs = shapes.get(name, ()), BLOCK_SIZES[kind][0]
+        if len(shape) != 2:
+            raise UsageError(f"{where}: {name} in block_types is no weight of the model", hint)
+        if shape[1] % inputs:
+            raise UsageError(
+                f"{where}: the {shape[1]} inputs of {name} are no multiple of {inputs}, the inputs "
+                f"of a block of {kind}",
+                hint,
+            )
 
 
 def _check_excluded(patterns: Sequence[str], config: CheckpointConfig, where: str) -> None:

@@ -1,5 +1,7 @@
 """The numbers of a checkpoint: their types in torch, rounding to FP8, and tensors in pieces.
 
+A weight in blocks passes as rows of bytes; `Dequantized` is for who needs numbers.
+
 FP8 (e4m3) is per tensor: value = number x scale, with one float32 scale. Scales are TensorRT-LLM's
 scaling factors: multipliers that undo the quantisation.
 """
@@ -7,13 +9,14 @@ scaling factors: multipliers that undo the quantisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from trtla.errors import UsageError
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, dequantize_blocks
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import EMBEDDING, LM_HEAD, Block, Span, Target, single_rank, stored_plan
 
@@ -22,6 +25,7 @@ E4M3_MAX = 448.0
 """The largest number of the type."""
 CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
 """How much of a tensor is in memory at a time while streaming."""
+_QKV = ("q.weight", "k.weight", "v.weight")
 _FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
 
 
@@ -31,13 +35,54 @@ class TensorSource(Protocol):
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop), or elements of a vector, as stored, in memory of their own.
 
-        What the checkpoint holds in FP8 comes in FP8: only a source can quantise.
+        What the checkpoint holds in FP8 comes in FP8, and what it holds in blocks as rows of blocks
+        in uint8: only a source can quantise.
         """
 
 
+Weight = Tensor | BlockTensor
+"""A tensor of a model."""
+
+
+class Dequantized:
+    """A source whose quantised weights are read as float32 numbers.
+
+    Args:
+        source: reads rows of blocks.
+        types: the type of every weight in blocks.
+    """
+
+    def __init__(self, source: TensorSource, types: Mapping[str, str]) -> None:
+        self._source, self._types = source, types
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) as numbers."""
+        rows = self._source.read(name, start, stop)
+        kind = self._types.get(name)
+        return rows if kind is None else dequantize_blocks(BLOCK_TYPES[kind], rows)
+
+
+def without_blocks(
+    weights: Iterable[tuple[str, Weight]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `full_tensors` with blocks dequantised, and q, k and v fused again."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, weight in weights:
+        tensor = weight.dequantize().to(dtype) if isinstance(weight, BlockTensor) else weight
+        prefix, _, last = name.rpartition(".attention.")
+        if last not in _QKV:
+            yield name, tensor
+            continue
+        layer = parts.setdefault(prefix, {})
+        layer[last] = tensor.to(dtype)
+        if len(layer) == len(_QKV):
+            del parts[prefix]
+            yield f"{prefix}.attention.qkv.weight", torch.cat([layer[part] for part in _QKV])
+
+
 def torch_dtype(name: str) -> torch.dtype:
-    """A checkpoint's float16, bfloat16, float32 or float8_e4m3fn as torch's dtype."""
-    found: torch.dtype = getattr(torch, name)
+    """A checkpoint's type as torch's: float16, bfloat16, float32, float8_e4m3fn; blocks: uint8."""
+    found: torch.dtype = torch.uint8 if name in BLOCK_TYPES else getattr(torch, name)
     return found
 
 
@@ -82,10 +127,11 @@ def llama3_frequencies(inverse: Tensor, scaling: Mapping[str, Any], trained: int
     return (1 - smooth) * inverse / factor + smooth * inverse
 
 
-def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
+def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Weight]]:
     """Every tensor of the one-rank checkpoint of this model, one by one; no tied lm_head."""
     for target in stored_plan(single_rank(config), 0):
-        yield target.name, _materialize(target, source)
+        kind, whole = BLOCK_TYPES.get(target.dtype), _materialize(target, source)
+        yield target.name, whole if kind is None else BlockTensor(kind, whole)
 
 
 _COMPARED_ROWS = 1024

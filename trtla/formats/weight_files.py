@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import torch
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
-from trtla.formats.config import DTYPES
+from trtla.formats.config import DTYPES, FP8
 
 _DTYPES = {
     "F64": torch.float64,
@@ -38,7 +39,6 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FLOATS = tuple(getattr(torch, name) for name in DTYPES)
-_FP8 = (torch.float8_e4m3fn, torch.int8)  # TensorRT-LLM re-views int8 tensors as FP8
 _DROP_AFTER = 128 * 2**20  # bytes read of a mapped .bin file before it is mapped anew
 _MAX_HEADER = 100 * 2**20  # the format's own limit
 _COPY_AGAIN = "copy the file again, or make it again"
@@ -227,7 +227,7 @@ def tensor_problems(
     found: Mapping[str, Entry],
     expected: Mapping[str, tuple[int, ...]],
     hint: str,
-    fp8: Container[str] = (),
+    quantized: Mapping[str, str] = MappingProxyType({}),
 ) -> list[UsageError]:
     """One error for every missing, unexpected or misshapen tensor, or one of an unknown dtype.
 
@@ -236,7 +236,8 @@ def tensor_problems(
         found: what is there.
         expected: name and shape of what config.json asks for.
         hint: what to do about it.
-        fp8: names of the tensors that are FP8; all others are float16, bfloat16 or float32.
+        quantized: types of the tensors that are FP8 or in blocks; all others are float16, bfloat16
+            or float32.
     """
     problems = [f"{where} lacks tensor {name}" for name in expected if name not in found]
     problems += [
@@ -251,11 +252,20 @@ def tensor_problems(
                 f"{where}: tensor {name} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(shape)}"
             )
-        if entry is not None and entry.dtype not in (_FP8 if name in fp8 else _FLOATS):
+        wanted, reads = _stored_as(quantized.get(name))
+        if entry is not None and entry.dtype not in wanted:
             dtype = str(entry.dtype).removeprefix("torch.")
-            wanted = "FP8" if name in fp8 else "float16, bfloat16 and float32"
-            problems.append(f"{where}: tensor {name} is {dtype}, trtla reads {wanted}")
+            problems.append(f"{where}: tensor {name} is {dtype}, trtla reads {reads}")
     return [UsageError(problem, hint) for problem in problems]
+
+
+def _stored_as(kind: str | None) -> tuple[tuple[torch.dtype, ...], str]:
+    """The types that a tensor may have in a file, and their names."""
+    if kind is None:
+        return _FLOATS, "float16, bfloat16 and float32"
+    if kind == FP8:
+        return (torch.float8_e4m3fn, torch.int8), "FP8"  # TensorRT-LLM re-views int8 as FP8
+    return (torch.uint8,), f"uint8, the blocks of {kind}"
 
 
 def raise_first(problems: Sequence[UsageError]) -> None:

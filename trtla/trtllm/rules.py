@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trtla.errors import UsageError
 from trtla.formats.compiled import stage_problems
 from trtla.formats.config import BuildConfig, CheckpointConfig
+from trtla.formats.plan import block_names
 from trtla.machine import Capability
 from trtla.trtllm.library import known_trouble
 
@@ -28,6 +29,7 @@ DTYPES = ("float16", "bfloat16")
 _NEWEST_SEEN = (9, 0)
 _XQA = '"No available XQA kernels are found for speculative decoding mode"'
 _TORCH = "use --backend torch"
+_PLAIN = "dequantise them with --dtype bfloat16 or float16"
 _JIT = (
     "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
 )
@@ -108,6 +110,14 @@ def rope_scaling(kind: str) -> Verdict:
     )
 
 
+def weight_types(config: CheckpointConfig) -> Verdict:
+    """A model's quantised weights, also for plain engines."""
+    if not config.block_types:
+        return _YES
+    names = block_names(config)
+    return Verdict(False, f"weights are in blocks ({names}), which TensorRT-LLM cannot read")
+
+
 def show(capability: Capability) -> str:
     """`9.0`."""
     return f"{capability[0]}.{capability[1]}"
@@ -138,7 +148,8 @@ def check_trtllm(
         release: of TensorRT-LLM, which builds; None where none is installed.
 
     Raises:
-        UsageError: dtype, head sizes, rope scaling, pipeline stages or the GPU do not allow it.
+        UsageError: weights, dtype, head sizes, rope scaling, pipeline stages or the GPU do not
+            allow it.
     """
     notes = (
         []
@@ -146,6 +157,9 @@ def check_trtllm(
         else ["there is no GPU here: whether one can build and run this is not checked"]
     )
     _check_gpu(config, capability)
+    blocks = weight_types(config)
+    if blocks.allowed is False:
+        raise UsageError(blocks.reason, f"{_PLAIN}, or {_TORCH}")
     rope = rope_scaling(config.rope_type)
     if rope.allowed is False:
         raise UsageError(rope.reason, _TORCH)

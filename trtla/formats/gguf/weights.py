@@ -86,6 +86,10 @@ class GgufFile:
             return blocks.rows.view(PLAIN[blocks.type]).reshape(shape)
         return _dequantized(blocks).reshape(shape)
 
+    def type_of(self, name: str) -> str:
+        """ggml's name of a tensor's type."""
+        return self._infos[name].type
+
     def blocks(self, name: str, start: int, stop: int) -> Blocks:
         """Rows [start, stop) as they lie in the file, in Hugging Face's order."""
         info, heads = self._infos[name], self._heads.get(name.split(".")[-2], 0)

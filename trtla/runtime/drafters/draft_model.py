@@ -20,7 +20,7 @@ from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.runtime.models.load import cache_blocks, load_engine, model_dtype, resolve_device
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import predict
@@ -315,7 +315,7 @@ def open_draft_model(
             "give the draft model's Hugging Face folder, or build it with --backend torch",
         )
     on = resolve_device(device, "--draft-device")
-    model = load_engine(engine, resolve_dtype(dtype, checkpoint.dtype, on), on)
+    model = load_engine(engine, model_dtype(dtype, checkpoint, on), on)
     batch, length = limits.max_batch_size, limits.max_text_len
     blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
     cache = model.new_cache(blocks + SPARE_BLOCKS)

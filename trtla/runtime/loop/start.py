@@ -11,7 +11,7 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.forward import SPARE_BLOCKS
-from trtla.runtime.models.load import cache_blocks, load_engine, resolve_device, resolve_dtype
+from trtla.runtime.models.load import cache_blocks, load_engine, model_dtype, resolve_device
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
@@ -38,7 +38,7 @@ def open_torch_executor(
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
     )
-    arithmetic = resolve_dtype(options.dtype, checkpoint.dtype, on)
+    arithmetic = model_dtype(options.dtype, checkpoint, on)
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
     totals = DraftTotals()
     models = open_draft_models(draft_engines, limits, *place, totals)

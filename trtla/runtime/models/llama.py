@@ -6,16 +6,15 @@ up_proj). Positions, cache slots and visibility come in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.errors import TrtlaError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, dequantize
+from trtla.formats.tensors import E4M3, Weight, without_blocks
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
@@ -28,6 +27,7 @@ from trtla.runtime.models.layers import (
     fp8_products,
     rotate,
 )
+from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ class LlamaModel(PackedModel):
     def __init__(
         self,
         config: CheckpointConfig,
-        weights: Iterable[tuple[str, Tensor]],
+        weights: Iterable[tuple[str, Weight]],
         dtype: torch.dtype,
         device: torch.device,
         products: bool | None = None,
     ) -> None:
         self.config, self.dtype, self._device = config, dtype, device
         self._products = fp8_products(config, dtype, device) if products is None else products
-        moved = ((name, tensor.to(device)) for name, tensor in weights)
-        tensors = ModelTensors(moved, lambda tensor: tensor.to(dtype), dtype)
+        plain = without_blocks(weights, dtype)
+        tensors = ModelTensors(plain, lambda weight: numbers(weight).to(device, dtype), dtype)
         self._kv_scales = tensors.kv_scales(config)
         self._layers = [
             _layer(tensors.layer(index), self._products)
             for index in range(config.num_hidden_layers)
         ]
-        self._embedding, head = tensors.ends(config)
-        self._norm = tensors.take("ln_f.weight")
+        self._embedding, head = map(numbers, tensors.ends(config))
+        self._norm = tensors.vector("ln_f.weight")
         self._lm_head = Linear.of(head, shared=head is self._embedding)
         self._rotary = Rotary(config, dtype, device)
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
@@ -171,7 +171,8 @@ def _layer(tensors: LayerTensors, products: bool) -> Layer:
 def _linear(tensors: LayerTensors, name: str, products: bool) -> Linear | Fp8Linear:
     if products and tensors.is_fp8(name):
         return _fp8_linear(tensors, name)
-    return Linear.of(*tensors.take_plain(name))
+    weight, bias = tensors.take_plain(name)
+    return Linear.of(numbers(weight), bias)
 
 
 def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> LinearPair | Fp8Pair:
@@ -179,107 +180,15 @@ def _pair(tensors: LayerTensors, names: tuple[str, str], products: bool) -> Line
         first, second = (_fp8_linear(tensors, name) for name in names)
         return Fp8Pair.of(first, second)
     weights, biases = zip(*map(tensors.take_plain, names), strict=True)
-    return LinearPair.of(weights, biases)
+    return LinearPair.of([numbers(weight) for weight in weights], biases)
 
 
 def _fp8_linear(tensors: LayerTensors, name: str) -> Fp8Linear:
     weight, bias = tensors.take(name)
+    assert isinstance(weight, Tensor)
     scale = tensors[f"{name}.weights_scaling_factor"]
     input_scale = tensors[f"{name}.activation_scaling_factor"]
     return Fp8Linear(weight, scale, input_scale, bias, tensors.dtype)
-
-
-class ModelTensors:
-    """The tensors of a complete model.
-
-    Args:
-        weights: (checkpoint name, tensor) of the complete model; each is placed in turn.
-        place: brings a tensor to the model's device and type; FP8 weights and scales stay as they
-            are.
-        dtype: of FP8 weights that are dequantised.
-    """
-
-    def __init__(
-        self,
-        weights: Iterable[tuple[str, Tensor]],
-        place: Callable[[Tensor], Tensor],
-        dtype: torch.dtype,
-    ) -> None:
-        self._dtype = dtype
-        self._tensors = {
-            name.removeprefix("transformer."): tensor if _is_fp8(name, tensor) else place(tensor)
-            for name, tensor in weights
-        }
-
-    def take(self, name: str) -> Tensor:
-        """Remove a tensor; raises `TrtlaError` where there is none."""
-        try:
-            return self._tensors.pop(name)
-        except KeyError:
-            raise _missing(name) from None
-
-    def ends(self, config: CheckpointConfig) -> tuple[Tensor, Tensor]:
-        """Remove the embedding and lm_head; they are one object where the model ties them."""
-        embedding = self.take("vocab_embedding.weight")
-        if not config.tie_word_embeddings:
-            return embedding, self.take("lm_head.weight")
-        head = self._tensors.pop("lm_head.weight", embedding)
-        return embedding, embedding if torch.equal(head, embedding) else head
-
-    def layer(self, index: int) -> LayerTensors:
-        """Remove the tensors of a layer."""
-        prefix = f"layers.{index}."
-        names = [name for name in self._tensors if name.startswith(prefix)]
-        own = {name.removeprefix(prefix): self._tensors.pop(name) for name in names}
-        return LayerTensors(prefix, own, self._dtype)
-
-    def kv_scales(self, config: CheckpointConfig) -> list[float]:
-        """Every layer's scale of keys and values; none where the cache is not FP8."""
-        layers = range(config.num_hidden_layers) if config.fp8_kv_cache else ()
-        names = [f"layers.{layer}.attention.kv_cache_scaling_factor" for layer in layers]
-        return [self.take(name).item() for name in names]
-
-
-def _is_fp8(name: str, tensor: Tensor) -> bool:
-    return tensor.dtype == E4M3 or name.endswith("_scaling_factor")
-
-
-def _missing(name: str) -> TrtlaError:
-    return TrtlaError(f"the weights lack transformer.{name}", "build the engine again")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTensors:
-    """One layer's tensors by their names within it; raises `TrtlaError` for those it lacks."""
-
-    prefix: str
-    tensors: dict[str, Tensor]
-    dtype: torch.dtype
-
-    def __getitem__(self, name: str) -> Tensor:
-        """A tensor that stays."""
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise _missing(f"{self.prefix}{name}") from None
-
-    def is_fp8(self, name: str) -> bool:
-        """Whether a weight is kept in FP8."""
-        return self[f"{name}.weight"].dtype == E4M3
-
-    def take(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Remove a weight [out, in] as it is, and its bias."""
-        weight = self[f"{name}.weight"]
-        del self.tensors[f"{name}.weight"]
-        return weight, self.tensors.pop(f"{name}.bias", None)
-
-    def take_plain(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Remove a weight [out, in], dequantised where it is FP8, and its bias."""
-        fp8 = self.is_fp8(name)
-        weight, bias = self.take(name)
-        if not fp8:
-            return weight, bias
-        return dequantize(weight, self[f"{name}.weights_scaling_factor"], self.dtype), bias
 
 
 def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:

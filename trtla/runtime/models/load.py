@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
@@ -20,12 +19,13 @@ from trtla.runtime.models.llama import LlamaModel
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
+    from trtla.formats.tensors import Weight
     from trtla.runtime.models.t5.model import T5Model
 
 
 def load_model(
     config: CheckpointConfig,
-    weights: Iterable[tuple[str, Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> LlamaModel | NativeLlama:
@@ -84,6 +84,18 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
             f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
         )
     return chosen
+
+
+def model_dtype(dtype: str, checkpoint: CheckpointConfig, device: torch.device) -> torch.dtype:
+    """As `resolve_dtype`; weights in blocks on a CPU leave only the K/V cache to choose for.
+
+    A cache of bfloat16 needs no arithmetic of that type.
+    """
+    free = checkpoint.block_types and device.type == "cpu" and dtype == "auto"
+    narrow = free and checkpoint.dtype != "float32"
+    if narrow and not_compiled(checkpoint, torch.bfloat16) is None:
+        return torch.bfloat16
+    return resolve_dtype(dtype, checkpoint.dtype, device)
 
 
 def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.dtype:

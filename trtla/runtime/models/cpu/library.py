@@ -41,7 +41,7 @@ class Layer(Structure):
 
     _fields_ = [
         ("input_norm", c_void_p),
-        ("qkv", Matrix),
+        ("qkv", Matrix * 3),
         ("dense", Matrix),
         ("post_norm", c_void_p),
         ("gate_up", Matrix),
@@ -55,8 +55,7 @@ class Model(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
         ("num_layers", c_int64),
-        ("embedding", c_void_p),
-        ("embedding_type", c_int64),
+        ("embedding", Matrix),
         ("norm", c_void_p),
         ("lm_head", Matrix),
         ("hidden", c_int64),
@@ -99,7 +98,7 @@ class Library:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        for name in ("trtla_lanes", "trtla_has_float16", "trtla_has_bfloat16_products"):
+        for name in ("trtla_lanes", "trtla_has_bfloat16_products"):
             getattr(self._library, name).restype = c_int64
         self.forward = self._library.trtla_forward
         self.forward.argtypes = [POINTER(Model), POINTER(Step)]
@@ -112,8 +111,6 @@ class Library:
         self._draw.restype = c_int64
         self.lanes = int(self._library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
-        self.has_float16 = bool(self._library.trtla_has_float16())
-        """Whether weights can stay in float16."""
         self.has_bfloat16_products = bool(self._library.trtla_has_bfloat16_products())
         """Whether the processor multiplies bfloat16."""
 

@@ -8,22 +8,23 @@ are widened in registers, which is exact and halves what is read from memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.tensors import Weight
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
-from trtla.runtime.models.cpu.library import Matrix
+from trtla.runtime.models.cpu.packing import Packed, Packing
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.models.layers import Rotary
-from trtla.runtime.models.llama import LayerTensors, ModelTensors
+from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 
@@ -35,7 +36,8 @@ def native_problem(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
         NotCompiled: there is no compiled forward on this machine.
     """
     library = native.library()
-    if dtype == torch.bfloat16 and not library.has_bfloat16_products:
+    quantised = bool(config.block_types)
+    if dtype == torch.bfloat16 and not (quantised or library.has_bfloat16_products):
         return "the processor does not multiply bfloat16"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"there is no arithmetic for {dtype}"
@@ -56,91 +58,116 @@ class NativeLlama(Model):
     """
 
     def __init__(
-        self, config: CheckpointConfig, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+        self, config: CheckpointConfig, weights: Iterable[tuple[str, Weight]], dtype: torch.dtype
     ) -> None:
         self.config, self.dtype = config, dtype
         self._library = native.library()
-        self._packing = Packing(self._library.lanes, dtype == torch.bfloat16)
+        paired = dtype == torch.bfloat16 and self._library.has_bfloat16_products
+        self._packing = Packing(self._library.lanes, paired)
         self._rotary = RotaryTable(config)
         self._logits = torch.empty((0, config.vocab_size))
-        self._alive: list[Tensor | Packed] = []
+        self._vectors: list[Tensor] = []
+        self._matrices: list[Packed] = []
         tensors = ModelTensors(weights, self._placed, dtype)
         layers = [self._layer(tensors.layer(i)) for i in range(config.num_hidden_layers)]
         embedding, head = tensors.ends(config)
-        tied = embedding is head  # then its rows are read from the packed weights
-        rows = None if tied else self._keep(embedding.contiguous())
-        self._embedding_bytes = 0 if rows is None else rows.nbytes
-        self._stored = str(embedding.dtype).removeprefix("torch.")
+        lm_head = self._matrix(head)
+        self._embedding_bytes = 0
+        rows = lm_head
+        if embedding is not head:
+            rows = self._matrix(embedding)
+            self._embedding_bytes = self._matrices[-1].weight.nbytes
         self._model = native.Model(
             layers=(native.Layer * len(layers))(*layers),
             num_layers=len(layers),
-            embedding=None if rows is None else rows.data_ptr(),
-            embedding_type=TYPES[embedding.dtype],
-            norm=self._vector(tensors.take("ln_f.weight")),
-            lm_head=self._matrix(head, None),
+            embedding=rows,
+            norm=self._vector(tensors.vector("ln_f.weight")),
+            lm_head=lm_head,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
-            bfloat16=self._packing.paired,
+            bfloat16=dtype == torch.bfloat16,
         )
 
-    def _placed(self, tensor: Tensor) -> Tensor:
+    def _placed(self, weight: Weight) -> Weight:
         """In the type that it is kept in: the arithmetic's, or fewer bits where that is exact."""
+        if isinstance(weight, BlockTensor):
+            return weight
         if self.dtype == torch.bfloat16:
-            return tensor.to(torch.bfloat16)
-        if tensor.dtype == torch.float16 and not self._library.has_float16:
-            return tensor.float()
-        return tensor if tensor.dtype in TYPES else tensor.float()
+            return weight.to(torch.bfloat16)
+        return weight if weight.dtype in _STORED else weight.float()
 
     def _layer(self, tensors: LayerTensors) -> native.Layer:
         (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
         bias = None
         if gate_bias is not None and up_bias is not None:
-            bias = self._packing.interleave(gate_bias, up_bias)
+            bias = numbers(self._packing.interleave(gate_bias, up_bias))
         return native.Layer(
             input_norm=self._vector(tensors["input_layernorm.weight"]),
-            qkv=self._matrix(*tensors.take_plain("attention.qkv")),
+            qkv=(native.Matrix * 3)(*self._qkv(*tensors.take_qkv())),
             dense=self._matrix(*tensors.take_plain("attention.dense")),
             post_norm=self._vector(tensors["post_layernorm.weight"]),
-            gate_up=self._matrix(self._packing.interleave(gate, up), bias),
+            gate_up=self._matrix(self._packing.interleave(*self._alike(gate, up)), bias),
             down=self._matrix(*tensors.take_plain("mlp.proj")),
         )
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None) -> native.Matrix:
-        packed = Packed.of(self._packing, weight, bias)
-        self._alive.append(packed)
+    def _qkv(self, parts: list[Weight], bias: Tensor | None) -> Iterator[native.Matrix]:
+        """One matrix where all weights are of one type."""
+        parts = merged(self._alike(*parts, mixed_blocks=True))
+        sizes = [part.shape[0] for part in parts]
+        biases = [None] * len(parts) if bias is None else torch.split(bias, sizes)
+        return map(self._matrix, parts, biases)
+
+    def _alike(self, *weights: Weight, mixed_blocks: bool = False) -> list[Weight]:
+        """As they are where they can be multiplied with the same inputs, else all dequantised."""
+        kinds = {w.kind.name if isinstance(w, BlockTensor) else None for w in weights}
+        if len(kinds) == 1 or (mixed_blocks and None not in kinds):
+            return list(weights)
+        return [self._placed(numbers(weight).to(self.dtype)) for weight in weights]
+
+    def _matrix(self, weight: Weight, bias: Tensor | None = None) -> native.Matrix:
+        packed = self._packing.pack(weight, bias)
+        self._matrices.append(packed)
         return packed.matrix
 
     def _vector(self, weight: Tensor) -> int:
-        return self._keep(weight.float().contiguous()).data_ptr()
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        """Hold on to what the structures point at."""
-        self._alive.append(tensor)
-        return tensor
+        kept = weight.float().contiguous()
+        self._vectors.append(kept)
+        return kept.data_ptr()
 
     @property
     def arithmetic(self) -> str:
         """Such as `float32 on float16 weights, compiled`."""
         dtype = str(self.dtype).removeprefix("torch.")
-        stored = "" if self._stored == dtype else f" on {self._stored} weights"
+        if self._in_blocks:
+            return f"int8 on {self.weight_type} weights, {dtype} K/V cache, compiled"
+        stored = "" if self.weight_type == dtype else f" on {self.weight_type} weights"
         if self.config.fp8:
             stored = ", FP8 weights dequantised at load"
         return f"{dtype}{stored}, compiled"
 
     @property
+    def _in_blocks(self) -> bool:
+        return any(matrix.in_blocks for matrix in self._matrices)
+
+    @property
     def weight_bytes(self) -> int:
         """As they are held, all but the embedding's; biases do not count."""
-        held = (kept.weight if isinstance(kept, Packed) else kept for kept in self._alive)
+        held = [*(matrix.weight for matrix in self._matrices), *self._vectors]
         return sum(weight.nbytes for weight in held) - self._embedding_bytes
 
     @property
     def weight_type(self) -> str:
-        """The checkpoint's where that has 16 bits; of dequantised FP8 weights the arithmetic's."""
-        return super().weight_type if self.config.fp8 else self._stored
+        """The type of most bytes; of dequantised FP8 weights the arithmetic's."""
+        if self.config.fp8:
+            return super().weight_type
+        sizes: Counter[str] = Counter()
+        for matrix in self._matrices:
+            sizes[matrix.stored] += matrix.weight.nbytes
+        return sizes.most_common(1)[0][0]
 
     @property
     def row_sampler(self) -> RowSampler:
@@ -184,6 +211,20 @@ class NativeLlama(Model):
         return Forwarded(self._logits[:rows], hidden if self.taps else None)
 
 
+_STORED = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that plain weights can be kept in."""
+
+
+def merged(parts: list[Weight]) -> list[Weight]:
+    """One weight of the parts' outputs where they are of one type, else the parts."""
+    blocks = [part for part in parts if isinstance(part, BlockTensor)]
+    if len(blocks) < len(parts):
+        return [torch.cat([numbers(part) for part in parts])]
+    if any(part.kind != blocks[0].kind for part in blocks):
+        return parts
+    return [BlockTensor(blocks[0].kind, torch.cat([part.rows for part in blocks]))]
+
+
 def step_integers(
     feeds: Sequence[Feed], rope_rows: Sequence[int], tables: Sequence[SlotTable]
 ) -> array[int]:
@@ -201,57 +242,6 @@ def step_integers(
         parents += feed.tree.parents
         first += feed.length
     return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
-
-
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Numbers of the types in the C structures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How weights are laid out for a processor and an arithmetic."""
-
-    lanes: int
-    """Numbers of 32 bits in a vector register."""
-    paired: bool
-    """Two neighbouring inputs lie together: bfloat16 that is multiplied as such."""
-
-    def pack(self, weight: Tensor) -> Tensor:
-        """[panels, inputs, 2 x lanes] from [outputs, inputs]; missing outputs are zero."""
-        width = 2 * self.lanes
-        padded = F.pad(weight, (0, 0, 0, -len(weight) % width)).contiguous()
-        units = padded.view(torch.int32) if self.paired else padded
-        panels = units.view(-1, width, units.shape[1]).transpose(1, 2).contiguous()
-        return panels.view(weight.dtype)
-
-    def interleave(self, first: Tensor, second: Tensor) -> Tensor:
-        """Rows of both alternately, `lanes` at a time: a panel holds the same ones of each."""
-        parts = [part.view(-1, self.lanes, *part.shape[1:]) for part in (first, second)]
-        return torch.stack(parts, dim=1).flatten(0, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight and its bias, kept alive for the structure that points at them."""
-
-    weight: Tensor
-    bias: Tensor | None
-    outputs: int
-    inputs: int
-
-    @classmethod
-    def of(cls, packing: Packing, weight: Tensor, bias: Tensor | None) -> Packed:
-        """From [outputs, inputs] and [outputs]."""
-        if bias is not None:
-            bias = F.pad(bias.float(), (0, -len(bias) % (2 * packing.lanes))).contiguous()
-        return cls(packing.pack(weight), bias, *weight.shape)
-
-    @property
-    def matrix(self) -> Matrix:
-        """What the forward gets."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        kind = TYPES[self.weight.dtype]
-        return Matrix(self.weight.data_ptr(), bias, self.outputs, self.inputs, kind)
 
 
 class RotaryTable:

@@ -12,13 +12,16 @@
 #include "model.h"
 #include "team.h"
 
-constexpr int NORM_TWICE = 16384;  // elements up to which each thread normalises for itself
+constexpr int TWICE = 16384;  // numbers up to which each thread makes a product's inputs for itself
 
-enum Kind { EMBED, NORMALISE, QKV, PLACE, ATTEND, DENSE, NORMALISE_AGAIN, GATE_UP, DOWN, TAP, LAST, SCORE };
+// Those of matrix products come first.
+enum Kind { QKV, DENSE, GATE_UP, DOWN, SCORE, EMBED, PREPARE, PLACE, ATTEND, TAP };
+constexpr int PRODUCTS = SCORE + 1;
 
 struct Phase {
     Kind kind;
     int layer, pieces;
+    Kind product = QKV;  // whose inputs are prepared
 };
 
 // Chunks of a phase are large at first and small at its end: threads end at about the same time.
@@ -37,11 +40,10 @@ struct Chunks {
     }
 };
 
-// Room for a step's intermediate results, kept from step to step.
-template <class X>
+// Room for a step's intermediate results, kept from step to step: a token has a row in each.
 struct Buffers {
-    std::vector<float> states, qkv;
-    Inputs<X> attended, gated, shared, wanted;
+    std::vector<float> states, qkv, attended, gated;
+    Operand inputs[PRODUCTS];
 };
 
 inline uint64_t next_stamp() {
@@ -57,85 +59,118 @@ inline bool queries_are_one_piece(const Model& model, const Step& step) {
     return true;
 }
 
-template <class X>
+// C: the type of keys and values in the cache.
+template <class C>
 struct Forward final : Job {
     const Model& model;
     const Step& step;
-    const bool few, alone;  // threads normalise for themselves; a head's queries are one piece
-    const uint64_t stamp;   // of this forward alone
-    std::vector<float>&states, &qkv;
-    Inputs<X>&attended, &gated, &shared, &wanted;
+    const bool alone;      // a head's queries are one piece
+    const uint64_t stamp;  // of this forward alone
+    const int attended_size;
+    std::vector<float>&states, &qkv, &attended, &gated;
+    Operand (&shared)[PRODUCTS];
     std::vector<std::vector<View>> seen;
     std::vector<Phase> program;
 
-    Forward(const Model& model, const Step& step, Buffers<X>& buffers)
-        : model(model), step(step), few(step.tokens * model.hidden <= NORM_TWICE),
-          alone(queries_are_one_piece(model, step)), stamp(next_stamp()), states(buffers.states),
-          qkv(buffers.qkv), attended(buffers.attended), gated(buffers.gated),
-          shared(buffers.shared), wanted(buffers.wanted) {
-        const size_t tokens = step.tokens, qkv_row = model.layers->qkv.num_panels() * WIDTH;
-        if (states.size() < tokens * model.hidden) states.resize(tokens * model.hidden);
-        if (qkv.size() < tokens * qkv_row) qkv.resize(tokens * qkv_row);
-        attended.reset(tokens, model.heads * model.head_size);
-        gated.reset(tokens, model.intermediate);
-        shared.reset(tokens, model.hidden);
-        wanted.reset(step.num_rows, model.hidden);
+    Forward(const Model& model, const Step& step, Buffers& buffers)
+        : model(model), step(step), alone(queries_are_one_piece(model, step)), stamp(next_stamp()),
+          attended_size(model.heads * model.head_size), states(buffers.states), qkv(buffers.qkv),
+          attended(buffers.attended), gated(buffers.gated), shared(buffers.inputs) {
+        fit(states, model.hidden);
+        fit(qkv, qkv_size());
+        fit(attended, attended_size);
+        fit(gated, model.intermediate);
+        for (const Kind product : {QKV, DENSE, GATE_UP, DOWN, SCORE})
+            if (!few(product)) reset(shared[product], product, *model.layers);
         for (int i = 0; i < step.num_sequences; ++i)
             seen.push_back(views(step.sequences()[i], step.parents()));
         plan();
     }
 
+    void fit(std::vector<float>& rows, size_t size) const {
+        if (rows.size() < step.tokens * size) rows.resize(step.tokens * size);
+    }
+
+    size_t qkv_size() const { return (model.heads + 2 * model.kv_heads) * model.head_size; }
     int group_size() const { return model.heads / model.kv_heads; }
 
     void embed(int token) {
         float* out = &states[token * model.hidden];
-        const int64_t id = step.ids()[token], from = id * model.hidden;
-        if (model.embedding)
-            for (int i = 0; i < model.hidden; ++i) out[i] = number(model.embedding, from + i);
-        else
-            for (int i = 0; i < model.hidden; ++i) out[i] = number(model.lm_head.panels, packed(id, i));
+        for (int i = 0; i < model.hidden; ++i) out[i] = number(model.embedding, step.ids()[token], i);
     }
 
-    // Where a weight lies in the panels of lm_head.
-    int64_t packed(int64_t output, int64_t input) const {
-        const int64_t first = output / WIDTH * WIDTH * model.hidden, pair = PAIR<X>;
-        return first + (input / pair * WIDTH + output % WIDTH) * pair + input % pair;
-    }
-
-    float number(const void* numbers, int64_t at) const {
-        if (model.embedding_type == FLOAT32) return ((const float*)numbers)[at];
-        uint16_t lanes[LANES] = {((const uint16_t*)numbers)[at]};
-        if (model.embedding_type == FLOAT16) return load((const Float16*)lanes)[0];
-        return load((const BFloat16*)lanes)[0];
-    }
-
-    void normalise(int token, const float* weight, Inputs<X>& out, int place) const {
+    void normalise(int token, const float* weight, float* out) const {
         const float* from = &states[token * model.hidden];
         Floats squares{};
         for (int i = 0; i < model.hidden; i += LANES) squares += load(from + i) * load(from + i);
         const float scale = 1.0f / std::sqrt(sum(squares) / model.hidden + model.epsilon);
         for (int i = 0; i < model.hidden; i += LANES)
-            out.put(place, i, load(from + i) * scale * load(weight + i));
+            store(out + i, load(from + i) * scale * load(weight + i));
     }
 
-    // Normalised states for a phase: a thread's own where tokens are few, else those of the phase
-    // before, which all threads share.
-    const Inputs<X>& normalised(int phase, const float* weight) {
-        if (!few) return shared;
-        static thread_local Inputs<X> own;
+    const Matrix& matrix(Kind product, const Layer& layer) const {
+        return product == QKV     ? layer.qkv[0]
+               : product == DENSE ? layer.dense
+               : product == DOWN  ? layer.down
+               : product == SCORE ? model.lm_head
+                                  : layer.gate_up;
+    }
+
+    int rows(Kind product) const { return product == SCORE ? step.num_rows : step.tokens; }
+
+    // Whether a product's inputs are so few that each thread makes them for itself.
+    bool few(Kind product) const {
+        return rows(product) * matrix(product, *model.layers).inputs <= TWICE;
+    }
+
+    // In all layers a product's inputs have the same form.
+    void reset(Operand& inputs, Kind product, const Layer& layer) const {
+        const Matrix& weights = matrix(product, layer);
+        inputs.reset(weights.type, rows(product), weights.inputs);
+    }
+
+    // Makes the inputs of a product from one of its rows.
+    void prepare(Kind product, const Layer& layer, int row, Operand& out) const {
+        if (product == DENSE) return out.put(row, &attended[(size_t)row * attended_size]);
+        if (product == DOWN) return out.put(row, &gated[(size_t)row * model.intermediate]);
+        static thread_local std::vector<float> normal;
+        normal.resize(model.hidden);
+        const int token = product == SCORE ? step.rows()[row] : row;
+        const float* weight = product == SCORE   ? model.norm
+                              : product == QKV ? layer.input_norm
+                                               : layer.post_norm;
+        normalise(token, weight, normal.data());
+        out.put(row, normal.data());
+    }
+
+    // A product's inputs: a thread's own where they are few, else those of the phase before.
+    const Operand& inputs(int phase) {
+        const Kind product = program[phase].kind;
+        if (!few(product)) return shared[product];
+        static thread_local Operand own;
         static thread_local std::pair<uint64_t, int> made;
         if (made == std::pair{stamp, phase}) return own;
-        own.reset(step.tokens, model.hidden);
-        for (int token = 0; token < step.tokens; ++token) normalise(token, weight, own, token);
+        const Layer& layer = model.layers[program[phase].layer];
+        reset(own, product, layer);
+        for (int row = 0; row < rows(product); ++row) prepare(product, layer, row, own);
         made = {stamp, phase};
         return own;
     }
 
-    void project(const Inputs<X>& x, const Matrix& matrix, int from, int to) {
-        const int stride = matrix.num_panels() * WIDTH;
-        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
-            std::copy(products, products + WIDTH, &qkv[(size_t)token * stride + panel * WIDTH]);
-        });
+    // Queries, keys and values, whose weights may be in several matrices.
+    void project(const Operand& x, const Layer& layer, int from, int to) {
+        const size_t stride = qkv_size();
+        size_t offset = 0;
+        for (const Matrix& part : layer.qkv) {
+            const int panels = part.num_panels();
+            matmul(x, part, from, std::min(to, panels), [&](int token, int panel, const float* products) {
+                const int first = panel * WIDTH, width = std::min<int>(WIDTH, part.outputs - first);
+                std::copy(products, products + width, &qkv[token * stride + offset + first]);
+            });
+            offset += part.outputs;
+            from = std::max(from - panels, 0), to -= panels;
+            if (to <= 0) return;
+        }
     }
 
     void rotate(float* head, int token) const {
@@ -150,19 +185,18 @@ struct Forward final : Job {
     }
 
     float* head(int token, int index) const {
-        const size_t row = model.layers->qkv.num_panels() * WIDTH;
-        return &qkv[token * row + index * model.head_size];
+        return &qkv[token * qkv_size() + index * model.head_size];
     }
 
-    HeadCache<X> cache(int layer, int kv_head) const {
+    HeadCache<C> cache(int layer, int kv_head) const {
         void* const* at = step.cache + 2 * (layer * model.kv_heads + kv_head);
-        return {{(X*)at[0], model.head_size}, {(X*)at[1], model.head_size}};
+        return {{(C*)at[0], model.head_size}, {(C*)at[1], model.head_size}};
     }
 
     // Rotates a token's queries and key of one K/V head, and stores key and value.
     void place(int layer, const Sequence& sequence, int row, int kv_head) const {
         const int token = sequence.first + row, size = model.head_size;
-        const HeadCache<X> to = cache(layer, kv_head);
+        const HeadCache<C> to = cache(layer, kv_head);
         const int64_t slot = sequence.slots[sequence.cached + row];
         float* key = head(token, model.heads + kv_head);
         const float* value = head(token, model.heads + model.kv_heads + kv_head);
@@ -199,8 +233,8 @@ struct Forward final : Job {
         }
         attend(queries, seen, outs, several, cache(layer, kv_head), sequence.slots, size, scores);
         for (int q = 0; q < several; ++q)
-            for (int i = 0; i < size; i += LANES)
-                attended.put(tokens[q], indices[q] * size + i, load(outs[q] + i));
+            std::copy(outs[q], outs[q] + size,
+                      &attended[(size_t)tokens[q] * attended_size + indices[q] * size]);
     }
 
     // Calls `work(sequence's number, piece of it)` for some pieces; `each` is the pieces of a sequence.
@@ -241,7 +275,7 @@ struct Forward final : Job {
             });
     }
 
-    void add_to_states(const Inputs<X>& x, const Matrix& matrix, int from, int to) {
+    void add_to_states(const Operand& x, const Matrix& matrix, int from, int to) {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             float* out = &states[token * model.hidden + panel * WIDTH];
             const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
@@ -249,27 +283,15 @@ struct Forward final : Job {
         });
     }
 
-    void gate(const Inputs<X>& x, const Matrix& matrix, int from, int to) {
+    void gate(const Operand& x, const Matrix& matrix, int from, int to) {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             const Floats gate = load(products), up = load(products + LANES);
-            gated.put(token, panel * LANES, gate / (1.0f + exponential(-gate)) * up);
+            float* out = &gated[(size_t)token * model.intermediate + panel * LANES];
+            store(out, gate / (1.0f + exponential(-gate)) * up);
         });
     }
 
-    // The wanted rows, normalised: a thread's own where they are few, else those of the phase before.
-    const Inputs<X>& last(int phase) {
-        if (!few) return wanted;
-        static thread_local Inputs<X> own;
-        static thread_local std::pair<uint64_t, int> made;
-        if (made == std::pair{stamp, phase}) return own;
-        own.reset(step.num_rows, model.hidden);
-        for (int row = 0; row < step.num_rows; ++row)
-            normalise(step.rows()[row], model.norm, own, row);
-        made = {stamp, phase};
-        return own;
-    }
-
-    void score(const Inputs<X>& x, int from, int to) {
+    void score(const Operand& x, int from, int to) {
         const int64_t vocabulary = model.lm_head.outputs;
         matmul(x, model.lm_head, from, to, [&](int row, int panel, const float* found) {
             const int64_t start = (int64_t)panel * WIDTH;
@@ -285,28 +307,31 @@ struct Forward final : Job {
 
     void plan() {
         const int tokens = step.tokens;
-        int placed = 0, attended = 0;
+        int placed = 0, attentions_in_all = 0;
         for (int i = 0; i < step.num_sequences; ++i) {
             placed += placements(step.sequences()[i]);
-            attended += attentions(step.sequences()[i]);
+            attentions_in_all += attentions(step.sequences()[i]);
         }
         program.push_back({EMBED, 0, tokens});
         for (int index = 0; index < model.num_layers; ++index) {
             const Layer& layer = model.layers[index];
-            if (!few) program.push_back({NORMALISE, index, tokens});
-            program.push_back({QKV, index, layer.qkv.num_panels()});
+            int panels = 0;
+            for (const Matrix& part : layer.qkv) panels += part.num_panels();
+            add_product(QKV, index, panels);
             if (!alone) program.push_back({PLACE, index, placed});
-            program.push_back({ATTEND, index, attended});
-            program.push_back({DENSE, index, layer.dense.num_panels()});
-            if (!few) program.push_back({NORMALISE_AGAIN, index, tokens});
-            program.push_back({GATE_UP, index, layer.gate_up.num_panels()});
-            program.push_back({DOWN, index, layer.down.num_panels()});
+            program.push_back({ATTEND, index, attentions_in_all});
+            add_product(DENSE, index, layer.dense.num_panels());
+            add_product(GATE_UP, index, layer.gate_up.num_panels());
+            add_product(DOWN, index, layer.down.num_panels());
             for (int tap = 0; tap < step.num_taps; ++tap)
                 if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
-        if (!step.num_rows) return;
-        if (!few) program.push_back({LAST, 0, (int)step.num_rows});
-        program.push_back({SCORE, 0, model.lm_head.num_panels()});
+        if (step.num_rows) add_product(SCORE, 0, model.lm_head.num_panels());
+    }
+
+    void add_product(Kind product, int layer, int panels) {
+        if (!few(product)) program.push_back({PREPARE, layer, rows(product), product});
+        program.push_back({product, layer, panels});
     }
 
     Chunks cut(int phase) const { return {program[phase].pieces, (int)step.threads}; }
@@ -321,23 +346,18 @@ struct Forward final : Job {
             case EMBED:
                 for (int token = from; token < to; ++token) embed(token);
                 break;
-            case NORMALISE:
-                for (int t = from; t < to; ++t) normalise(t, layer.input_norm, shared, t);
+            case PREPARE:
+                for (int row = from; row < to; ++row)
+                    prepare(program[phase].product, layer, row, shared[program[phase].product]);
                 break;
-            case QKV: return project(normalised(phase, layer.input_norm), layer.qkv, from, to);
+            case QKV: return project(inputs(phase), layer, from, to);
             case PLACE: return place_some(program[phase].layer, from, to);
             case ATTEND: return attend_some(program[phase].layer, from, to);
-            case DENSE: return add_to_states(attended, layer.dense, from, to);
-            case NORMALISE_AGAIN:
-                for (int t = from; t < to; ++t) normalise(t, layer.post_norm, shared, t);
-                break;
-            case GATE_UP: return gate(normalised(phase, layer.post_norm), layer.gate_up, from, to);
-            case DOWN: return add_to_states(gated, layer.down, from, to);
+            case DENSE: return add_to_states(inputs(phase), layer.dense, from, to);
+            case GATE_UP: return gate(inputs(phase), layer.gate_up, from, to);
+            case DOWN: return add_to_states(inputs(phase), layer.down, from, to);
             case TAP: return copy_states(program[phase].layer, from, to);
-            case LAST:
-                for (int r = from; r < to; ++r) normalise(step.rows()[r], model.norm, wanted, r);
-                break;
-            case SCORE: return score(last(phase), from, to);
+            case SCORE: return score(inputs(phase), from, to);
         }
     }
 };

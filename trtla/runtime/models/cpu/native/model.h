@@ -6,7 +6,8 @@
 
 struct Layer {
     const float* input_norm;
-    Matrix qkv, dense;
+    Matrix qkv[3];  // one of all, or where their types differ those of q, k and v; else no outputs
+    Matrix dense;
     const float* post_norm;
     Matrix gate_up, down;  // gate_up: LANES outputs of gate_proj, LANES of up_proj alternately
 };
@@ -14,13 +15,12 @@ struct Layer {
 struct Model {
     const Layer* layers;
     int64_t num_layers;
-    const void* embedding;  // [vocabulary][hidden]; null: lm_head's
-    Type embedding_type;
+    Matrix embedding;  // a token is an output
     const float* norm;
     Matrix lm_head;
     int64_t hidden, intermediate, heads, kv_heads, head_size;
     float epsilon;
-    int32_t bfloat16;  // activations and cache are bfloat16, else float32
+    int32_t bfloat16;  // the cache is bfloat16, else float32
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),

@@ -48,26 +48,31 @@ inline Floats load(const BFloat16* from) {
     return (Floats)(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
 }
 
+inline Floats load(const Float16* from) {
 #if defined(__AVX512F__)
-constexpr bool HAS_FLOAT16 = true;
-inline Floats load(const Float16* from) {
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-}
 #elif defined(__AVX2__) && defined(__F16C__)
-constexpr bool HAS_FLOAT16 = true;
-inline Floats load(const Float16* from) {
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-}
-#elif defined(__ARM_NEON) && defined(__ARM_FP16_FORMAT_IEEE)
-constexpr bool HAS_FLOAT16 = true;
-inline Floats load(const Float16* from) {
-    typedef __fp16 Fp16s __attribute__((vector_size(LANES * 2)));
-    return __builtin_convertvector(load_as<Fp16s>(from), Floats);
-}
 #else
-constexpr bool HAS_FLOAT16 = false;
-inline Floats load(const Float16*) { return Floats{}; }
+    const Bits bits = __builtin_convertvector(load_as<Halves>(from), Bits);
+    const Bits infinite = (Bits)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
+    const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;  // exact, small numbers too
+    return (Floats)((Bits)size | infinite | (bits & 0x8000) << 16);
 #endif
+}
+
+// a * b + c, rounded once where the processor can.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 

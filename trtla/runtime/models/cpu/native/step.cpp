@@ -6,15 +6,14 @@
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED int64_t trtla_lanes() { return LANES; }
-EXPORTED int64_t trtla_has_float16() { return HAS_FLOAT16; }
 EXPORTED int64_t trtla_has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS && tiles_are_given(); }
 
 namespace {
 
-template <class X>
+template <class C>
 void forward(const Model& model, const Step& step) {
-    static thread_local Buffers<X> buffers;
-    Forward<X> job(model, step, buffers);
+    static thread_local Buffers buffers;
+    Forward<C> job(model, step, buffers);
     Team::shared().run(job, step.threads);
 }
 

@@ -1,14 +1,16 @@
-// Products of bfloat16 in the processor's matrix tiles (AMX).
+// Products of bfloat16 and of small integers in the processor's matrix tiles (AMX).
 //
-// A tile product adds the inputs of each output in order, two at a time, for every token on its own:
-// a token's numbers are the same alone and among others, as in matmul.h.
+// A tile product of bfloat16 adds the inputs of each output in order, two at a time, for every token
+// on its own: a token's numbers are the same alone and among others, as in matmul.h. Sums of integers
+// are those of every other way.
 #pragma once
 
 #include <algorithm>
 
 #include "simd.h"
 
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#define TRTLA_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,26 +28,30 @@ inline bool tiles_are_given() {
 // Tile intrinsics do not say what they read: it has to be in memory by then.
 inline void in_memory() { asm volatile("" ::: "memory"); }
 
-// Makes the tiles ready for some rows, if they are used.
-template <bool USED>
-struct Tiles {
+// Makes the tiles ready for some rows and INPUT_BYTES of each token at a time; 0: they are not used.
+template <int INPUT_BYTES>
+class Tiles;
+template <>
+struct Tiles<0> {
     explicit Tiles(int) {}
 };
 
 // Tiles 0 to 3: sums [token half][output half]; 4, 5: tokens; 6, 7: weights.
-template <>
-class Tiles<true> {
+template <int INPUT_BYTES>
+class Tiles {
 public:
     explicit Tiles(int rows) {
         const uint8_t low = rows < TILE_ROWS ? rows : TILE_ROWS, high = rows - low;
-        const uint8_t heights[8] = {low, low, high, high, low, high, TILE_INPUTS / 2, TILE_INPUTS / 2};
+        const uint8_t deep = INPUT_BYTES / 4;
+        const uint8_t heights[8] = {low, low, high, high, low, high, deep, deep};
         struct alignas(64) {
             uint8_t palette = 1, start = 0, unused[14] = {};
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } config;
         for (int i = 0; i < 8; ++i)
-            if (heights[i]) config.bytes[i] = 64, config.rows[i] = heights[i];
+            if (heights[i])
+                config.bytes[i] = i == 4 || i == 5 ? INPUT_BYTES : 64, config.rows[i] = heights[i];
         in_memory();
         _tile_loadconfig(&config);
     }
@@ -107,11 +113,35 @@ inline void multiply_tiles(int rows, const BFloat16* x, const BFloat16* panel, c
         for (int i = 0; i < 2 * TILE_OUTPUTS; i += LANES)
             store(out[row] + i, load(out[row] + i) + load(bias + i));
 }
+
+// Sums of integer products of up to 32 tokens with INPUTS inputs of 32 outputs, [half][token][16].
+// Codes of weights are [half][INPUTS / 4][16 outputs][4], without sign.
+template <bool MANY, int INPUTS>
+inline void multiply_integers(const int8_t* x, size_t row_bytes, const uint8_t* codes,
+                              int32_t (&out)[2][2 * TILE_ROWS][TILE_OUTPUTS]) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (MANY) _tile_zero(2);
+    if (MANY) _tile_zero(3);
+    _tile_loadd(4, x, row_bytes);
+    if (MANY) _tile_loadd(5, x + TILE_ROWS * row_bytes, row_bytes);
+    _tile_loadd(6, codes, 64);
+    _tile_dpbsud(0, 4, 6);
+    if (MANY) _tile_dpbsud(2, 5, 6);
+    _tile_loadd(7, codes + INPUTS * TILE_OUTPUTS, 64);
+    _tile_dpbsud(1, 4, 7);
+    if (MANY) _tile_dpbsud(3, 5, 7);
+    _tile_stored(0, out[0][0], 64);
+    _tile_stored(1, out[1][0], 64);
+    if (MANY) _tile_stored(2, out[0][TILE_ROWS], 64);
+    if (MANY) _tile_stored(3, out[1][TILE_ROWS], 64);
+    in_memory();
+}
 #else
 constexpr bool HAS_TILES = false;
-constexpr int TILE_ROWS = 16, TILE_INPUTS = 32;
+constexpr int TILE_ROWS = 16, TILE_OUTPUTS = 16, TILE_INPUTS = 32;
 inline bool tiles_are_given() { return true; }
-template <bool USED>
+template <int INPUT_BYTES>
 struct Tiles {
     explicit Tiles(int) {}
 };

@@ -1,0 +1,194 @@
+"""Quantised weights in blocks: ggml's types as they lie in GGUF files, and two of our own.
+
+A row of a weight is cut into blocks of inputs. A block holds small integers, its codes, and what
+turns them into numbers: value = scale x (code - zero) + minimum. The layouts are those of
+ggml-common.h; Q8_G and Q4_G are Q8_0 and Q4_0 with larger blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtla.formats.config import BLOCK_SIZES
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of blocks taken apart, without loss.
+
+    The number of a code is `scale x factor x (code - zero) + minimum x min_factor`; factors are 1
+    where there are none.
+    """
+
+    codes: Tensor
+    """int8 [rows, inputs]: from 0 on, but of 8 bits signed."""
+    scales: Tensor
+    """float16 [rows, blocks]."""
+    minimums: Tensor | None = None
+    """float16 [rows, blocks]."""
+    factors: Tensor | None = None
+    """int8 or uint8 [rows, groups], several groups a block."""
+    min_factors: Tensor | None = None
+    """uint8 [rows, groups]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A layout of blocks."""
+
+    name: str
+    inputs: int
+    """Of a block."""
+    nbytes: int
+    """Of a block."""
+    bits: int
+    """Of a code."""
+    zero: int
+    """The code of 0 where there is no minimum."""
+    _unpack: Callable[[Tensor], Codes]
+    """From uint8 [rows, blocks, bytes of a block]; codes come as [rows, blocks, inputs]."""
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of a row; `inputs` is a multiple of the block's."""
+        return inputs // self.inputs * self.nbytes
+
+    def unpack(self, rows: Tensor) -> Codes:
+        """Take rows of blocks, uint8 [rows, bytes of a row], apart."""
+        found = self._unpack(rows.view(len(rows), -1, self.nbytes))
+        parts = (found.factors, found.min_factors)
+        factors, min_factors = (None if p is None else p.flatten(1).contiguous() for p in parts)
+        codes = found.codes.flatten(1).contiguous().view(torch.int8)
+        return Codes(codes, found.scales, found.minimums, factors, min_factors)
+
+
+def dequantize_blocks(kind: BlockType, rows: Tensor) -> Tensor:
+    """The numbers of rows of blocks, float32 [rows, inputs], as ggml computes them."""
+    found = kind.unpack(rows)
+    scales = _by_group(found.scales, found.factors)
+    values = found.codes.view(*scales.shape, -1).float().sub_(kind.zero).mul_(scales[..., None])
+    if found.minimums is not None:
+        minimums = _by_group(found.minimums, found.min_factors)
+        values = values.view(*minimums.shape, -1).add_(minimums[..., None])
+    return values.flatten(1)
+
+
+def _by_group(of_blocks: Tensor, factors: Tensor | None) -> Tensor:
+    """The blocks' float16 numbers times their groups' factors, float32 [rows, groups]."""
+    wide = of_blocks.float()
+    if factors is None:
+        return wide
+    return (factors.view(*wide.shape, -1).float() * wide[..., None]).flatten(1)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 number at a byte of each block."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The low halves of some bytes, and then their high halves."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+    """Bit i of the four bytes at `at`, as bit 4 of code i."""
+    spread = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)
+    return (spread & 1).flatten(-2) << 4
+
+
+def _q8(blocks: Tensor) -> Codes:
+    return Codes(blocks[..., 2:], _half(blocks, 0))
+
+
+def _q4_0(blocks: Tensor) -> Codes:
+    return Codes(_nibbles(blocks[..., 2:]), _half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Codes:
+    return Codes(_nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Codes:
+    return Codes(_nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2), _half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Codes:
+    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
+    return Codes(codes, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q4_k(blocks: Tensor) -> Codes:
+    return _k_codes(blocks, _pairs_of_32(blocks[..., 16:144]))
+
+
+def _q5_k(blocks: Tensor) -> Codes:
+    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
+    return _k_codes(blocks, _pairs_of_32(blocks[..., 48:176]) | ((high & 1) << 4).flatten(-2))
+
+
+def _pairs_of_32(packed: Tensor) -> Tensor:
+    """Codes in the order of ggml's k types: 32 low halves, then the 32 high halves."""
+    return _nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).flatten(-2)
+
+
+def _k_codes(blocks: Tensor, codes: Tensor) -> Codes:
+    """Q4_K and Q5_K: eight groups with factors of 6 bits; minimums are subtracted there."""
+    packed = blocks[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    factors = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
+    min_factors = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
+    return Codes(codes, _half(blocks, 0), -_half(blocks, 2), factors, min_factors)
+
+
+def _q6_k(blocks: Tensor) -> Codes:
+    """Sixteen groups with signed factors of 8 bits."""
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64))
+    shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32) >> shifts & 3
+    codes = (low | high.flatten(-2) << 4).flatten(-2)
+    factors = blocks[..., 192:208].contiguous().view(torch.int8)
+    return Codes(codes, _half(blocks, 208), factors=factors)
+
+
+_TYPES: tuple[tuple[str, int, int, Callable[[Tensor], Codes]], ...] = (
+    ("Q8_0", 8, 0, _q8),
+    ("Q8_G64", 8, 0, _q8),
+    ("Q8_G128", 8, 0, _q8),
+    ("Q4_0", 4, 8, _q4_0),
+    ("Q4_G64", 4, 8, _q4_0),
+    ("Q4_G128", 4, 8, _q4_0),
+    ("Q4_1", 4, 0, _q4_1),
+    ("Q5_0", 5, 16, _q5_0),
+    ("Q5_1", 5, 0, _q5_1),
+    ("Q4_K", 4, 0, _q4_k),
+    ("Q5_K", 5, 0, _q5_k),
+    ("Q6_K", 6, 32, _q6_k),
+)
+BLOCK_TYPES = {
+    name: BlockType(name, *BLOCK_SIZES[name], bits, zero, unpack)
+    for name, bits, zero, unpack in _TYPES
+}
+"""The types that stay as they are; all others of GGUF files are dequantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A weight in blocks, as a model gets it."""
+
+    kind: BlockType
+    rows: Tensor
+    """uint8 [outputs, bytes of a row]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, size = self.rows.shape
+        return outputs, size // self.kind.nbytes * self.kind.inputs
+
+    def dequantize(self) -> Tensor:
+        """Its numbers, float32 [outputs, inputs]."""
+        return dequantize_blocks(self.kind, self.rows)

@@ -1,0 +1,110 @@
+// Products of small integers: codes of weights with inputs of 8 bits, added up in integers.
+//
+// Sums of integers do not depend on their order: each way below gives the same bits.
+#pragma once
+
+#include "simd.h"
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#elif defined(__SSSE3__)
+#include <immintrin.h>
+#endif
+
+typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of LANES outputs
+typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
+
+inline Ints broadcast(int32_t value) { return Ints{} + value; }
+
+// Adds the products of four neighbouring inputs to each lane. Where the processor wants codes without
+// sign, those of 8 bits come with SIGNED_ZERO added.
+#if defined(__AVX512VNNI__)
+#define TRTLA_DOT(sums, codes, inputs) _mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, (__m512i)inputs)
+constexpr int SIGNED_ZERO = 128;
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define TRTLA_DOT(sums, codes, inputs) _mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)inputs)
+constexpr int SIGNED_ZERO = 128;
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define TRTLA_DOT(sums, codes, inputs) vdotq_s32((int32x4_t)sums, (int8x16_t)codes, (int8x16_t)inputs)
+constexpr int SIGNED_ZERO = 0;
+#else
+constexpr int SIGNED_ZERO = 0;
+#if defined(__AVX512BW__)
+#define TRTLA_PAIRS(codes, inputs) _mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs)
+#define TRTLA_WIDE(pairs) _mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1))
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define TRTLA_PAIRS(codes, inputs) _mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs)
+#define TRTLA_WIDE(pairs) _mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1))
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+#define TRTLA_PAIRS(codes, inputs) _mm_maddubs_epi16((__m128i)codes, (__m128i)inputs)
+#define TRTLA_WIDE(pairs) _mm_madd_epi16((__m128i)pairs, _mm_set1_epi16(1))
+#endif
+#endif
+
+// A sum of products that is wide enough for MOST additions.
+template <int BITS>
+struct Partial {
+#if defined(TRTLA_DOT)
+    static constexpr int MOST = 8;
+    Ints sums{};
+    void add(Bytes codes, Bytes inputs) { sums = (Ints)TRTLA_DOT(sums, codes, inputs); }
+    Ints widened() const { return sums; }
+#elif defined(TRTLA_PAIRS)
+    // Two products are added in 16 bits. Codes of 8 bits are multiplied without their sign, which
+    // the inputs get: two such products just fit.
+    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    Shorts sums{};
+    void add(Bytes codes, Bytes inputs) {
+        if constexpr (BITS == 8) {
+            const Bytes negative = codes < 0;
+            codes = (codes ^ negative) - negative;
+            inputs = (inputs ^ negative) - negative;
+        }
+        sums += (Shorts)TRTLA_PAIRS(codes, inputs);
+    }
+    Ints widened() const { return (Ints)TRTLA_WIDE(sums); }
+#else
+    static constexpr int MOST = 8;
+    Ints sums{};
+    void add(Bytes codes, Bytes inputs) {
+        const Ints c = (Ints)codes, x = (Ints)inputs;
+        for (int i = 24; i >= 0; i -= 8) sums += (c << i >> 24) * (x << i >> 24);
+    }
+    Ints widened() const { return sums; }
+#endif
+};
+
+// The inputs of some tokens in 8 bits, each 32 of them with a scale.
+constexpr int BLOCK = 32;
+
+struct Scale {
+    float scale, shift;  // shift: the scale times the sum of the codes
+    int32_t sums[2];     // of the first and the last 16 codes
+
+    // Of the codes of a group of 16 or 32.
+    int sum(int group, int size) const { return size == BLOCK ? sums[0] + sums[1] : sums[group]; }
+};
+
+// Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.
+inline Scale quantise(const float* from, int8_t* to) {
+    Bits tops{};  // bits of the absolute values: NaN is above all
+    for (int i = 0; i < BLOCK; i += LANES) {
+        const Bits size = (Bits)load(from + i) & 0x7fffffff;
+        tops = size > tops ? size : tops;
+    }
+    uint32_t top = 0;
+    for (int i = 0; i < LANES; ++i) top = tops[i] > top ? tops[i] : top;
+    const float largest = load_as<float>(&top);
+    Scale out{largest / 127.0f, 0.0f, {0, 0}};
+    if (top >= 0x7f800000) out.scale = load_as<float>("\xff\xff\xff\x7f");
+    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+    const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    for (int i = 0; i < BLOCK; i += LANES) {
+        const Ints codes = (Ints)(load(from + i) * inverse + round_off) - (Ints)(Floats{} + round_off);
+        for (int lane = 0; lane < LANES; ++lane) {
+            to[i + lane] = (int8_t)codes[lane];
+            out.sums[(i + lane) / 16] += to[i + lane];
+        }
+    }
+    out.shift = out.scale * (out.sums[0] + out.sums[1]);
+    return out;
+}
