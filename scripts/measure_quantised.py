@@ -3,7 +3,7 @@
 
     PYTHONPATH=LLAMA_CPP .venv/bin/python scripts/measure_quantised.py BF16.gguf Q8_0.gguf engine \\
         [--reference F32.gguf] [--texts FILE.jsonl] [--prompts FILE.jsonl] [--rounds 5] \\
-        [--threads 2] [--output-json FILE] [--only perplexity,speed,texts]
+        [--threads 2] [--output-json FILE] [--only perplexity,speed,texts] [--summary best]
 
 The files, of one tokenizer, are GGUF files, engines, checkpoints or Hugging Face folders; what is
 no GGUF file runs in trtla alone. Ratios are to the first one: give the bfloat16 weights there.
@@ -11,9 +11,12 @@ no GGUF file runs in trtla alone. Ratios are to the first one: give the bfloat16
 Perplexity is exp of the mean negative log probability, over all tokens but the first of each text.
 A text is the beginning of a line, so many tokens long, with the tokenizer's beginning-of-sequence
 token if it has one. Reference is a model in float32 arithmetic. Speed is measured in rounds in
-which both programs and all files take turns; a figure is the median of the rounds, a ratio the
-median of the rounds' ratios, and a step the best of some tries in a round. Texts are greedy and
-compared token by token; where they part, the margin is that of the most probable token.
+which both programs and all files take turns; a figure is the median of the rounds, and a ratio the
+median of the rounds' ratios, or both are of the best rounds: other work on the machine only adds
+time. Tokens/s leave the prompt out, and a step is the best of some tries in a round. Texts are
+greedy and compared token by token; where they part, the margin is that of the top two logits.
+Adaptive drafting knows what steps cost from a file in the user's cache: set XDG_CACHE_HOME to a new
+folder when the kernels have changed.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from measure_quantised_tables import (
     Figures,
     File,
     Parted,
+    Summary,
     print_figures,
     print_ratios,
     print_texts,
@@ -189,7 +193,7 @@ def document(files: Sequence[File], reference: float | None, args: Any, inputs: 
         "arguments": {name: _plain(value) for name, value in vars(args).items()},
         "perplexity_positions": sum(len(ids) - 1 for ids in inputs.texts),
         "reference_perplexity": reference,
-        "llama_cpp_without_extra_buffers": any(
+        "llama_cpp_without_amx": any(
             isinstance(program, LlamaCpp) and program.without_amx
             for file in files
             for program in file.programs.values()
@@ -226,6 +230,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--prompt-len", type=int, default=1000, help="of the prompt that is timed")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--summary", choices=("median", "best"), default="median")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
     parser.add_argument("--without-llama-cpp", action="store_true")
@@ -242,8 +247,9 @@ def main() -> int:
             files, inputs = open_files(stack, args)
             reference = reference_perplexity(args, inputs)
             measure(files, inputs, args)
-            print_figures(files, reference)
-            print_ratios(files, reference)
+            summary = Summary(best=args.summary == "best")
+            print_figures(files, reference, summary)
+            print_ratios(files, reference, summary)
             print_texts(files, len(inputs.prompts))
             if args.output_json:
                 found = document(files, reference, args, inputs)

@@ -1,8 +1,7 @@
 """The two programs of scripts/measure_quantised.py: trtla and llama.cpp, asked the same things.
 
 Both get token ids and the same number of threads. llama.cpp runs as in `trtla bench`, through its C
-functions; without its extra buffers where the processor has AMX (trtla/bench/llama_cpp_model.py
-says why), which costs it its repacked weights as well.
+functions: without its AMX kernels, which crash, with its repacked weights.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from measure_quantised_programs import Program
@@ -58,16 +58,38 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(f"| {' | '.join(row)} |")
 
 
-def _median(values: Sequence[float], digits: int = 1, factor: float = 1.0) -> str:
-    return f"{statistics.median(values) * factor:.{digits}f}" if values else "-"
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What stands for all rounds: the best one, or the median."""
+
+    best: bool
+
+    def time(self, seconds: Sequence[float], digits: int) -> str:
+        """Seconds as milliseconds."""
+        return self._of(seconds, min, digits, 1e3)
+
+    def rate(self, rates: Sequence[float]) -> str:
+        """Tokens a second."""
+        return self._of(rates, max, 1)
+
+    def faster(self, seconds: Sequence[float], than: Sequence[float]) -> str:
+        """How many times as fast."""
+        return self.ratio([1 / one for one in seconds], [1 / one for one in than])
+
+    def ratio(self, rates: Sequence[float], to: Sequence[float]) -> str:
+        """Of the best rates, or the median of the rounds' ratios."""
+        if self.best and rates and to:
+            return f"{max(rates) / max(to):.2f}"
+        return self._of([a / b for a, b in zip(rates, to, strict=False)], max, 2)
+
+    def _of(
+        self, values: Sequence[float], best: Callable[..., float], digits: int, factor: float = 1
+    ) -> str:
+        chosen = best if self.best else statistics.median
+        return f"{chosen(values) * factor:.{digits}f}" if values else "-"
 
 
-def _ratio(above: Sequence[float], below: Sequence[float]) -> str:
-    """The median of the rounds' ratios."""
-    return _median([a / b for a, b in zip(above, below, strict=False)], 2)
-
-
-def print_figures(files: Sequence[File], reference: float | None) -> None:
+def print_figures(files: Sequence[File], reference: float | None, summary: Summary) -> None:
     """Two rows a file, one for each program."""
     if reference is not None:
         print(f"\nperplexity of the reference in float32: {reference:.4f}")
@@ -78,27 +100,28 @@ def print_figures(files: Sequence[File], reference: float | None) -> None:
         for name, one in file.found.items():
             size = "-" if one.weight_bytes is None else f"{one.weight_bytes / 1e6:.1f}"
             known = "-" if one.perplexity is None else f"{one.perplexity:.4f}"
-            cells = [file.name, name, size, known, _median(one.plain), _median(one.drafted)]
-            steps = (_median(seconds, 2, 1e3) for seconds in one.steps.values())
-            rows.append([*cells, *steps, _median(one.prompt, 0, 1e3)])
+            rates = summary.rate(one.plain), summary.rate(one.drafted)
+            steps = (summary.time(seconds, 2) for seconds in one.steps.values())
+            rows.append([file.name, name, size, known, *rates, *steps, summary.time(one.prompt, 0)])
     _table(head, rows)
 
 
-def print_ratios(files: Sequence[File], reference: float | None) -> None:
+def print_ratios(files: Sequence[File], reference: float | None, summary: Summary) -> None:
     """trtla against itself on the first file, and against llama.cpp on the same one."""
     base = files[0].found[TRTLA]
-    first = f"of {files[0].name}"
-    head = ["trtla", f"plain, {first}", "plain, of llama.cpp", "drafted, of plain"]
-    head += [f"step of {size}, steps of 1 {first}" for size in SIZES[1:]]
-    head += ["prompt, of llama.cpp", "perplexity, of llama.cpp", "of the reference"]
+    head = ["trtla", "plain / first file's", "plain / llama.cpp's", "drafted / plain"]
+    head += [f"step of {size} / first file's of 1" for size in SIZES[1:]]
+    head += ["prompt, times as fast as llama.cpp"]
+    head += ["perplexity against llama.cpp's", "against the reference's"]
     rows = []
     for file in files:
         own, peer = file.found[TRTLA], file.found.get(LLAMA_CPP, Figures(None, None))
-        cells = [file.name, _ratio(own.plain, base.plain), _ratio(own.plain, peer.plain)]
-        cells += [_ratio(own.drafted, own.plain)]
-        cells += [_ratio(own.steps[size], base.steps[1]) for size in SIZES[1:]]
-        cells += [_ratio(peer.prompt, own.prompt)]
-        rows.append([*cells, *(_percent(own.perplexity, p) for p in (peer.perplexity, reference))])
+        cells = [summary.ratio(own.plain, to) for to in (base.plain, peer.plain)]
+        cells += [summary.ratio(own.drafted, own.plain)]
+        cells += [summary.faster(base.steps[1], own.steps[size]) for size in SIZES[1:]]
+        cells += [summary.faster(own.prompt, peer.prompt)]
+        cells += [_percent(own.perplexity, to) for to in (peer.perplexity, reference)]
+        rows.append([file.name, *cells])
     _table(head, rows)
     changed = [file.name for file in files if not file.found[TRTLA].drafted_equal]
     if base.drafted:
@@ -117,7 +140,8 @@ def print_texts(files: Sequence[File], number: int) -> None:
         if file.parted is None:
             continue
         equal = f"{number - len(file.parted)} of {number}"
-        place = _median([one.place for one in file.parted], 0)
+        places = [one.place for one in file.parted]
+        place = f"{statistics.median(places):g}" if places else "-"
         margins = [[one.trtla for one in file.parted], [one.llama_cpp for one in file.parted]]
         rows.append([file.name, equal, place, *(f"{max(m, default=0):.3f}" for m in margins)])
     if rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 import time
@@ -32,6 +33,11 @@ _LOG_ERROR = 4
 """GGML_LOG_LEVEL_ERROR of ggml.h."""
 _FLOAT32, _NO_FLASH_ATTENTION = 0, 0
 """GGML_TYPE_F32 of ggml.h, LLAMA_FLASH_ATTN_TYPE_DISABLED of llama.h (from 0.3.17)."""
+
+_CPU = 0
+"""GGML_BACKEND_DEVICE_TYPE_CPU of ggml-backend.h."""
+_REPACKED = ("Q4_0", "Q4_K")
+"""The block types of a GGUF file that ggml repacks for AVX2, which a processor with AMX has."""
 
 
 def _library() -> Any:
@@ -121,6 +127,9 @@ class Model:
         params.use_extra_bufts = not amx_crashes
         with _weights(engine, dtype, converted=converted) as found:  # open, it outlives its name
             path = str(found.path).encode()
+            if amx_crashes:
+                overrides = _repacked(self.library, found.header)  # kept until the file is loaded
+                params.tensor_buft_overrides = ctypes.addressof(overrides)
             self.pointer = self.library.llama_model_load_from_file(path, params)
         if not self.pointer:
             raise TrtlaError(f"llama.cpp cannot load {found.name}", "see its message above")
@@ -128,6 +137,51 @@ class Model:
         self.type, self.nbytes = found.type, found.nbytes
         self.without_amx = amx_crashes and self.type not in DTYPES
         """Whether quantised products leave AMX out: it kills the process (llama.cpp #20824)."""
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def _repacked(library: Any, header: Header) -> Any:
+    """Where tensors lie that llama.cpp itself would repack if it did not prefer AMX.
+
+    The list ends with an empty entry; without a buffer for repacked weights it is that alone.
+    """
+    buffer = _repack_buffer(library)
+    names = [
+        name.replace(".", "[.]").encode()
+        for name, info in header.tensors.items()
+        if info.type in _REPACKED and not info.shape[0] % 8 and name.startswith("blk.")
+    ]
+    chosen = [_Override(name, buffer) for name in names] if buffer else []
+    return (_Override * (len(chosen) + 1))(*chosen)
+
+
+def _repack_buffer(library: Any) -> int | None:
+    """ggml's buffer type of repacked weights, which is no part of llama.h; None: there is none."""
+    library.llama_backend_init()
+    ggml, pointer = library.llama_cpp._lib, ctypes.c_void_p
+
+    def call(name: str, result: Any, *arguments: Any) -> Any:
+        function = ctypes.CFUNCTYPE(result, *map(type, arguments))((name, ggml))
+        return function(*arguments)
+
+    device = pointer(call("ggml_backend_dev_by_type", pointer, ctypes.c_int(_CPU)))
+    registry = pointer(call("ggml_backend_dev_backend_reg", pointer, device))
+    asked = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
+    address = call("ggml_backend_reg_get_proc_address", pointer, registry, asked)
+    if not address:
+        return None
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
+    found: dict[bytes, int] = {}
+    for kind in types if types else ():
+        if not kind:
+            break
+        found[call("ggml_backend_buft_name", ctypes.c_char_p, pointer(kind))] = kind
+    return found.get(b"CPU_REPACK")
 
 
 @contextmanager
