@@ -98,7 +98,7 @@ class RoundedSource:
 def _check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
     low, high = (value.item() for value in rows.aminmax())
     largest = high if high >= -low else low  # a NaN is neither, and is the low one then
-    if not abs(largest) / _last_code(kind) <= _HALF_MAX:
+    if not abs(largest / _last_code(kind)) <= _HALF_MAX:
         raise UsageError(
             f"tensor {name} holds {largest:.4g}, which {kind.name} has no scale for",
             "copy the weights again: the model itself can hardly compute with them",
