@@ -1,4 +1,4 @@
-"""`trtla convert --dtype fp8`: flags, calibration data, what it writes, what it refuses."""
+"""`trtla convert` to fp8, int8 and int4: flags, calibration data, output, refusals."""
 
 from __future__ import annotations
 
@@ -41,6 +41,46 @@ def test_fp8_from_a_text_file_to_text(model: Path, data: Path, tmp_path: Path) -
     assert ran.code == 0, ran.err
     assert "float32, FP8 weights dequantised at load, FP8 K/V cache" in ran.err
     assert trtla("inspect", folder).code == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_integers_to_text(dtype: str, model: Path, data: Path, tmp_path: Path) -> None:
+    ran = convert(model, tmp_path / "ckpt", "--dtype", dtype, "--group-size", "32")
+    assert ran.code == 0, ran.err
+    assert "calibrate" not in ran.err
+    ran = convert(model, tmp_path / "seen", "--dtype", dtype, "--calib-data", data)
+    assert "calibrate: 3 of 3 texts" in ran.err
+    stored = [(tmp_path / name / "rank0.safetensors").read_bytes() for name in ("ckpt", "seen")]
+    assert len(stored[0]) == len(stored[1])
+    assert stored[0] != stored[1]
+    folder = tmp_path / "engine"
+    ran = trtla("build", "--checkpoint-dir", tmp_path / "ckpt", "--output-dir", folder)
+    assert ran.code == 0, ran.err
+    assert trtla("run", "--engine-dir", folder, "--input-text", "Half").code == 0
+    ran = trtla("inspect", folder)
+    assert ran.code == 0
+    assert "| weight_types.Q8_0 " in ran.out
+    assert "8.5 bits per weight" in ran.out
+    checked = trtla("doctor", folder, "--json").json["model"]
+    assert checked["model"]["block_types"] == ("Q8_0" if dtype == "int8" else "Q4_0, Q8_0")
+
+
+def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
+    def attempt(*args: str) -> Ran:
+        return convert(model, tmp_path / "out", *args)
+
+    group = ("--group-size", "64")
+    for dtype in ("fp8", "bfloat16"):
+        ran = attempt("--dtype", dtype, *group)
+        refused(ran, 2, f"--group-size 64 is for --dtype int8 or int4, and dtype is {dtype}")
+    refused(attempt(*group), 2, "dtype is auto")
+    refused(attempt("--dtype", "int4", "--group-size", "48"), 2, "48")
+    refused(attempt("--dtype", "int4", "--kv-cache-dtype", "fp8"), 2, "for --dtype fp8, and dtype")
+    ran = attempt("--dtype", "int4", "--calib-size", "5")
+    refused(ran, 2, "--calib-size 5 is for texts", "add --calib-data")
+    ran = attempt("--dtype", "int4", "--tp-size", "2")
+    refused(ran, 2, "are not split", "omit --tp-size")
+    assert not (tmp_path / "out").exists()
 
 
 def test_calib_size_limits_the_texts(model: Path, tmp_path: Path) -> None:

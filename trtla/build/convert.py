@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtla.build.quantize import Calibration, Fp8Source, calibrate
+from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
+from trtla.build.rounding import INTEGERS, RoundedSource, integer_config
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
@@ -26,6 +27,7 @@ def convert(
     dtype: str = "auto",
     tp_size: int = 1,
     pp_size: int = 1,
+    group_size: int = 32,
     calibration: Calibration | None = None,
     fp8_kv_cache: bool = False,
     force: bool = False,
@@ -37,10 +39,13 @@ def convert(
         model_dir: a folder with config.json and weights, see `HFModel`, or a GGUF file.
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
         dtype: float16, bfloat16, float32, which dequantise the blocks of a GGUF file, or auto: the
-            model's, but float16 for float32, and blocks as they are.
+            model's, but float16 for float32, and blocks as they are. int8 and int4 round the linear
+            weights, the rest is as with auto; int4 has int8 for embedding and lm_head.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
-        calibration: makes an FP8 checkpoint, with activation scales found by running the model on
-            it; `dtype` is then the type of activations and of what is not quantised.
+        group_size: of int8 and int4, inputs that share a scale: 32, 64 or 128.
+        calibration: with int8 and int4, errors are weighed by the activations of the model on it.
+            With any other dtype it makes an FP8 checkpoint, with activation scales found by running
+            the model on it; `dtype` is then the type of activations and of what is not quantised.
         fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration.
         force: replace an existing checkpoint or engine, at the very end.
         progress: called with (bytes done, bytes in total).
@@ -54,15 +59,20 @@ def convert(
     inputs = (Path(model_dir), *model_inputs(source))
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
-    if calibration is not None:
+    integer = dtype in INTEGERS
+    if integer or calibration is not None:
         _refuse_twice(source, model)
-    config = checkpoint_config(model.config, dtype, tp_size, pp_size)
+    config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
     weights = in_type(model, model.config, config)
-    if calibration is not None:
+    if fp8_kv_cache and (integer or calibration is None):
+        raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
+    if integer:
+        config = integer_config(config, dtype, group_size)
+        found = {} if calibration is None else mean_squares(source, model.config, calibration)
+        weights = RoundedSource(model, config.block_types, found)
+    elif calibration is not None:
         config = config.model_copy(update={"quantization": _fp8_quantization(fp8_kv_cache)})
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
-    elif fp8_kv_cache:
-        raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     with atomic_directory(target, force=force, sources=inputs) as folder:
         write_ranks(folder, config, weights, progress)
         copy_side_files(source, folder)

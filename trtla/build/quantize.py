@@ -1,7 +1,7 @@
-"""FP8 conversion: a model is calibrated on some texts, and its weights get the scales that follow.
+"""Calibration: how large activations get on some texts, and FP8 weights with scales of them.
 
-The unquantised model runs in transformers, a text at a time, and the largest absolute values of its
-activations, keys and values are kept.
+The unquantised model runs in transformers, a text at a time. FP8 needs the largest absolute values
+of its activations, keys and values; int8 and int4 can use the mean squares of its activations.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _READERS = {
     "mlp.down_proj": ("mlp.down_proj",),
 }
 """Module whose input is watched -> the linears that read the same input."""
+_See = Callable[[str, Tensor], None]
+"""Gets a linear's name, as in `fp8_groups`, and its inputs [..., inputs]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What FP8 conversion calibrates with.
+    """What a conversion calibrates with.
 
     `prompts` are read once, after the model's own files have been checked. `progress` is called
     with (texts done, texts in all). `device` is cpu or a CUDA device that is there.
@@ -64,19 +66,62 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
         UsageError: there are no prompts, or transformers cannot load the model.
         TrtlaError: a range is 0, infinite or not a number.
     """
+    ranges = _Ranges()
+
+    def see(linear: str, values: Tensor) -> None:
+        ranges.see(f"{linear}.input_scale", values)
+
+    _read_texts(folder, config, calibration, see, _seen_cache(ranges))
+    return ranges.checked()
+
+
+def mean_squares(
+    folder: Path, config: CheckpointConfig, calibration: Calibration
+) -> dict[str, Tensor]:
+    """The mean square of every input of a layer's linear, float32 [inputs], by weight.
+
+    Args and errors are those of `calibrate`; a mean of 0 is none.
+    """
+    sums: dict[str, Tensor] = {}
+
+    def see(linear: str, values: Tensor) -> None:
+        found = values.float().square().flatten(0, -2).sum(0)
+        sums[linear] = sums[linear] + found if linear in sums else found
+
+    tokens = _read_texts(folder, config, calibration, see, None)
+    for linear, found in sums.items():
+        if not math.isfinite(largest := found.amax().item()):
+            raise _unusable(f"input of {linear}", largest, "weighs no errors")
+    groups = fp8_groups(config)
+    return {name: (sums[of] / tokens).cpu() for of in sums for name in groups[of]}
+
+
+def _read_texts(
+    folder: Path,
+    config: CheckpointConfig,
+    calibration: Calibration,
+    see: _See,
+    cache: DynamicCache | None,
+) -> int:
+    """Run the model over all texts; returns the number of their tokens."""
     longest = min(MAX_TEXT_TOKENS, config.max_positions, config.sliding_window or MAX_TEXT_TOKENS)
     prompts = [list(prompt)[:longest] for prompt in calibration.prompts if prompt]
     if not prompts:
         raise UsageError("the calibration data holds no text", "give --calib-data with some text")
     model = _load(folder, config, calibration.device)
-    ranges = _Ranges()
-    _watch(model, config, ranges)
-    cache = _seen_cache(ranges)
+    _watch(model, config, see)
     for done, prompt in enumerate(prompts, 1):
         _read(model, prompt, cache)
         if calibration.progress is not None:
             calibration.progress(done, len(prompts))
-    return ranges.checked()
+    return sum(map(len, prompts))
+
+
+def _unusable(what: str, value: float, why: str) -> TrtlaError:
+    return TrtlaError(
+        f"the {what} reached {value:g} in calibration, which {why}",
+        "calibrate with other texts (--calib-data); if it stays, the model is broken",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +141,7 @@ class _Ranges:
             if not 0.0 < value < math.inf:
                 where, _, kind = name.rpartition(".")
                 what = "keys and values" if kind == "kv_scale" else "input"
-                raise TrtlaError(
-                    f"the {what} of {where} reached {value:g} in calibration, which gives no "
-                    "FP8 scale",
-                    "calibrate with other texts (--calib-data); if it stays, the model is broken",
-                )
+                raise _unusable(f"{what} of {where}", value, "gives no FP8 scale")
         return values
 
 
@@ -112,18 +153,18 @@ def _load(folder: Path, config: CheckpointConfig, device: str) -> PreTrainedMode
     return loaded
 
 
-def _watch(model: PreTrainedModel, config: CheckpointConfig, ranges: _Ranges) -> None:
-    """Look at the inputs of all quantised linears from now on."""
+def _watch(model: PreTrainedModel, config: CheckpointConfig, see: _See) -> None:
+    """Show the inputs of all quantised linears from now on."""
     for layer in range(config.num_hidden_layers):
         for module, linears in _READERS.items():
-            names = [f"model.layers.{layer}.{linear}.input_scale" for linear in linears]
+            names = [f"model.layers.{layer}.{linear}" for linear in linears]
 
-            def see(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
+            def show(_: object, inputs: tuple[Tensor, ...], names: list[str] = names) -> None:
                 for name in names:
-                    ranges.see(name, inputs[0])
+                    see(name, inputs[0])
 
             watched = model.get_submodule(f"model.layers.{layer}.{module}")
-            watched.register_forward_pre_hook(see)
+            watched.register_forward_pre_hook(show)
 
 
 def _seen_cache(ranges: _Ranges) -> DynamicCache:
@@ -142,10 +183,10 @@ def _seen_cache(ranges: _Ranges) -> DynamicCache:
 
 
 @torch.inference_mode()
-def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache) -> None:
+def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache | None) -> None:
     """One forward over a text, without the logits."""
     ids = torch.tensor([list(prompt)], device=model.device)
-    model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+    model.base_model(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
 
 
 class Fp8Source:

@@ -18,9 +18,16 @@ from trtla.errors import UsageError
 if TYPE_CHECKING:
     from trtla.build.quantize import Calibration
 
-_FP8_ONLY = ("kv_cache_dtype", "calib_data", "calib_size", "calib_device")
+_INTEGERS = ("int8", "int4")
+_QUANTISED = ("fp8", *_INTEGERS)
+_DTYPES_OF = {
+    "group_size": _INTEGERS,
+    "kv_cache_dtype": ("fp8",),
+    **dict.fromkeys(("calib_data", "calib_size", "calib_device"), _QUANTISED),
+}
+"""Flags that go with some dtypes only."""
 _conversion = partial(setting, section="Conversion")
-_fp8 = partial(setting, section="FP8")
+_quantised = partial(setting, section="Quantisation")
 
 
 @click.command(
@@ -31,6 +38,7 @@ _fp8 = partial(setting, section="FP8")
         "trtla convert --model-dir llama-3-70b --output-dir ckpt --dtype bfloat16 --tp-size 8",
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --kv-cache-dtype fp8",
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype int4",
     ],
 )
 @_conversion(
@@ -49,29 +57,38 @@ _fp8 = partial(setting, section="FP8")
 )
 @_conversion(
     "--dtype",
-    type=click.Choice([*DTYPES.choices, "fp8"]),
+    type=click.Choice([*DTYPES.choices, *_QUANTISED]),
     default="auto",
-    help="Type of the weights; auto keeps the model's, float16 for float32. fp8 quantises the "
-    "layers' linears and keeps the rest as auto does.",
+    help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
+    "blocks. fp8, int8 and int4 quantise the layers' linears and keep the rest as auto does; "
+    "embedding and lm_head become int8 with int8 and int4.",
 )
 @_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
 @_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
 @switch("--force", section="Conversion", help="Replace what is in the output folder.")
-@_fp8(
+@_quantised(
+    "--group-size",
+    type=click.Choice(["32", "64", "128"]),
+    default="32",
+    help="Inputs that share a scale, of int8 and int4.",
+)
+@_quantised(
     "--kv-cache-dtype",
     type=click.Choice(["auto", "fp8"]),
     default="auto",
-    help="Type of cached keys and values; auto is that of the activations.",
+    help="Type of cached keys and values, of fp8; auto is that of the activations.",
 )
-@_fp8(
+@_quantised(
     "--calib-data",
     default="cnn_dailymail",
+    show_default="cnn_dailymail for fp8, none for int8 and int4",
     metavar="cnn_dailymail|PATH",
     help="Texts that show how large activations get: CNN/DailyMail from the Hugging Face hub, a "
-    ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines.",
+    ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines. "
+    "int8 and int4 round with less error where activations are large.",
 )
-@_fp8("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
-@_fp8(
+@_quantised("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
+@_quantised(
     "--calib-device",
     type=DEVICE,
     metavar="auto|cpu|cuda",
@@ -82,15 +99,15 @@ _fp8 = partial(setting, section="FP8")
 def convert(ctx: click.Context, /, **flags: Any) -> None:
     """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.
 
-    Weights are streamed: memory follows the largest tensor, not the model. Only the calibration for
-    fp8 runs the whole model. The folder appears when it is complete, or not at all.
+    Weights are streamed: memory follows the largest tensor, not the model. Only calibration runs
+    the whole model. TensorRT-LLM does not read int8 and int4, which are for the torch executor. The
+    folder appears when it is complete, or not at all.
     """
     console = ctx.ensure_object(Console)
-    fp8 = flags["dtype"] == "fp8"
-    if not fp8:
-        _refuse_fp8_flags(ctx)
+    _refuse_flags(ctx)
     from trtla.build import convert as converter
 
+    fp8, given = flags["dtype"] == "fp8", source(ctx, "calib_data") != "default"
     with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
         converter.convert(
             Path(flags["model_dir"]),
@@ -98,7 +115,8 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
             dtype="auto" if fp8 else flags["dtype"],
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
-            calibration=_calibration(flags, texts) if fp8 else None,
+            group_size=int(flags["group_size"]),
+            calibration=_calibration(flags, texts) if fp8 or given else None,
             fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
             force=flags["force"],
             progress=progress,
@@ -108,15 +126,24 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     console.note(f"next: trtla build --checkpoint-dir {output} --output-dir ENGINE")
 
 
-def _refuse_fp8_flags(ctx: click.Context) -> None:
+def _refuse_flags(ctx: click.Context) -> None:
     """Settings that would have no effect are errors, wherever they come from."""
-    for name in _FP8_ONLY:
-        if source(ctx, name) != "default":
-            flag = name.replace("_", "-")
+    dtype, given = ctx.params["dtype"], source(ctx, "calib_data") != "default"
+    for name, dtypes in _DTYPES_OF.items():
+        if source(ctx, name) == "default":
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if dtype not in dtypes:
             raise UsageError(
-                f"--{flag} {ctx.params[name]} is for --dtype fp8, and dtype is "
-                f"{ctx.params['dtype']}",
-                f"add --dtype fp8, or omit --{flag}",
+                f"{flag} {ctx.params[name]} is for --dtype {' or '.join(dtypes)}, and dtype is "
+                f"{dtype}",
+                f"add --dtype {dtypes[0]}, or omit {flag}",
+            )
+        if name.startswith("calib") and dtype != "fp8" and not given:
+            raise UsageError(
+                f"{flag} {ctx.params[name]} is for texts, and {dtype} reads some only with "
+                "--calib-data",
+                f"add --calib-data, or omit {flag}",
             )
 
 

@@ -121,8 +121,15 @@ def inspect_path(console: Console, path: str) -> None:
 
 def _readable(found: dict[str, Any]) -> dict[str, Any]:
     """What people want to know of it, with units."""
+    types = {
+        kind: f"{counted(each['tensors'], 'tensor')}, {size(each['bytes'])}, "
+        f"{each['bits_per_weight']:g} bits per weight"
+        for kind, each in found.get("weight_types", {}).items()
+    }
+    omitted = ("bytes", "problems", "tensor_types")
     return {
-        **{key: value for key, value in found.items() if key not in ("bytes", "problems")},
+        **{key: value for key, value in found.items() if key not in omitted},
+        **({"weight_types": types} if types else {}),
         "size": size(found["bytes"]),
         **({"parameters": f"{found['parameters'] / 1e6:,.1f} M"} if "parameters" in found else {}),
         **({"problems": len(found["problems"])} if found["problems"] else {}),

@@ -6,7 +6,7 @@ Only config files and the headers of weight files are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.compiled import compiled_problems
-from trtla.formats.config import CheckpointConfig
+from trtla.formats.config import BLOCK_SIZES, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
-from trtla.formats.gguf.folder import model_folder
+from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
-from trtla.formats.hf import model_problems, stored_parameters
+from trtla.formats.hf import HFModel, model_problems, stored_parameters
 from trtla.formats.hf_config import read_hf_config
-from trtla.formats.plan import LM_HEAD, hf_shapes
+from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
 from trtla.formats.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 
 _SHAPE_KEYS = (
@@ -72,6 +72,8 @@ def read_contents(folder: Path) -> Contents:
     if is_encoder_decoder(folder):
         decoder = decoder_config(folder, read_t5_config(folder))
         return Contents(decoder, encoder_decoder=True)
+    if weight_file(folder) is not None:  # whose header has the types of blocks
+        return Contents(HFModel.open(folder).config)
     return Contents(read_hf_config(folder / "config.json")[0])
 
 
@@ -83,7 +85,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape and mapping; for engines also version, backend, limits,
     lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of one
-    request). Of an encoder-decoder the shape is the decoder's.
+    request). Of an encoder-decoder the shape is the decoder's. All but Hugging Face folders also
+    have weight_types: tensors, bytes and bits_per_weight of each type.
 
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
@@ -101,6 +104,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     if is_gguf(given):
         infos = read_header(given).tensors.values()
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
+        found = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
+        result["weight_types"] = _weight_types(found)
     problems: list[UsageError] = []
     try:
         contents = read_contents(folder)
@@ -142,6 +147,8 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         "shape": _picked(config, _SHAPE_KEYS),
         "mapping": config.mapping.model_dump(),
     }
+    if engine is not None or contents.checkpoint:
+        found["weight_types"] = _weight_types(_planned(config))
     if engine is None:
         return found
     triple, limits = engine.lookahead, engine.config.build_config
@@ -153,6 +160,30 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
         "lookahead": list(triple.as_tuple()) if triple else None,
         "max_draft_len": limits.max_draft_len,
         "max_text_len": limits.max_text_len,
+    }
+
+
+def _planned(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
+    """Type, numbers and bytes of every tensor of a checkpoint."""
+    for rank in range(config.mapping.world_size):
+        for target in stored_plan(config, rank):
+            inputs, size = BLOCK_SIZES.get(target.dtype, (1, 1))
+            yield target.dtype, prod(target.shape) // size * inputs, target.nbytes
+
+
+def _weight_types(tensors: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, float]]:
+    """From type, numbers and bytes of every tensor; the type with most bytes comes first."""
+    sums: dict[str, list[int]] = {}
+    for kind, numbers, size in tensors:
+        known = sums.setdefault(kind, [0, 0, 0])
+        sums[kind] = [known[0] + 1, known[1] + max(numbers, 1), known[2] + size]
+    return {
+        kind: {
+            "tensors": count,
+            "bytes": size,
+            "bits_per_weight": round(8 * size / max(numbers, 1), 3),
+        }
+        for kind, (count, numbers, size) in sorted(sums.items(), key=lambda item: -item[1][2])
     }
 
 

@@ -12,6 +12,7 @@ from trtla.doctor.report import Report
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.compiled import stage_problems
 from trtla.formats.gguf.folder import model_folder
+from trtla.formats.plan import block_names
 from trtla.machine import Gpu
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
@@ -66,6 +67,7 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
     data = contents.config.model_dump()
     sizes = {**data, **data["quantization"], **data["mapping"]}
     shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(contents)}
+    shown["block_types"] = block_names(contents.config) or None
     return ModelCheck(str(path), kind, backend, reason, shown, tuple(problems), tuple(warnings))
 
 

@@ -35,9 +35,7 @@ struct Blocks {
     Floats numbers(int place, int group, int half) const {
         const Floats wide = load((const Float16*)halves + place * WIDTH + half * LANES);
         if constexpr (!FACTORS) return wide;
-        typedef int8_t Factors __attribute__((vector_size(LANES)));
-        const Factors factors = load_as<Factors>(small + group * WIDTH + half * LANES);
-        return wide * to_floats(__builtin_convertvector(factors, Ints));
+        return wide * to_floats(widened(small + group * WIDTH + half * LANES));
     }
     Floats scales(int group, int half) const { return numbers(0, group, half); }
     Floats minimums(int half) const { return numbers(1, BLOCK / GROUP, half); }

@@ -12,7 +12,10 @@
 #include "tiles.h"
 
 constexpr int INTEGER_ROWS = LANES == 16 ? 6 : 4;
-constexpr int MOST_INTEGER_ROWS = HAS_TILES ? 2 * TILE_ROWS : INTEGER_ROWS;
+constexpr int MOST_INTEGER_ROWS = HAS_TILES ? TILE_ROWS : INTEGER_ROWS;
+#ifndef TOG
+#define TOG 4
+#endif
 #ifndef FEW
 #define FEW 9
 #endif
@@ -86,7 +89,8 @@ struct Inputs : Rows {
     }
 };
 
-// Inputs in 8 bits, [tokens][inputs], and the scale of each BLOCK of them.
+// Inputs in 8 bits, [tokens][inputs], and the scales of each BLOCK of them,
+// [inputs / BLOCK][tokens].
 struct Codes : Rows {
     std::vector<int8_t> data;
     std::vector<Scale> scales;
@@ -94,15 +98,17 @@ struct Codes : Rows {
     void reset(int new_tokens, int new_size) {
         Rows::reset(new_tokens, new_size, MOST_INTEGER_ROWS);
         if (data.size() < (size_t)tokens * size) data.resize((size_t)tokens * size);
-        if (scales.size() < (size_t)tokens * size / BLOCK) scales.resize((size_t)tokens * size / BLOCK);
+        // Tiles read the scales of TILE_ROWS tokens, however many there are.
+        const size_t wanted = (size_t)tokens * size / BLOCK + TILE_ROWS;
+        if (scales.size() < wanted) scales.resize(wanted);
     }
     const int8_t* row(int token) const { return data.data() + (size_t)token * size; }
-    const Scale* scale(int token) const { return scales.data() + (size_t)token * (size / BLOCK); }
+    const Scale* scales_of(int block) const { return scales.data() + (size_t)block * tokens; }
 
     void put(int token, const float* from) {
         for (int i = 0; i < size; i += BLOCK) {
-            const size_t at = (size_t)token * size + i;
-            scales[at / BLOCK] = quantise(from + i, &data[at]);
+            int8_t* to = &data[(size_t)token * size + i];
+            scales[(size_t)(i / BLOCK) * tokens + token] = quantise(from + i, to);
         }
     }
 };
@@ -199,6 +205,7 @@ template <class B>
 struct BlockProduct {
     static constexpr int MOST = MOST_INTEGER_ROWS;
     static constexpr int GROUP_FOURS = B::GROUP / 4;
+    static constexpr int TOGETHER = TOG;
     using Ready = Tiles<HAS_TILES ? B::GROUP : 0>;
     using Operand = Codes;
 
@@ -231,22 +238,22 @@ struct BlockProduct {
     }
 
     template <int ROWS, int GROUP = 0>
-    static void add_groups(const B& weights, const int8_t* x, int size, const Scale* const* scales,
-                           int block, Floats (&sums)[ROWS][2]) {
+    static void add_groups(const B& weights, const int8_t* x, int size, const Scale* of,
+                           Floats (&sums)[ROWS][2]) {
         if constexpr (GROUP < BLOCK / B::GROUP) {
             Ints dots[ROWS][2];
             for (int row = 0; row < ROWS; ++row) {
-                const int sum = scales[row][block].sum(GROUP, B::GROUP);
+                const int sum = of[row].sum(GROUP, B::GROUP);
                 dots[row][0] = dots[row][1] = broadcast(-B::ZERO * sum);
             }
             add_products<ROWS, GROUP * B::GROUP / 4, B::GROUP / 4>(weights, x, size, dots);
             const Floats first = weights.scales(GROUP, 0), second = weights.scales(GROUP, 1);
             for (int row = 0; row < ROWS; ++row) {
-                const float scale = scales[row][block].scale;
+                const float scale = of[row].scale;
                 sums[row][0] = fused(first * scale, to_floats(dots[row][0]), sums[row][0]);
                 sums[row][1] = fused(second * scale, to_floats(dots[row][1]), sums[row][1]);
             }
-            add_groups<ROWS, GROUP + 1>(weights, x, size, scales, block, sums);
+            add_groups<ROWS, GROUP + 1>(weights, x, size, of, sums);
         }
     }
 
@@ -254,21 +261,20 @@ struct BlockProduct {
     static void multiply_block(const Codes& x, int token, const uint8_t* panel, const float* bias,
                                float (*out)[WIDTH]) {
         Floats sums[ROWS][2];
-        const Scale* scales[ROWS];
         for (int row = 0; row < ROWS; ++row) {
             sums[row][0] = bias ? load(bias) : Floats{};
             sums[row][1] = bias ? load(bias + LANES) : Floats{};
-            scales[row] = x.scale(token + row);
         }
         for (int block = 0; block < x.size / BLOCK; ++block) {
             const B weights(panel, block);
-            add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, scales, block, sums);
+            const Scale* of = x.scales_of(block) + token;
+            add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
             if constexpr (B::MINIMUMS)
                 for (int half = 0; half < 2; ++half) {
                     const Floats least = weights.minimums(half);
                     for (int row = 0; row < ROWS; ++row)
                         sums[row][half] =
-                            fused(least, Floats{} + scales[row][block].shift, sums[row][half]);
+                            fused(least, Floats{} + of[row].shift, sums[row][half]);
                 }
         }
         for (int row = 0; row < ROWS; ++row)
@@ -276,47 +282,56 @@ struct BlockProduct {
     }
 
 #if defined(TRTLA_TILES)
-    // In tiles; the same numbers as `multiply_block`.
-    template <bool MANY>
-    static void multiply_tiles(int rows, const Codes& x, int token, const uint8_t* panel,
-                               const float* bias, float (*out)[WIDTH]) {
-        alignas(64) uint8_t codes[2][GROUP_FOURS][64];
-        alignas(64) int32_t dots[2][2 * TILE_ROWS][TILE_OUTPUTS];
-        for (int row = 0; row < rows; ++row)
-            for (int half = 0; half < 2; ++half)
-                store(out[row] + half * LANES, bias ? load(bias + half * LANES) : Floats{});
-        for (int block = 0; block < x.size / BLOCK; ++block) {
-            const B weights(panel, block);
-            for (int group = 0; group < BLOCK / B::GROUP; ++group) {
-                const int8_t* from = x.row(token) + block * BLOCK + group * B::GROUP;
-                for (int half = 0; half < 2; ++half)
-                    for (int four = 0; four < GROUP_FOURS; ++four) {
-                        const Bytes some = weights.unpacked(group * GROUP_FOURS + four, half);
-                        std::memcpy(codes[half][four], &some, sizeof some);
-                    }
-                in_memory();
-                multiply_integers<MANY, B::GROUP>(from, x.size, codes[0][0], dots);
-                const Floats scales[2] = {weights.scales(group, 0), weights.scales(group, 1)};
-                for (int row = 0; row < rows; ++row) {
-                    const Scale& of = x.scale(token + row)[block];
-                    const Ints zero = broadcast(-B::ZERO * of.sum(group, B::GROUP));
-                    for (int half = 0; half < 2; ++half) {
-                        float* to = out[row] + half * LANES;
-                        const Ints dot = load_as<Ints>(dots[half][row]) + zero;
-                        store(to, fused(scales[half] * of.scale, to_floats(dot), load(to)));
-                    }
-                }
-            }
-            if constexpr (B::MINIMUMS)
-                for (int half = 0; half < 2; ++half) {
-                    const Floats least = weights.minimums(half);
-                    for (int row = 0; row < rows; ++row) {
-                        float* to = out[row] + half * LANES;
-                        const float shift = x.scale(token + row)[block].shift;
-                        store(to, fused(least, Floats{} + shift, load(to)));
-                    }
-                }
+    // Codes of one group of LANES outputs, with their sign.
+    static void unpack(const B& weights, int group, int half, int8_t (&codes)[GROUP_FOURS][64]) {
+        for (int four = 0; four < GROUP_FOURS; ++four) {
+            const Bytes some = weights.unpacked(group * GROUP_FOURS + four, half);
+            const Bytes centred = some - (int8_t)B::ZERO;
+            std::memcpy(codes[four], &centred, sizeof centred);
         }
+    }
+
+    // LANES outputs of up to TILE_ROWS tokens in tiles: the same numbers as `multiply_block`.
+    static void multiply_tiles(int rows, const Codes& x, int token, const uint8_t* panel, int half,
+                               const float* bias, float (*out)[WIDTH]) {
+        constexpr int groups = BLOCK / B::GROUP;
+        const int count = x.size / B::GROUP, stages = (count + TOGETHER - 1) / TOGETHER;
+        alignas(64) int8_t codes[3][TOGETHER][GROUP_FOURS][64];
+        alignas(64) int32_t dots[2][TOGETHER][TILE_ROWS][TILE_OUTPUTS];
+        const auto each = [&](int stage, auto work) {
+            const int first = stage * TOGETHER;
+            for (int i = 0; stage >= 0 && i < TOGETHER && first + i < count; ++i) work(first + i, i);
+        };
+        Floats sums[TILE_ROWS];
+        for (Floats& sum : sums) sum = bias ? load(bias + half * LANES) : Floats{};
+        // What a stage writes is read two stages later: tiles and vectors do not forward it.
+        for (int stage = -2; stage < stages; ++stage) {
+            each(stage + 2, [&](int index, int i) {
+                unpack(B(panel, index / groups), index % groups, half, codes[(stage + 2) % 3][i]);
+            });
+            in_memory();
+            each(stage + 1, [&](int index, int i) {
+                const int8_t* from = x.row(token) + index * B::GROUP;
+                multiply_integers(i, from, x.size, codes[(stage + 1) % 3][i][0], dots[(stage + 1) % 2][i][0]);
+            });
+            in_memory();
+            each(stage, [&](int index, int i) {
+                const B weights(panel, index / groups);
+                const Scale* of = x.scales_of(index / groups) + token;
+                const Floats scale = weights.scales(index % groups, half);
+#pragma GCC unroll 16
+                for (int row = 0; row < TILE_ROWS; ++row) {
+                    const Floats dot = to_floats(load_as<Ints>(dots[stage % 2][i][row]));
+                    sums[row] = fused(scale * of[row].scale, dot, sums[row]);
+                }
+                if (!B::MINIMUMS || index % groups < groups - 1) return;
+                const Floats least = weights.minimums(half);
+#pragma GCC unroll 16
+                for (int row = 0; row < TILE_ROWS; ++row)
+                    sums[row] = fused(least, Floats{} + of[row].shift, sums[row]);
+            });
+        }
+        for (int row = 0; row < rows; ++row) store(out[row] + half * LANES, sums[row]);
     }
 #endif
 
@@ -324,8 +339,10 @@ struct BlockProduct {
                     float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)
-        if (rows > TILE_ROWS) return multiply_tiles<true>(rows, x, first, panel, bias, out);
-        if (rows >= FEWEST_IN_TILES) return multiply_tiles<false>(rows, x, first, panel, bias, out);
+        if (rows >= FEWEST_IN_TILES) {
+            multiply_tiles(rows, x, first, panel, 0, bias, out);
+            return multiply_tiles(rows, x, first, panel, 1, bias, out);
+        }
 #endif
         const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
         for (int part = 0; part < parts; ++part) {

@@ -72,6 +72,19 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// LANES integers of 8 bits, with their sign.
+inline Ints widened(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    Ints out;
+    for (int i = 0; i < LANES; ++i) out[i] = (int8_t)from[i];
+    return out;
+#endif
+}
+
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }

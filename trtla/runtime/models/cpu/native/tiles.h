@@ -43,7 +43,9 @@ public:
     explicit Tiles(int rows) {
         const uint8_t low = rows < TILE_ROWS ? rows : TILE_ROWS, high = rows - low;
         const uint8_t deep = INPUT_BYTES / 4;
-        const uint8_t heights[8] = {low, low, high, high, low, high, deep, deep};
+        const bool integers = INPUT_BYTES < 2 * TILE_INPUTS;  // of up to TILE_ROWS tokens
+        const uint8_t second = integers ? low : high;
+        const uint8_t heights[8] = {low, low, second, second, low, second, deep, deep};
         struct alignas(64) {
             uint8_t palette = 1, start = 0, unused[14] = {};
             uint16_t bytes[16] = {};
@@ -114,29 +116,24 @@ inline void multiply_tiles(int rows, const BFloat16* x, const BFloat16* panel, c
             store(out[row] + i, load(out[row] + i) + load(bias + i));
 }
 
-// Sums of integer products of up to 32 tokens with INPUTS inputs of 32 outputs, [half][token][16].
-// Codes of weights are [half][INPUTS / 4][16 outputs][4], without sign.
-template <bool MANY, int INPUTS>
-inline void multiply_integers(const int8_t* x, size_t row_bytes, const uint8_t* codes,
-                              int32_t (&out)[2][2 * TILE_ROWS][TILE_OUTPUTS]) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (MANY) _tile_zero(2);
-    if (MANY) _tile_zero(3);
-    _tile_loadd(4, x, row_bytes);
-    if (MANY) _tile_loadd(5, x + TILE_ROWS * row_bytes, row_bytes);
-    _tile_loadd(6, codes, 64);
-    _tile_dpbsud(0, 4, 6);
-    if (MANY) _tile_dpbsud(2, 5, 6);
-    _tile_loadd(7, codes + INPUTS * TILE_OUTPUTS, 64);
-    _tile_dpbsud(1, 4, 7);
-    if (MANY) _tile_dpbsud(3, 5, 7);
-    _tile_stored(0, out[0][0], 64);
-    _tile_stored(1, out[1][0], 64);
-    if (MANY) _tile_stored(2, out[0][TILE_ROWS], 64);
-    if (MANY) _tile_stored(3, out[1][TILE_ROWS], 64);
-    in_memory();
+// Sums of products of up to 16 tokens with the inputs of a group of 16 outputs, [token][output]. Codes of
+// weights are [inputs / 4][output][4].
+#define TRTLA_MULTIPLY(SUM, TOKENS, WEIGHTS)  \
+    _tile_zero(SUM);                          \
+    _tile_loadd(TOKENS, x, row_bytes);        \
+    _tile_loadd(WEIGHTS, codes, 64);          \
+    _tile_dpbssd(SUM, TOKENS, WEIGHTS);       \
+    _tile_stored(SUM, out, 64);
+inline void multiply_integers(int place, const int8_t* x, size_t row_bytes, const int8_t* codes,
+                              int32_t* out) {
+    switch (place % 4) {  // not the same tiles one after the other
+        case 0: TRTLA_MULTIPLY(0, 4, 6) break;
+        case 1: TRTLA_MULTIPLY(1, 5, 7) break;
+        case 2: TRTLA_MULTIPLY(2, 4, 6) break;
+        default: TRTLA_MULTIPLY(3, 5, 7)
+    }
 }
+#undef TRTLA_MULTIPLY
 #else
 constexpr bool HAS_TILES = false;
 constexpr int TILE_ROWS = 16, TILE_OUTPUTS = 16, TILE_INPUTS = 32;
