@@ -31,12 +31,15 @@ constexpr int SIGNED_ZERO = 0;
 #if defined(__AVX512BW__)
 #define TRTLA_PAIRS(codes, inputs) _mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs)
 #define TRTLA_WIDE(pairs) _mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1))
+#define TRTLA_SIGNED(inputs, codes, negative) (inputs ^ negative) - negative
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define TRTLA_PAIRS(codes, inputs) _mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs)
 #define TRTLA_WIDE(pairs) _mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1))
+#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm256_sign_epi8((__m256i)inputs, (__m256i)codes)
 #elif defined(__SSSE3__) && !defined(__AVX2__)
 #define TRTLA_PAIRS(codes, inputs) _mm_maddubs_epi16((__m128i)codes, (__m128i)inputs)
 #define TRTLA_WIDE(pairs) _mm_madd_epi16((__m128i)pairs, _mm_set1_epi16(1))
+#define TRTLA_SIGNED(inputs, codes, negative) (Bytes)_mm_sign_epi8((__m128i)inputs, (__m128i)codes)
 #endif
 #endif
 
@@ -56,8 +59,8 @@ struct Partial {
     void add(Bytes codes, Bytes inputs) {
         if constexpr (BITS == 8) {
             const Bytes negative = codes < 0;
+            inputs = TRTLA_SIGNED(inputs, codes, negative);
             codes = (codes ^ negative) - negative;
-            inputs = (inputs ^ negative) - negative;
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
     }

@@ -1,8 +1,7 @@
-// Products of bfloat16 and of small integers in the processor's matrix tiles (AMX).
+// The processor's matrix tiles (AMX), and products of bfloat16 in them.
 //
-// A tile product of bfloat16 adds the inputs of each output in order, two at a time, for every token
-// on its own: a token's numbers are the same alone and among others, as in matmul.h. Sums of integers
-// are those of every other way.
+// A tile product adds the inputs of each output in order, two at a time, for every token on its own:
+// a token's numbers are the same alone and among others, as in matmul.h.
 #pragma once
 
 #include <algorithm>
@@ -43,9 +42,7 @@ public:
     explicit Tiles(int rows) {
         const uint8_t low = rows < TILE_ROWS ? rows : TILE_ROWS, high = rows - low;
         const uint8_t deep = INPUT_BYTES / 4;
-        const bool integers = INPUT_BYTES < 2 * TILE_INPUTS;  // of up to TILE_ROWS tokens
-        const uint8_t second = integers ? low : high;
-        const uint8_t heights[8] = {low, low, second, second, low, second, deep, deep};
+        const uint8_t heights[8] = {low, low, high, high, low, high, deep, deep};
         struct alignas(64) {
             uint8_t palette = 1, start = 0, unused[14] = {};
             uint16_t bytes[16] = {};
@@ -116,24 +113,6 @@ inline void multiply_tiles(int rows, const BFloat16* x, const BFloat16* panel, c
             store(out[row] + i, load(out[row] + i) + load(bias + i));
 }
 
-// Sums of products of up to 16 tokens with the inputs of a group of 16 outputs, [token][output]. Codes of
-// weights are [inputs / 4][output][4].
-#define TRTLA_MULTIPLY(SUM, TOKENS, WEIGHTS)  \
-    _tile_zero(SUM);                          \
-    _tile_loadd(TOKENS, x, row_bytes);        \
-    _tile_loadd(WEIGHTS, codes, 64);          \
-    _tile_dpbssd(SUM, TOKENS, WEIGHTS);       \
-    _tile_stored(SUM, out, 64);
-inline void multiply_integers(int place, const int8_t* x, size_t row_bytes, const int8_t* codes,
-                              int32_t* out) {
-    switch (place % 4) {  // not the same tiles one after the other
-        case 0: TRTLA_MULTIPLY(0, 4, 6) break;
-        case 1: TRTLA_MULTIPLY(1, 5, 7) break;
-        case 2: TRTLA_MULTIPLY(2, 4, 6) break;
-        default: TRTLA_MULTIPLY(3, 5, 7)
-    }
-}
-#undef TRTLA_MULTIPLY
 #else
 constexpr bool HAS_TILES = false;
 constexpr int TILE_ROWS = 16, TILE_OUTPUTS = 16, TILE_INPUTS = 32;
