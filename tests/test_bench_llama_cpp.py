@@ -19,7 +19,7 @@ from trtla.data.prompt_sets import Ids, load_sets
 
 pytest.importorskip("llama_cpp")
 
-from trtla.bench import llama_cpp
+from trtla.bench import llama_cpp_model
 from trtla.bench.llama_cpp import LlamaCpp, llama_cpp_arms
 from trtla.errors import TrtlaError, UsageError
 
@@ -163,7 +163,7 @@ def test_the_file_is_gone_once_it_is_loaded(
         def interrupt(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(llama_cpp._library(), "llama_model_load_from_file", interrupt)
+        monkeypatch.setattr(llama_cpp_model._library(), "llama_model_load_from_file", interrupt)
         with pytest.raises(KeyboardInterrupt):
             arms(llm)
         assert list((tmp_path / "tmp").iterdir()) == []
@@ -171,7 +171,7 @@ def test_the_file_is_gone_once_it_is_loaded(
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "model") as llm:
-        library = llama_cpp._library()
+        library = llama_cpp_model._library()
         if not library.llama_supports_gpu_offload():
             with pytest.raises(UsageError, match="without CUDA"):
                 LlamaCpp(llm.engine, torch.device("cuda"), torch.float32, frozenset())
