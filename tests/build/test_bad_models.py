@@ -188,7 +188,7 @@ def test_a_bad_checkpoint_is_refused(
         ({"tp_size": 8}, "tp_size 8"),
         ({"pp_size": 3}, "pp_size 3 does not divide num_hidden_layers 2"),
         ({"tp_size": 0}, "--tp-size is 0"),
-        ({"dtype": "int8"}, "'int8'"),
+        ({"dtype": "int3"}, "'int3'"),
     ],
 )
 def test_a_bad_request_is_refused(
