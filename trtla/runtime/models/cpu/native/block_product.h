@@ -9,6 +9,7 @@
 template <class B>
 struct BlockProduct {
     static constexpr int MOST = MOST_INTEGER_ROWS;
+    static constexpr int AHEAD = 4096;  // bytes that are fetched before they are wanted
     using Ready = Tiles<HAS_TILES ? B::GROUP : 0>;
     using Operand = Codes;
 
@@ -70,6 +71,8 @@ struct BlockProduct {
         }
         for (int block = 0; block < x.size / BLOCK; ++block) {
             const B weights(panel, block);
+            for (int line = 0; line < B::BYTES; line += 64)
+                __builtin_prefetch(weights.small + line + AHEAD, 0, 2);
             const Scale* of = x.scales_of(block) + token;
             add_groups<ROWS>(weights, x.row(token) + block * BLOCK, x.size, of, sums);
             if constexpr (B::MINIMUMS)
