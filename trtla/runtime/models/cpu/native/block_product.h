@@ -95,7 +95,7 @@ struct BlockProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
+    __attribute__((noinline)) static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
                     float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)
