@@ -72,7 +72,9 @@ def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
     group = ("--group-size", "64")
     for dtype in ("fp8", "bfloat16"):
         ran = attempt("--dtype", dtype, *group)
-        refused(ran, 2, f"--group-size 64 is for --dtype int8 or int4, and dtype is {dtype}")
+        refused(
+            ran, 2, f"--group-size 64 is for --dtype int8, int4 or w4a16_awq, and dtype is {dtype}"
+        )
     refused(attempt(*group), 2, "dtype is auto")
     refused(attempt("--dtype", "int4", "--group-size", "48"), 2, "48")
     refused(attempt("--dtype", "int4", "--kv-cache-dtype", "fp8"), 2, "for --dtype fp8, and dtype")

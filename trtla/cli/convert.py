@@ -62,10 +62,10 @@ _quantised = partial(setting, section="Quantisation")
     type=click.Choice([*DTYPES.choices, *_QUANTISED]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
-    "blocks. fp8 and what follows quantise the layers' linears and keep the rest as auto does. int8 "
-    "and int4 are for the torch executor; embedding and lm_head become int8 too. w4a16_awq, w8a16 "
-    "and w4a16 are for TensorRT-LLM on Ampere or newer, but not compute capability 10: int4 in "
-    "groups, and plain weights that TensorRT-LLM rounds to int8 or int4 when it builds.",
+    "blocks. All others quantise the layers' linears and keep the rest as auto does. int8 and int4 "
+    "are for the torch executor; embedding and lm_head become int8 too. w4a16_awq, w8a16 and w4a16 "
+    "are for TensorRT-LLM on Ampere or newer, but not on compute capability 10 and 11: int4 in "
+    "groups, and plain weights that it rounds to int8 or int4 when it builds.",
 )
 @_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
 @_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
@@ -139,8 +139,7 @@ def _refuse_flags(ctx: click.Context) -> None:
         flag = f"--{name.replace('_', '-')}"
         if dtype not in dtypes:
             raise UsageError(
-                f"{flag} {ctx.params[name]} is for --dtype {' or '.join(dtypes)}, and dtype is "
-                f"{dtype}",
+                f"{flag} {ctx.params[name]} is for --dtype {_either(dtypes)}, and dtype is {dtype}",
                 f"add --dtype {dtypes[0]}, or omit {flag}",
             )
         if name.startswith("calib") and dtype != "fp8" and not given:
@@ -149,6 +148,11 @@ def _refuse_flags(ctx: click.Context) -> None:
                 "--calib-data",
                 f"add --calib-data, or omit {flag}",
             )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:
