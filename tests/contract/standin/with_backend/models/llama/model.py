@@ -16,10 +16,9 @@ from ..._deprecation import emit_engine_arch_deprecation
 from ...logger import logger
 from ..modeling_utils import PretrainedConfig
 from ._tensors import Need, needed
-
-_ROUNDED = ("qkv.weight", "dense.weight", "fc.weight", "proj.weight", "gate.weight")
 from .config import LLaMAConfig
 
+_ROUNDED = ("qkv.weight", "dense.weight", "fc.weight", "proj.weight", "gate.weight")
 _EMBEDDING, _HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 
 
