@@ -84,6 +84,7 @@ def _verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
     config, lookahead = contents.config, _has_lookahead(contents)
     if contents.engine is None:  # an engine's are among the problems of the folder itself
         yield kernels.weight_types(config)
+        yield kernels.weight_only_sizes(config)
         yield kernels.rope_scaling(config.rope_type)
         for problem in stage_problems(config, lookahead=lookahead):
             yield Verdict(False, problem.message)
@@ -121,6 +122,7 @@ def _on_gpu(contents: Contents, gpu: Gpu) -> Iterator[Verdict]:
     if _has_lookahead(contents):
         yield kernels.lookahead_on(gpu.capability)
     config, engine = contents.config, contents.engine
+    yield kernels.weight_only_on(config, gpu.capability)
     if (config.fp8 or config.fp8_kv_cache) and not kernels.fp8_on(gpu.capability):
         yield Verdict(False, f"FP8 needs compute capability {kernels.show(kernels.FP8_CAPABILITY)}")
     here = kernels.show(gpu.capability) if gpu.capability else None
