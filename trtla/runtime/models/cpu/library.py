@@ -64,7 +64,7 @@ class Model(Structure):
         ("kv_heads", c_int64),
         ("head_size", c_int64),
         ("epsilon", c_float),
-        ("bfloat16", c_int32),
+        ("cache_type", c_int32),
     ]
 
 
