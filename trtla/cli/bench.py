@@ -94,7 +94,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
     "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]). "
-    "A GGUF file runs there as it is, in llama.cpp-converted with the weights and type of trtla.",
+    "A GGUF file and an engine's blocks run there as they are, in llama.cpp-converted dequantised.",
 )
 @setting(
     "--hf-model-dir",
