@@ -95,13 +95,13 @@ inline Scale quantise(const float* from, int8_t* to) {
     Scale out{largest / 127.0f, 0.0f, {0, 0}};
     if (!(largest < INFINITY)) out.scale = load_as<float>("\xff\xff\xff\x7f");
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+    int32_t codes[BLOCK];
     for (int i = 0; i < BLOCK; i += LANES) {
-        const Ints codes = rounded(load(from + i) * inverse);
-        for (int lane = 0; lane < LANES; ++lane) {
-            to[i + lane] = (int8_t)codes[lane];
-            out.sums[(i + lane) / 16] += to[i + lane];
-        }
+        const Ints some = rounded(load(from + i) * inverse);
+        std::memcpy(codes + i, &some, sizeof some);
     }
+    for (int i = 0; i < BLOCK; ++i) to[i] = (int8_t)codes[i];
+    for (int i = 0; i < BLOCK / 2; ++i) out.sums[0] += to[i], out.sums[1] += to[i + BLOCK / 2];
     out.shift = out.scale * (out.sums[0] + out.sums[1]);
     return out;
 }

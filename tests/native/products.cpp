@@ -1,0 +1,84 @@
+// Checks the products of weights in blocks on the instructions that it is compiled for: against sums
+// in double precision of single numbers, and a token alone against the same token among others.
+#include <cmath>
+#include <cstdio>
+
+#include "matmul.h"
+
+static uint64_t state = 88172645463325252ull;
+static uint32_t random_bits() {  // xorshift: the same on every machine
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state >> 32;
+}
+
+constexpr int INPUTS = 512, PANELS = 2, TOKENS = 37, OUTPUTS = PANELS * WIDTH;
+typedef float Out[TOKENS][OUTPUTS];
+
+static void multiply(const Matrix& matrix, const Operand& x, Out& out) {
+    matmul(x, matrix, 0, PANELS, [&](int token, int panel, const float* found) {
+        std::copy(found, found + WIDTH, out[token] + panel * WIDTH);
+    });
+}
+
+template <class B>
+static std::vector<uint8_t> random_blocks() {
+    std::vector<uint8_t> panels(B::panel_bytes(INPUTS) * PANELS);
+    for (uint8_t& byte : panels) byte = random_bits();
+    for (int i = 0; i < PANELS * INPUTS / BLOCK; ++i) {  // scales are small and finite
+        const B block(panels.data() + i / (INPUTS / BLOCK) * B::panel_bytes(INPUTS), i % (INPUTS / BLOCK));
+        for (int half = 0; half < B::HALVES / 2; ++half) {
+            const uint16_t bits = 0x2000 | (random_bits() & 0x83ff);
+            std::memcpy((uint8_t*)block.halves + 2 * half, &bits, 2);
+        }
+    }
+    return panels;
+}
+
+template <class B>
+static bool check(const char* name, Type type) {
+    const std::vector<uint8_t> panels = random_blocks<B>();
+    const Matrix matrix{panels.data(), nullptr, OUTPUTS, INPUTS, type};
+    std::vector<float> x(TOKENS * INPUTS);
+    for (float& number : x) number = ((int)(random_bits() % 2001) - 1000) / 777.0f;
+    static Out together, alone;
+    Operand all;
+    all.reset(type, TOKENS, INPUTS);
+    for (int token = 0; token < TOKENS; ++token) all.put(token, &x[token * INPUTS]);
+    multiply(matrix, all, together);
+    double worst = 0;
+    int different = 0;
+    for (int token = 0; token < TOKENS; ++token) {
+        Operand one;
+        one.reset(type, 1, INPUTS);
+        one.put(0, &x[token * INPUTS]);
+        multiply(matrix, one, alone);
+        different += std::memcmp(alone[0], together[token], sizeof alone[0]) != 0;
+        for (int output = 0; output < OUTPUTS; ++output) {
+            double sum = 0, size = 0;
+            for (int input = 0; input < INPUTS; ++input) {
+                const double scale = one.codes.scales_of(input / BLOCK)[0].scale;
+                const double part = number(matrix, output, input) * scale * one.codes.row(0)[input];
+                sum += part, size += std::fabs(part);
+            }
+            worst = std::max(worst, std::fabs(sum - together[token][output]) / size);
+        }
+    }
+    const bool sound = worst < 1e-6 && !different;
+    std::printf("%s: off by %.1e, %d of %d tokens differ from alone%s\n", name, worst, different, TOKENS,
+                sound ? "" : ": WRONG");
+    return sound;
+}
+
+int main() {
+    tiles_are_given();
+    std::printf("%d lanes%s\n", LANES, HAS_TILES ? ", tiles" : "");
+    bool sound = check<Q8_0>("Q8_0", TYPE_Q8_0);
+    sound &= check<Q4_0>("Q4_0", TYPE_Q4_0);
+    sound &= check<Q4_1>("Q4_1", TYPE_Q4_1);
+    sound &= check<Q5_0>("Q5_0", TYPE_Q5_0);
+    sound &= check<Q5_1>("Q5_1", TYPE_Q5_1);
+    sound &= check<Q4_K>("Q4_K", TYPE_Q4_K);
+    sound &= check<Q5_K>("Q5_K", TYPE_Q5_K);
+    sound &= check<Q6_K>("Q6_K", TYPE_Q6_K);
+    return !sound;
+}

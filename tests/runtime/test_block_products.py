@@ -1,0 +1,140 @@
+"""Weights in blocks in the compiled forward: close to their numbers, alike alone and in a crowd."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import pytest
+import torch
+
+from tests.runtime.test_compiled_forward import CPU, config_of, filled, forward, text
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
+from trtla.formats.plan import rank_plan
+from trtla.runtime.draft import NO_DRAFT, Draft
+from trtla.runtime.models.cpu.llama import NativeLlama
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.sequence import Feed
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
+)
+NAMES = list(BLOCK_TYPES)
+MIXED = {"q": "Q4_K", "k": "Q6_K", "v": "Q8_0", "mlp.fc": "Q4_1", "mlp.gate": "Q5_1"}
+HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+"""Where the float16 numbers of a block lie; at its start where nothing is said."""
+
+
+def blocks(name, outputs, inputs, noise):
+    """Random codes and factors with scales that give weights of about the usual size."""
+    kind = BLOCK_TYPES[name]
+    rows = torch.randint(256, (outputs, kind.row_bytes(inputs)), dtype=torch.uint8, generator=noise)
+    parts = rows.view(outputs, -1, kind.nbytes)
+    factor = {"Q6_K": 64, "Q4_K": 32, "Q5_K": 32}.get(name, 1)
+    for place, at in enumerate(HALVES.get(name, (0,))):
+        scale = (torch.rand(parts.shape[:2], generator=noise) + 0.5) * 0.5
+        scale /= 2**kind.bits * factor * inputs**0.5
+        if place:  # the minimum: it is subtracted of types with factors
+            scale *= 2 ** (kind.bits - 1) * (1 if factor > 1 else -1)
+        parts[..., at : at + 2] = scale.half()[..., None].view(torch.uint8)
+    return BlockTensor(kind, rows)
+
+
+def weights_in(config, name_of):
+    """A model's weights in the types that `name_of` gives for their names."""
+    noise = torch.Generator().manual_seed(3)
+    heads, size = config.num_attention_heads, config.head_size
+    sizes = {"q": heads * size, "k": config.num_key_value_heads * size}
+    for target in rank_plan(config, 0):
+        if len(target.shape) == 1:
+            yield target.name, torch.randn(target.shape, generator=noise) * 0.1 + 1
+            continue
+        fused = target.name.endswith("qkv.weight")
+        for part in "qkv" if fused else [""]:
+            name = target.name.replace("qkv", part) if fused else target.name
+            outputs = sizes.get(part, sizes["k"]) if fused else target.shape[0]
+            yield name, blocks(name_of(name), outputs, target.shape[1], noise)
+
+
+def sized(**keys):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    return config_of(**{**sizes, **keys})
+
+
+def mixed(name):
+    return next(
+        (kind for part, kind in MIXED.items() if part in name.split(".layers.")[-1]), "Q4_0"
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def model_of(name, dtype):
+    config = sized(attn_bias=name == "Q4_1")
+    weights = list(weights_in(config, mixed if name == "mixed" else lambda _: name))
+    return NativeLlama(config, weights, dtype), weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*NAMES, "mixed"])
+def test_it_computes_what_the_dequantised_weights_give(name, dtype):
+    model, weights = model_of(name, dtype)
+    plain = LlamaModel(model.config, weights, torch.float32, CPU)
+    prompts = [text(1, 30), text(2, 5)]
+    ours, theirs = (filled(one, prompts)[2] for one in (model, plain))
+    # Inputs are rounded to 8 bits: about 0.4 % of a block's largest, and errors average out.
+    assert (ours - theirs).abs().max() < 0.12 * theirs.std()
+    assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.999
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mixed"])
+def test_a_token_has_the_same_bits_alone_in_chunks_and_among_drafts(name):
+    model, _ = model_of(name, torch.bfloat16)
+    prompt = text(1, 70)
+    cache, running, whole = filled(model, [prompt])
+    for chunks in (2, 4, 7, 70):
+        assert torch.equal(filled(model, [prompt], chunks)[2], whole)
+    longest = text(5, 40)
+    rows = {}
+    for length in (1, 2, 5, 8, 9, 13, 17, 33, 41):
+        draft = Draft(longest[: length - 1], tuple(range(length - 1))) if length > 1 else NO_DRAFT
+        rows[length] = forward(model, cache, [Feed.step(running[0], draft)]).clone()
+    for length, found in rows.items():
+        assert torch.equal(found, rows[41][:length]), length
+
+
+def test_every_thread_count_gives_the_same_bits():
+    model, _ = model_of("mixed", torch.bfloat16)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(filled(model, [text(1, 50), text(2, 3)])[2])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_take_little_more_memory_than_their_blocks(name):
+    config = sized(vocab_size=96)  # whole panels
+    weights = list(weights_in(config, lambda _: name))
+    stored = sum(
+        weight.rows.nbytes if isinstance(weight, BlockTensor) else 4 * weight.numel()
+        for name, weight in weights
+        if "embedding" not in name
+    )
+    # Factors of 6 bits take a byte, and the scale of a large block stands beside each 32 inputs.
+    most = 1.13 if "_G" in name else 1.03
+    assert stored <= NativeLlama(config, weights, torch.float32).weight_bytes <= most * stored
+
+
+def test_infinite_and_broken_scales_are_no_answer():
+    config = sized()
+    weights = dict(weights_in(config, lambda _: "Q8_0"))
+    broken = weights["transformer.layers.1.mlp.proj.weight"].rows
+    broken.view(-1, 34)[5, :2] = torch.tensor([0, 126], dtype=torch.uint8)  # NaN
+    model = NativeLlama(config, weights.items(), torch.float32)
+    logits = filled(model, [text(1, 9)])[2]
+    assert not torch.isfinite(logits).all()
+    assert model.row_sampler.most_probable(logits, 0) == -1
