@@ -64,7 +64,16 @@ def test_integers_to_text(dtype: str, model: Path, data: Path, tmp_path: Path) -
     assert "| weight_types.Q8_0 " in ran.out
     assert "8.5 bits per weight" in ran.out
     checked = trtla("doctor", folder, "--json").json["model"]
-    assert checked["model"]["block_types"] == ("Q8_0" if dtype == "int8" else "Q4_0, Q8_0")
+    names = "Q8_0" if dtype == "int8" else "Q4_0, Q8_0"
+    assert checked["model"]["block_types"] == names
+    without = {"CXX": "no-such-compiler"}
+    checked = trtla("doctor", folder, "--json", env=without).json["model"]
+    assert checked["model"]["block_arithmetic"] == (
+        "dequantised at load: no C++ compiler was found (no-such-compiler)"
+    )
+    asked = ("run", "--engine-dir", folder, "--input-text", "Half", "--dtype", "float32")
+    ran = trtla(*asked, env={"TRTLA_COMPILED": "0"})
+    assert f"float32, {names} weights dequantised at load" in ran.err
 
 
 @pytest.mark.parametrize("dtype", ["w4a16_awq", "w8a16", "w4a16"])
