@@ -7,6 +7,7 @@ import importlib
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,7 +84,10 @@ class _Weights:
             known = gguf.LlamaFileType(self.header.metadata.get("general.file_type"))
             kind = known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
         except ValueError:
-            kind = max(self.header.tensors.values(), key=lambda info: prod(info.shape)).type
+            sizes: Counter[str] = Counter()
+            for info in self.header.tensors.values():
+                sizes[info.type] += prod(info.shape)
+            kind = sizes.most_common(1)[0][0]
         return str(PLAIN.get(kind, kind)).removeprefix("torch.")
 
     @property
