@@ -183,6 +183,11 @@ class NativeLlama(Model):
         return self._cache_dtype
 
     @property
+    def compute_type(self) -> str:
+        """Of weights in blocks int8."""
+        return "int8" if self._in_blocks else super().compute_type
+
+    @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
         return self._library
