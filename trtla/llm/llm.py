@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtla.errors import UsageError
+from trtla.formats.engine import Engine
 from trtla.llm.answer import (
     Answer,
     BeamText,
@@ -92,9 +93,7 @@ class LLM:
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
         if self._adaptive:
-            if self.engine.backend == "tensorrt-llm":
-                raise refuse_auto(self.engine.name)
-            check_auto(self._drafter, self.engine.name)
+            _check_adaptive(self.engine, self._drafter)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         options = ExecutorOptions(
             lookahead=default,
@@ -109,8 +108,8 @@ class LLM:
             draft_dtype=draft_dtype,
             block_reuse=block_reuse,
         )
-        named = texts("draft_models", draft_models, "paths")
-        drafting = draft_engines(self.engine, self._drafter, named)
+        paths = texts("draft_models", draft_models, "paths")
+        drafting = draft_engines(self.engine, self._drafter, paths)
         self._executor = open_executor(self.engine, options, drafting)
         self._shared = SharedExecutor(self._executor)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
@@ -341,3 +340,10 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_adaptive(engine: Engine, drafter: DrafterSettings) -> None:
+    """Raise `UsageError` where requests cannot be adaptive."""
+    if engine.backend == "tensorrt-llm":
+        raise refuse_auto(engine.name)
+    check_auto(drafter, engine.name)
