@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from trtla.errors import UsageError
 from trtla.llm.answer import (
@@ -60,6 +61,7 @@ class LLM:
         tokenizer_dir: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        kv_cache_dtype: Literal["auto", "int8"] = "auto",
         max_batch_size: int | None = None,
         trtllm: TrtllmSettings | None = None,
         draft_options: DraftOptions | None = None,
@@ -98,6 +100,7 @@ class LLM:
             lookahead=default,
             device=device,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             max_batch_size=max_batch_size,
             trtllm=trtllm or TrtllmSettings(),
             draft_options=draft_options or DraftOptions(),
