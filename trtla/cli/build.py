@@ -40,7 +40,8 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
 @setting(
     "--checkpoint-dir",
     type=MODEL,
-    help="Checkpoint made by trtla convert; a Hugging Face Llama folder is converted on the way.",
+    help="Checkpoint made by trtla convert; a Hugging Face folder or a GGUF file is converted "
+    "on the way.",
 )
 @setting("--output-dir", type=PATH, help="Engine folder to write.")
 @setting(

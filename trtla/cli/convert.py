@@ -48,8 +48,8 @@ _quantised = partial(setting, section="Quantisation")
     "--model-dir",
     type=MODEL,
     required=True,
-    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, or "
-    "its name on the hub such as org/name.",
+    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "
+    "its name on the hub such as org/name, or a GGUF file.",
 )
 @_conversion(
     "--output-dir",

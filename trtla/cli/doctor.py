@@ -97,7 +97,7 @@ def _way_out(check: ModelCheck) -> str:
 @json_flag("Print one JSON document.")
 @click.pass_obj
 def inspect_path(console: Console, path: str) -> None:
-    """Show what a folder is: Hugging Face model, checkpoint or engine.
+    """Show what a folder is: Hugging Face model, checkpoint or engine; or a GGUF file.
 
     Prints shape, dtype, sizes, limits and the lookahead triple, and what is wrong with it (exit
     code 3).
