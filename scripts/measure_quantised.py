@@ -164,7 +164,10 @@ def open_files(stack: ExitStack, args: argparse.Namespace) -> tuple[list[File], 
     Raises:
         TrtlaError: a model cannot be opened, or llama.cpp does not load.
     """
-    llms = {path: stack.enter_context(opened(path, args.dtype)) for path in args.files}
+    llms = {
+        path: stack.enter_context(opened(path, args.dtype, args.kv_cache_dtype))
+        for path in args.files
+    }
     inputs = read_inputs(next(iter(llms.values())), args)
     files: list[File] = []
     for path, llm in llms.items():
@@ -221,6 +224,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("files", nargs="+", type=Path, metavar="MODEL")
     parser.add_argument("--reference", type=Path, help="run in float32 for its perplexity")
     parser.add_argument("--dtype", default="auto", help="of activations in trtla")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="likewise"
+    )
     parser.add_argument("--texts", type=Path, default=ASSETS / "articles.jsonl")
     parser.add_argument("--num-texts", type=int, default=12)
     parser.add_argument("--text-len", type=int, default=512)

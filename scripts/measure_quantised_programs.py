@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -204,11 +205,14 @@ class LlamaCpp(Program):
 
 
 @contextmanager
-def opened(path: Path, dtype: str = "auto") -> Iterator[LLM]:
+def opened(
+    path: Path, dtype: str = "auto", kv_cache_dtype: Literal["auto", "int8"] = "auto"
+) -> Iterator[LLM]:
     """A GGUF file, an engine, a Hugging Face folder, or a checkpoint: it is built for that."""
     with ExitStack() as stack:
         if not is_gguf(path) and folder_kind(path) == "checkpoint":
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="trtla-measure-")))
             build_engine(path, folder / "engine", BuildSettings(LookaheadConfig(7, 7, 7)))
             path = folder / "engine"
-        yield stack.enter_context(LLM(path, lookahead="auto", dtype=dtype, device="cpu"))
+        llm = LLM(path, lookahead="auto", dtype=dtype, kv_cache_dtype=kv_cache_dtype, device="cpu")
+        yield stack.enter_context(llm)

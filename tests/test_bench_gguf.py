@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from tests.build.fp8_models import BIASED, to_fp8
+from tests.build.gguf_models import write_gguf as write_model
 from tests.build.models import BASE, LLAMA3, Variant, make_model
+from tests.build.test_blocks import TIED, mixed, model_of
 from tests.build.trtllm_engines import write_engine
 from trtla.bench.gguf_file import write_gguf
 from trtla.bench.sweep import readable_engine
+from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.tensors import E4M3
+from trtla.formats.tensors import E4M3, without_blocks
 from trtla.runtime.models.layers import frequencies
 
 gguf = pytest.importorskip("gguf")
@@ -167,3 +170,34 @@ def test_fp8_weights_are_dequantised(tmp_path: Path) -> None:
     want = weights[f"{name}.weight"].float() * weights[f"{name}.weights_scaling_factor"]
     np.testing.assert_array_equal(found["blk.0.ffn_gate.weight"], want.numpy())
     assert {t.dtype for t in found.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
+def test_blocks_that_came_from_a_file_are_those_of_the_file_again(
+    kind: str, tmp_path: Path
+) -> None:
+    file = write_model(model_of(TIED), tmp_path / "model.gguf", mixed(kind))
+    made = build_engine(file, tmp_path / "engine", BuildSettings(max_seq_len=16), backend="torch")
+    write_gguf(tmp_path / "again.gguf", made, torch.float16, keep_blocks=True)
+    first, again = (
+        {t.name: (t.tensor_type.name, t.data) for t in gguf.GGUFReader(path).tensors}
+        for path in (file, tmp_path / "again.gguf")
+    )
+    assert first.keys() == again.keys()
+    assert {kind, "Q8_0"} < {kept for kept, _ in again.values()}
+    for name, (stored, data) in first.items():
+        assert again[name][0] == stored, name
+        np.testing.assert_array_equal(again[name][1], data, name)
+
+
+def test_blocks_that_ggml_does_not_have_are_dequantised(tmp_path: Path) -> None:
+    make_model(Variant("", {"hidden_size": 64, "intermediate_size": 128})).save_pretrained(
+        tmp_path / "model"
+    )
+    convert(tmp_path / "model", tmp_path / "ckpt", dtype="int4", group_size=64)
+    made = build_engine(tmp_path / "ckpt", tmp_path / "engine", BuildSettings(max_seq_len=16))
+    numbers = dict(without_blocks(made.weights(), torch.float32))
+    write_gguf(tmp_path / "m.gguf", made, torch.float32, keep_blocks=True)
+    found = tensors(gguf.GGUFReader(tmp_path / "m.gguf"))
+    down = numbers["transformer.layers.0.mlp.proj.weight"]
+    np.testing.assert_array_equal(found["blk.0.ffn_down.weight"], down)

@@ -12,6 +12,7 @@ import torch
 
 from tests.build.gguf_models import write_gguf
 from tests.build.models import LLAMA3, Variant, make_model
+from tests.build.test_blocks import model_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.arms import LLAMA_CPP, Arm
 from trtla.data.encoder import Encoder
@@ -21,7 +22,9 @@ pytest.importorskip("llama_cpp")
 
 from trtla.bench import llama_cpp_model
 from trtla.bench.llama_cpp import LlamaCpp, llama_cpp_arms
+from trtla.build.engine import build_engine
 from trtla.errors import TrtlaError, UsageError
+from trtla.formats.engine_limits import BuildSettings
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_output_len=48)
@@ -80,22 +83,48 @@ def test_texts_of_random_models(keys: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_gguf_file_runs_as_it_is_and_converted(kind: str, tmp_path: Path) -> None:
-    model = make_model(Variant("", {"max_position_embeddings": 128, "hidden_size": 128}))
+    model = model_of(Variant("", {"max_position_embeddings": 128, "hidden_size": 128}))
     vocabulary = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
     file = write_gguf(model, tmp_path / "m.gguf", kind, **vocabulary)
-    with LLM(file, device="cpu", dtype="float32") as llm:
+    numbers = tmp_path / "numbers"
+    limits = BuildSettings(LookaheadConfig(1, 1, 0), max_seq_len=128)
+    build_engine(file, numbers, limits, backend="torch", dtype="float32")
+    with LLM(numbers, device="cpu") as llm:
         llm.end_ids = frozenset()
+        dequantised = texts(llm, PROMPTS[:1])[0]
+    with LLM(file, device="cpu", dtype="float32") as llm:
         given = (llm.engine, CPU, torch.float32, frozenset[int]())
         made = llama_cpp_arms(LLAMA_CPP, lambda converted: LlamaCpp(*given, converted=converted))
         own = "float32" if kind == "F32" else kind
         assert [arm.weight_type for arm in made] == [own, own, "float32"]
         runs = [arm.decode(PROMPTS[:1], [GREEDY]) for arm in made]
-        assert runs[2].outputs[0] == texts(llm, PROMPTS[:1])[0]
+        assert runs[2].outputs[0] == dequantised
         if kind == "F32":
             assert runs[0].outputs == runs[1].outputs == runs[2].outputs
         read = [run.weight_bytes or 0 for run in runs]
         assert read[0] == read[1]
         assert (read[0] == read[2]) if kind == "F32" else (3 * read[0] < read[2])
+
+
+def test_an_engine_of_blocks_runs_as_its_file_does(tmp_path: Path) -> None:
+    model = model_of(Variant("", {"max_position_embeddings": 128, "hidden_size": 128}))
+    vocabulary = {"keys": {"vocab_size": 101}, "tokenizer": {"model": "no_vocab"}}
+    file = write_gguf(model, tmp_path / "m.gguf", "Q4_1", **vocabulary)
+    limits = BuildSettings(LookaheadConfig(1, 1, 0), max_seq_len=128)
+    engine = build_engine(file, tmp_path / "engine", limits, backend="torch")
+    runs = []
+    for opened_as in (file, engine.path):
+        with LLM(opened_as, device="cpu", dtype="float32") as llm:
+            (arm,) = llama_cpp_arms(
+                LLAMA_CPP[:1],
+                lambda converted, llm=llm: LlamaCpp(  # type: ignore[misc]
+                    llm.engine, CPU, torch.float32, frozenset(), converted=converted
+                ),
+            )
+            assert arm.weight_type == "Q4_1"
+            runs.append(arm.decode(PROMPTS[:1], [GREEDY]))
+    assert runs[0].outputs == runs[1].outputs
+    assert runs[0].weight_bytes == runs[1].weight_bytes
 
 
 def test_counts_of_forwards_and_tokens(tmp_path: Path) -> None:

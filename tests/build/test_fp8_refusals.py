@@ -59,7 +59,7 @@ def test_a_broken_checkpoint_is_refused(
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"quant_algo": "W4A16_AWQ"}, "quant_algo W4A16_AWQ is not supported"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ is not supported"),
         ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "FP8_PER_CHANNEL_PER_TOKEN"),
         ({"kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo INT8"),
         ({"exclude_modules": ["*.1.mlp.*"]}, "leaves transformer.layers.1.mlp.fc unquantised"),

@@ -1,4 +1,4 @@
-"""`trtla convert` to fp8, int8 and int4: flags, calibration data, output, refusals."""
+"""`trtla convert` to fp8 and integers: flags, calibration data, output, refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.cli.conftest import ROOT, Ran, make_model, process, refused, trtla
+from tests.build.models import Variant, save_model
+from tests.build.models import make_model as build_model
+from tests.cli.conftest import ROOT, Ran, _save_tokenizer, make_model, process, refused, trtla
 
 TEXT = "Half a league, half a league, half a league onward. " * 100
 
@@ -62,7 +64,42 @@ def test_integers_to_text(dtype: str, model: Path, data: Path, tmp_path: Path) -
     assert "| weight_types.Q8_0 " in ran.out
     assert "8.5 bits per weight" in ran.out
     checked = trtla("doctor", folder, "--json").json["model"]
-    assert checked["model"]["block_types"] == ("Q8_0" if dtype == "int8" else "Q4_0, Q8_0")
+    names = "Q8_0" if dtype == "int8" else "Q4_0, Q8_0"
+    assert checked["model"]["block_types"] == names
+    without = {"CXX": "no-such-compiler"}
+    checked = trtla("doctor", folder, "--json", env=without).json["model"]
+    assert checked["model"]["block_arithmetic"] == (
+        "dequantised at load: no C++ compiler was found (no-such-compiler)"
+    )
+    asked = ("run", "--engine-dir", folder, "--input-text", "Half", "--dtype", "float32")
+    ran = trtla(*asked, env={"TRTLA_COMPILED": "0"})
+    assert f"float32, {names} weights dequantised at load" in ran.err
+
+
+@pytest.mark.parametrize("dtype", ["w4a16_awq", "w8a16", "w4a16"])
+def test_integers_for_tensorrt_llm(
+    dtype: str, tmp_path_factory: pytest.TempPathFactory, data: Path
+) -> None:
+    folder = tmp_path_factory.mktemp("integers")
+    keys = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 300}
+    sizes = Variant("integers", {**keys, "max_position_embeddings": 64})
+    _save_tokenizer(save_model(build_model(sizes), sizes, folder / "hf"))
+    flags = ("--dtype", dtype, "--tp-size", "2")
+    calibrated = ("--calib-data", data, "--group-size", "64") if dtype == "w4a16_awq" else ()
+    ran = convert(folder / "hf", folder / "ckpt", *flags, *calibrated)
+    assert ran.code == 0, ran.err
+    assert ("calibrate: 3 of 3 texts" in ran.err) is bool(calibrated)
+    shown = trtla("inspect", folder / "ckpt")
+    assert shown.code == 0
+    assert dtype.upper() in shown.out
+    assert ("weight_types.int4 " in shown.out) is bool(calibrated)
+    assert ("TensorRT-LLM rounds the linear weights" in shown.out) is not bool(calibrated)
+    build = ("build", "--checkpoint-dir", folder / "ckpt", "--output-dir", folder / "engine")
+    dry = trtla(*build, "--backend", "tensorrt-llm", "--dry-run", "--max-seq-len", "32")
+    assert dry.code == 0, dry.err
+    assert "trtllm-build --checkpoint_dir" in dry.out
+    assert trtla(*build, "--max-seq-len", "32").code == 0
+    assert trtla("run", "--engine-dir", folder / "engine", "--input-text", "Half").code == 0
 
 
 def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
@@ -72,7 +109,9 @@ def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
     group = ("--group-size", "64")
     for dtype in ("fp8", "bfloat16"):
         ran = attempt("--dtype", dtype, *group)
-        refused(ran, 2, f"--group-size 64 is for --dtype int8 or int4, and dtype is {dtype}")
+        refused(
+            ran, 2, f"--group-size 64 is for --dtype int8, int4 or w4a16_awq, and dtype is {dtype}"
+        )
     refused(attempt(*group), 2, "dtype is auto")
     refused(attempt("--dtype", "int4", "--group-size", "48"), 2, "48")
     refused(attempt("--dtype", "int4", "--kv-cache-dtype", "fp8"), 2, "for --dtype fp8, and dtype")
@@ -80,6 +119,10 @@ def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
     refused(ran, 2, "--calib-size 5 is for texts", "add --calib-data")
     ran = attempt("--dtype", "int4", "--tp-size", "2")
     refused(ran, 2, "are not split", "omit --tp-size")
+    refused(attempt("--dtype", "w4a16_awq", "--group-size", "32"), 2, "32 is unknown to W4A16_AWQ")
+    refused(attempt("--dtype", "w8a16", *group), 2, "int4 or w4a16_awq, and dtype is w8a16")
+    ran = attempt("--dtype", "w4a16", "--calib-data", "x.txt")
+    refused(ran, 2, "--dtype fp8, int8, int4 or w4a16_awq, and dtype is w4a16")
     assert not (tmp_path / "out").exists()
 
 

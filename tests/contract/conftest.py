@@ -128,6 +128,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def integer_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose sizes the kernels for integer weights take, also on two ranks."""
+    from tests.build.models import Variant, make_model, save_model
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 258}
+    keys = {**sizes, "max_position_embeddings": 512, "attention_bias": True}
+    variant = Variant("integers", keys)
+    return save_model(make_model(variant), variant, tmp_path_factory.mktemp("integers") / "hf")
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as a TensorRT-LLM checkpoint of one rank, with the tokenizer."""
     from trtla.build.convert import convert

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.build.models import Variant, make_model, save_model
+from tests.build.test_weight_only import by_hand
 from tests.contract.asked import PROMPT, request
 from tests.contract.conftest import Standin
 from tests.contract.standin_engines import reference
@@ -184,6 +185,38 @@ def test_fp8_checkpoints_keep_the_plugins_in_the_activations_dtype(
     assert plugins["use_fp8_context_fmha"] is kv_cache
     notes = describe_build(source, LOOKAHEAD, backend="tensorrt-llm").notes
     assert any("switches FP8 context FMHA off" in note for note in notes) is not kv_cache
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("dtype", ["w4a16_awq", "w8a16", "w4a16"])
+def test_integer_weights_need_no_setting_of_a_plugin(
+    dtype: str, tp: int, integer_model: Path, tmp_path: Path
+) -> None:
+    groups = {"group_size": 64} if dtype == "w4a16_awq" else {}
+    source = convert(integer_model, tmp_path / "ckpt", dtype=dtype, tp_size=tp, **groups)
+    ours = build(source, tmp_path / "ours").path
+    theirs = run_printed_command(source, tmp_path / "theirs", LOOKAHEAD)
+    assert config_of(ours) == config_of(theirs)
+    assert engines_of(ours) == engines_of(theirs)
+    plugins = config_of(ours)["build_config"]["plugin_config"]
+    kinds = ("weight_only_groupwise_quant_matmul_plugin", "weight_only_quant_matmul_plugin")
+    wanted = ("float16", None) if groups else (None, "float16")
+    assert tuple(plugins[kind] for kind in kinds) == wanted, "build() chooses it"
+    notes = describe_build(source, LOOKAHEAD, backend="tensorrt-llm").notes
+    rounds = f"TensorRT-LLM rounds the linear weights to int{dtype[1]} as it loads them"
+    assert (rounds in notes) is not bool(groups)
+
+
+@EVERY_RELEASE
+def test_int4_weights_give_the_text_of_their_numbers(integer_model: Path, tmp_path: Path) -> None:
+    source = convert(integer_model, tmp_path / "ckpt", dtype="w4a16_awq", group_size=64)
+    wanted = reference(by_hand(source, tmp_path / "plain"), PROMPT, 16)
+    engine = build(source, tmp_path / "ours")
+    with open_executor(engine, ExecutorOptions()) as executor:
+        executor.submit(request(0))
+        outputs = [output for step in iter(executor.poll, []) for output in step]
+    assert [token for output in outputs for token in output.new_tokens] == wanted
+    assert wanted != reference(convert(integer_model, tmp_path / "whole"), PROMPT, 16)
 
 
 @EVERY_RELEASE

@@ -13,6 +13,7 @@ import torch
 from tests.contract import standin_engines
 from tests.contract.conftest import Standin
 from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
+from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build
 from trtla.formats.engine_limits import BuildSettings
 from trtla.trtllm.library import REMOVED
@@ -85,6 +86,58 @@ def test_no_gpu_is_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="builds on a GPU, and PyTorch sees none"):
         build(tiny_checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize("fake_gpu", ["10.0"], indirect=True)
+@pytest.mark.parametrize("dtype", ["w8a16", "w4a16_awq"])
+def test_integer_weights_are_refused_on_data_center_blackwell(
+    dtype: str, integer_model: Path, tmp_path: Path, standin: Standin
+) -> None:
+    """The build ends with an error there: see the stand-in's own test."""
+    source = convert(integer_model, tmp_path / "ckpt", dtype=dtype)
+    said = rf"compute capability 10\.0 has no kernels for {dtype.upper()} weights"
+    with pytest.raises(UsageError, match=said):
+        build(source, tmp_path / "engine", PLAIN)
+    assert not (tmp_path / "engine").exists()
+    with pytest.raises(RuntimeError, match="not supported on SM 100"):
+        standin_engines.build(standin, source, tmp_path / "theirs", (1, 1, 0))
+
+
+def test_integer_weights_of_padded_sizes_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, standin: Standin
+) -> None:
+    """The constructor pads 160 to 192, and the tensors do not fit."""
+    source = shutil.copytree(tiny_checkpoint, tmp_path / "ckpt")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"] = {"quant_algo": "W8A16"}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"160 outputs of mlp\.fc are no multiple of 64"):
+        build(source, tmp_path / "engine")
+    with pytest.raises(AssertionError, match="not the same shape"):
+        standin_engines.build(standin, source, tmp_path / "theirs")
+
+
+def test_a_list_of_modules_would_have_the_embedding_rounded(
+    integer_model: Path, tmp_path: Path, standin: Standin
+) -> None:
+    """Why W8A16 and W4A16 are written without one."""
+    source = convert(integer_model, tmp_path / "ckpt", dtype="w8a16")
+    standin_engines.build(standin, source, tmp_path / "fits")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"]["exclude_modules"] = ["lm_head"]
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RuntimeError, match=r"vocab_embedding\.per_token_scale"):
+        standin_engines.build(standin, source, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_blocks_are_refused_and_the_dtypes_for_it_named(
+    dtype: str, integer_model: Path, tmp_path: Path
+) -> None:
+    source = convert(integer_model, tmp_path / "ckpt", dtype=dtype)
+    with pytest.raises(UsageError, match="which TensorRT-LLM cannot read") as caught:
+        build(source, tmp_path / "engine")
+    assert all(name in str(caught.value.hint) for name in ("w4a16_awq", "w8a16", "--backend torch"))
 
 
 @pytest.mark.parametrize("fake_gpu", ["10.0"], indirect=True)

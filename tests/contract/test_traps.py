@@ -116,6 +116,11 @@ def test_draft_models_have_no_place_on_them(engine: Engines) -> None:
     refused(ran, 2, "draft_dtype float16 cannot be chosen", "omit --draft-dtype")
 
 
+def test_their_engines_keep_the_type_of_their_cache(engine: Engines) -> None:
+    ran = trtla("run", "--engine-dir", engine(), "--input-text", "a", "--kv-cache-dtype", "int8")
+    refused(ran, 2, "the type that it was built with, not int8", "omit --kv-cache-dtype")
+
+
 def test_their_engines_search_no_beams(engine: Engines) -> None:
     with LLM(engine()) as llm, pytest.raises(UsageError, match="has no beams"):
         llm.beam_search(PROMPT)

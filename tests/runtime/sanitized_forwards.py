@@ -68,7 +68,8 @@ def main() -> None:
                 continue
             torch.set_num_threads(1 + number % 3)
             stored = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
-            model = NativeLlama(config, weights_of(config, stored), dtype)
+            int8 = number % 2 == 1
+            model = NativeLlama(config, weights_of(config, stored), dtype, int8_cache=int8)
             logits = step(model, prompts, 1 + number % 4)
             choose(model, logits[:2].contiguous())
     broken = ((name, tensor * NAN) for name, tensor in weights_of(config_of()))

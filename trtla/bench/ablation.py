@@ -191,12 +191,14 @@ class _Decoder:
             "max_output_len": ablation.sampling.max_output_len,
             "ignore_eos": ablation.ignore_eos,
             "drafting": asdict(arm.drafting),
-            **_draft_place(ablation),
+            **_optional(ablation),
             "lookahead": str(arm.lookahead),
         }
 
 
-def _draft_place(ablation: Ablation) -> dict[str, object]:
-    """What is given of a draft model's device and type: rows of files without them stay known."""
-    place = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
-    return {name: value for name, value in place.items() if value is not None}
+def _optional(ablation: Ablation) -> dict[str, object]:
+    """What differs from its default: rows of files that are older than it stay known."""
+    given = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
+    if ablation.kv_cache_dtype != "auto":
+        given["kv_cache_dtype"] = ablation.kv_cache_dtype
+    return {name: value for name, value in given.items() if value is not None}

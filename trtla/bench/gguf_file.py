@@ -1,13 +1,15 @@
 """An engine's weights as a GGUF file for llama.cpp: its names, its layout, its metadata.
 
-Linear weights and the embedding get the type asked for, norms and biases float32; quantised weights
-are dequantised. There is no vocabulary in the file: benchmarks feed token ids.
+Linear weights and the embedding get the type asked for, norms and biases float32. Blocks of ggml's
+types stay as they are, or are dequantised as all others. There is no vocabulary in the file:
+benchmarks feed token ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import torch
 from torch import Tensor
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.config import QWEN2, CheckpointConfig
+from trtla.formats.blocks import BlockTensor
+from trtla.formats.config import BLOCK_SIZES, QWEN2, CheckpointConfig
 from trtla.formats.engine import Engine
-from trtla.formats.tensors import E4M3, dequantize, without_blocks
+from trtla.formats.tensors import E4M3, Weight, dequantize, without_blocks
 from trtla.runtime.models.layers import frequencies
+from trtla.runtime.models.tensors import numbers
 
 _MODEL_NAMES = {
     "transformer.vocab_embedding": "token_embd",
@@ -34,14 +38,21 @@ _LAYER_NAMES = {
     "mlp.proj": "ffn_down",
 }
 _LAYER = "transformer.layers."
+_GGML = tuple(name for name in BLOCK_SIZES if "_G" not in name)
+"""Types of blocks that ggml has too."""
 _SCALE = "weights_scaling_factor"
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _BITS = {torch.float32: torch.float32, torch.float16: torch.float16, torch.bfloat16: torch.int16}
 """Types that NumPy has, to carry the bits."""
 
 
-def write_gguf(path: Path, engine: Engine, dtype: torch.dtype) -> None:
+def write_gguf(
+    path: Path, engine: Engine, dtype: torch.dtype, *, keep_blocks: bool = False
+) -> None:
     """Write an engine's weights; needs the package `gguf`.
+
+    Args:
+        dtype: of weights, but for the blocks that are kept.
 
     Raises:
         UsageError: the weights cannot be read, or llama.cpp has no such rotary scaling.
@@ -51,12 +62,16 @@ def write_gguf(path: Path, engine: Engine, dtype: torch.dtype) -> None:
     config = engine.config.pretrained_config
     writer = gguf.GGUFWriter(path, "qwen2" if config.architecture == QWEN2 else "llama")
     try:
-        _add_metadata(writer, config, dtype)
-        scales = _add_infos(writer, engine, dtype)
+        _add_metadata(writer, config)
+        kept = keep_blocks and any(kind in _GGML for kind in config.block_types.values())
+        if not kept:  # it is then the type of most weights
+            writer.add_file_type(gguf.LlamaFileType[_file_type(dtype)])
+        weights = partial(_weights, engine, dtype, kept=kept)
+        scales = _add_infos(writer, weights(), config, dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for piece in _pieces(without_blocks(engine.weights(), dtype), config):
+        for piece in _pieces(weights(), config):
             writer.write_tensor_data(piece.array(dtype, scales))
     finally:
         writer.close()
@@ -64,15 +79,28 @@ def write_gguf(path: Path, engine: Engine, dtype: torch.dtype) -> None:
 
 def ggml_type(dtype: torch.dtype) -> Any:
     """The type in ggml's numbering; needs the package `gguf`."""
+    return _ggml(_TYPES[dtype])
+
+
+def _ggml(name: str) -> Any:
     import gguf
 
-    return gguf.GGMLQuantizationType[_TYPES[dtype]]
+    return gguf.GGMLQuantizationType[name]
 
 
-def _add_metadata(writer: Any, config: CheckpointConfig, dtype: torch.dtype) -> None:
+def _weights(engine: Engine, dtype: torch.dtype, *, kept: bool) -> Iterator[tuple[str, Weight]]:
+    """The engine's tensors; blocks that are not kept or no type of ggml's are dequantised."""
+    if not kept:
+        yield from without_blocks(engine.weights(), dtype)
+        return
+    for name, weight in engine.weights():
+        foreign = isinstance(weight, BlockTensor) and weight.kind.name not in _GGML
+        yield name, numbers(weight).to(dtype) if foreign else weight
+
+
+def _add_metadata(writer: Any, config: CheckpointConfig) -> None:
     import gguf
 
-    writer.add_file_type(gguf.LlamaFileType[_file_type(dtype)])
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
@@ -99,20 +127,20 @@ def _file_type(dtype: torch.dtype) -> str:
     return "ALL_F32" if dtype == torch.float32 else f"MOSTLY_{_TYPES[dtype]}"
 
 
-def _add_infos(writer: Any, engine: Engine, dtype: torch.dtype) -> dict[str, Tensor]:
+def _add_infos(
+    writer: Any, weights: Iterable[tuple[str, Weight]], config: CheckpointConfig, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Announce all tensors, which the file does before the first one; returns the FP8 scales."""
     scales: dict[str, Tensor] = {}
 
-    def noted() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in without_blocks(engine.weights(), dtype):
+    def noted() -> Iterator[tuple[str, Weight]]:
+        for name, tensor in weights:
             if name.endswith(_SCALE):
-                scales[name.removesuffix(_SCALE) + "weight"] = tensor
+                scales[name.removesuffix(_SCALE) + "weight"] = numbers(tensor)
             yield name, tensor
 
-    for piece in _pieces(noted(), engine.config.pretrained_config):
-        own = piece.dtype(dtype)
-        size = piece.tensor.numel() * own.itemsize
-        kind = ggml_type(own)
+    for piece in _pieces(noted(), config):
+        kind, size = piece.stored(dtype)
         writer.add_tensor_info(piece.name, piece.tensor.shape, None, size, raw_dtype=kind)
     return scales
 
@@ -122,28 +150,40 @@ class _Piece:
     """One tensor of the file, still as it came."""
 
     name: str
-    tensor: Tensor
+    tensor: Weight
     source: str = ""
     """The checkpoint tensor that it is, or is a part of."""
     heads: int = 0
     """Heads whose rows are paired: partners of the rotation are neighbours in its `llama`."""
 
-    def dtype(self, wanted: torch.dtype) -> torch.dtype:
-        """Its type in the file: llama.cpp adds and multiplies vectors in float32 only."""
-        return wanted if self.tensor.dim() > 1 else torch.float32
+    def _dtype(self, wanted: torch.dtype) -> torch.dtype:
+        """Of numbers: llama.cpp adds and multiplies vectors in float32 only."""
+        return wanted if len(self.tensor.shape) > 1 else torch.float32
+
+    def stored(self, wanted: torch.dtype) -> tuple[Any, int]:
+        """Its type in the file, in ggml's numbering, and bytes."""
+        if isinstance(self.tensor, BlockTensor):
+            return _ggml(self.tensor.kind.name), self.tensor.rows.nbytes
+        dtype = self._dtype(wanted)
+        return ggml_type(dtype), self.tensor.numel() * dtype.itemsize
 
     def array(self, wanted: torch.dtype, scales: dict[str, Tensor]) -> Any:
         """What is written, as a NumPy array."""
-        tensor, dtype = self.tensor, self.dtype(wanted)
+        if isinstance(self.tensor, BlockTensor):
+            return self._in_order(self.tensor.rows).contiguous().numpy()
+        tensor, dtype = self.tensor, self._dtype(wanted)
         if tensor.dtype == E4M3:
             tensor = dequantize(tensor, scales[self.source], dtype)
-        if self.heads:
-            halves = tensor.reshape(self.heads, 2, -1, *tensor.shape[1:])
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        return tensor.to(dtype).contiguous().view(_BITS[dtype]).numpy()
+        return self._in_order(tensor).to(dtype).contiguous().view(_BITS[dtype]).numpy()
+
+    def _in_order(self, rows: Tensor) -> Tensor:
+        if not self.heads:
+            return rows
+        halves = rows.reshape(self.heads, 2, -1, *rows.shape[1:])
+        return halves.transpose(1, 2).reshape(rows.shape)
 
 
-def _pieces(weights: Iterable[tuple[str, Tensor]], config: CheckpointConfig) -> Iterator[_Piece]:
+def _pieces(weights: Iterable[tuple[str, Weight]], config: CheckpointConfig) -> Iterator[_Piece]:
     """The file's tensors, in the order of the checkpoint's."""
     if config.rope_type == "llama3":
         plain = config.model_copy(update={"rotary_scaling": None})
@@ -158,15 +198,19 @@ def _pieces(weights: Iterable[tuple[str, Tensor]], config: CheckpointConfig) -> 
             yield from _layer_pieces(name, tensor, config)
 
 
-def _layer_pieces(name: str, tensor: Tensor, config: CheckpointConfig) -> Iterator[_Piece]:
+def _layer_pieces(name: str, tensor: Weight, config: CheckpointConfig) -> Iterator[_Piece]:
     layer, _, rest = name.removeprefix(_LAYER).partition(".")
     stem, _, kind = rest.rpartition(".")
+    heads = (config.num_attention_heads, config.num_key_value_heads)
+    turned = (0, 0, 0) if config.architecture == QWEN2 else (*heads, 0)
+    paired = dict(zip("qkv", turned, strict=True))
+    letter = stem.removeprefix("attention.")
     if stem == "attention.qkv":
-        heads = (config.num_attention_heads, config.num_key_value_heads)
         sizes = [number * config.head_size for number in (*heads, heads[1])]
-        paired = (0, 0, 0) if config.architecture == QWEN2 else (*heads, 0)
-        for letter, turned, part in zip("qkv", paired, torch.split(tensor, sizes), strict=True):
-            yield _Piece(f"blk.{layer}.attn_{letter}.{kind}", part, name, turned)
+        for one, part in zip("qkv", torch.split(numbers(tensor), sizes), strict=True):
+            yield _Piece(f"blk.{layer}.attn_{one}.{kind}", part, name, paired[one])
+    elif letter in paired:
+        yield _Piece(f"blk.{layer}.attn_{letter}.{kind}", tensor, name, paired[letter])
     elif stem in _LAYER_NAMES:
         yield _Piece(f"blk.{layer}.{_LAYER_NAMES[stem]}.{kind}", tensor, name)
     else:

@@ -7,6 +7,7 @@ import importlib
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,7 +84,10 @@ class _Weights:
             known = gguf.LlamaFileType(self.header.metadata.get("general.file_type"))
             kind = known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
         except ValueError:
-            kind = max(self.header.tensors.values(), key=lambda info: prod(info.shape)).type
+            sizes: Counter[str] = Counter()
+            for info in self.header.tensors.values():
+                sizes[info.type] += prod(info.shape)
+            kind = sizes.most_common(1)[0][0]
         return str(PLAIN.get(kind, kind)).removeprefix("torch.")
 
     @property
@@ -97,12 +101,16 @@ class _Weights:
 
 @contextmanager
 def _weights(engine: Engine, dtype: torch.dtype, *, converted: bool) -> Iterator[_Weights]:
-    """The file that the engine was read from; if there is none, or if asked, one made of it."""
+    """The file that the engine was read from; if there is none, or if asked, one made of it.
+
+    Args:
+        converted: make one, and dequantise what is in blocks.
+    """
     file = None if converted else weight_file(engine.path)
     if file is not None:
         yield _Weights(file, str(file), read_header(file))
         return
-    with _written(engine, dtype) as path:
+    with _written(engine, dtype, keep_blocks=not converted) as path:
         yield _Weights(path, engine.name, read_header(path))
 
 
@@ -185,14 +193,14 @@ def _repack_buffer(library: Any) -> int | None:
 
 
 @contextmanager
-def _written(engine: Engine, dtype: torch.dtype) -> Iterator[Path]:
+def _written(engine: Engine, dtype: torch.dtype, *, keep_blocks: bool) -> Iterator[Path]:
     from trtla.bench.gguf_file import write_gguf
 
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(TemporaryDirectory(prefix="trtla-bench-"))
             path = Path(folder) / "model.gguf"
-            write_gguf(path, engine, dtype)
+            write_gguf(path, engine, dtype, keep_blocks=keep_blocks)
         except OSError as error:
             raise TrtlaError(
                 f"the GGUF file for llama.cpp cannot be written: {sentence(error)}",

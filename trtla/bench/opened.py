@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -46,6 +46,7 @@ class Setup:
     tokenizer_dir: str | None
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     threads: tuple[int, ...]
     """Empty: PyTorch's own number."""
     sampling: SamplingParams
@@ -75,6 +76,7 @@ class Setup:
             tokenizer_dir=self.tokenizer_dir,
             device=device,
             dtype=dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
             max_batch_size=max(self.batch_sizes),
             trtllm=self.trtllm,
             draft_options=self.draft_options,

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from trtla.build.quantize import Calibration, Fp8Source, calibrate, mean_squares
 from trtla.build.rounding import INTEGERS, RoundedSource, integer_config
+from trtla.build.weight_only import ALGORITHMS, AwqSource, weight_only_config
 from trtla.errors import UsageError
 from trtla.files import write_json
 from trtla.formats.atomic import atomic_directory, check_target
-from trtla.formats.config import Quantization
+from trtla.formats.config import CheckpointConfig, Quantization
 from trtla.formats.folder import copy_side_files
 from trtla.formats.gguf.folder import model_folder, model_inputs, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.source import checkpoint_config, config_json, in_type
+from trtla.formats.tensors import TensorSource
 from trtla.formats.writer import Progress, write_ranks
 
 
@@ -27,7 +29,7 @@ def convert(
     dtype: str = "auto",
     tp_size: int = 1,
     pp_size: int = 1,
-    group_size: int = 32,
+    group_size: int | None = None,
     calibration: Calibration | None = None,
     fp8_kv_cache: bool = False,
     force: bool = False,
@@ -40,12 +42,16 @@ def convert(
         output_dir: absent or empty, or a checkpoint or engine to be replaced with `force`.
         dtype: float16, bfloat16, float32, which dequantise the blocks of a GGUF file, or auto: the
             model's, but float16 for float32, and blocks as they are. int8 and int4 round the linear
-            weights, the rest is as with auto; int4 has int8 for embedding and lm_head.
+            weights, the rest is as with auto; int4 has int8 for embedding and lm_head. For
+            TensorRT-LLM: w4a16_awq rounds the layers' linear weights to int4, w8a16 and w4a16 have
+            the library round them when it builds.
         tp_size, pp_size: tensor and pipeline parallel ranks; one file for each pair.
-        group_size: of int8 and int4, inputs that share a scale: 32, 64 or 128.
-        calibration: with int8 and int4, errors are weighed by the activations of the model on it.
-            With any other dtype it makes an FP8 checkpoint, with activation scales found by running
-            the model on it; `dtype` is then the type of activations and of what is not quantised.
+        group_size: inputs that share a scale: of int8 and int4 32 (the default), 64 or 128, of
+            w4a16_awq 64 or 128 (the default).
+        calibration: with int8, int4 and w4a16_awq, errors are weighed by the activations of the
+            model on it. With a type of activations it makes an FP8 checkpoint, with activation
+            scales found by running the model on it; `dtype` is then the type of activations and of
+            what is not quantised.
         fp8_kv_cache: let the executor cache keys and values in FP8 too; needs a calibration.
         force: replace an existing checkpoint or engine, at the very end.
         progress: called with (bytes done, bytes in total).
@@ -59,7 +65,7 @@ def convert(
     inputs = (Path(model_dir), *model_inputs(source))
     check_target(target, force=force, sources=inputs)
     model = HFModel.open(source)
-    integer = dtype in INTEGERS
+    integer = dtype in INTEGERS or dtype in ALGORITHMS
     if integer or calibration is not None:
         _refuse_twice(source, model)
     config = checkpoint_config(model.config, "auto" if integer else dtype, tp_size, pp_size)
@@ -67,9 +73,7 @@ def convert(
     if fp8_kv_cache and (integer or calibration is None):
         raise UsageError("an FP8 K/V cache needs scales", "convert with --dtype fp8")
     if integer:
-        config = integer_config(config, dtype, group_size)
-        found = {} if calibration is None else mean_squares(source, model.config, calibration)
-        weights = RoundedSource(model, config.block_types, found)
+        config, weights = _integers(model, config, dtype, group_size, calibration)
     elif calibration is not None:
         config = config.model_copy(update={"quantization": _fp8_quantization(fp8_kv_cache)})
         weights = Fp8Source(model, config, calibrate(source, model.config, calibration))
@@ -78,6 +82,31 @@ def convert(
         copy_side_files(source, folder)
         write_json(folder / "config.json", config_json(config))
     return target
+
+
+def _integers(
+    model: HFModel,
+    config: CheckpointConfig,
+    dtype: str,
+    group_size: int | None,
+    calibration: Calibration | None,
+) -> tuple[CheckpointConfig, TensorSource]:
+    """The config and the source of a dtype of integers; sizes are checked before texts are read."""
+    ours = dtype in INTEGERS
+    if ours:
+        config = integer_config(config, dtype, 32 if group_size is None else group_size)
+    else:
+        config = weight_only_config(config, dtype, group_size)
+    if not ours and config.awq_group_size is None:
+        if calibration is not None:
+            raise UsageError(
+                f"{dtype} needs no calibration: TensorRT-LLM rounds its weights", "omit it"
+            )
+        return config, model
+    found = {} if calibration is None else mean_squares(model.path, model.config, calibration)
+    if ours:
+        return config, RoundedSource(model, config.block_types, found)
+    return config, AwqSource(model, config, found)
 
 
 def _refuse_twice(source: Path, model: HFModel) -> None:

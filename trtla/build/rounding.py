@@ -16,7 +16,8 @@ from torch import Tensor
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockType
 from trtla.formats.config import CheckpointConfig, Quantization
-from trtla.formats.plan import EMBEDDING, LM_HEAD, check_mapping, hf_shapes
+from trtla.formats.plan import EMBEDDING, LM_HEAD, hf_shapes
+from trtla.formats.support import check_mapping
 from trtla.formats.tensors import TensorSource
 
 GROUP_SIZES = (32, 64, 128)
@@ -91,11 +92,16 @@ class RoundedSource:
         if name not in self._types:
             return rows
         kind = BLOCK_TYPES[self._types[name]]
-        _check_numbers(name, rows, kind)
+        check_numbers(name, rows, kind)
         return round_rows(kind, rows, self._importance.get(name))
 
 
-def _check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
+def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
+    """Refuse rows of a weight that no scale of this type fits.
+
+    Raises:
+        UsageError: a weight is infinite or not a number, or too large.
+    """
     low, high = (value.item() for value in rows.aminmax())
     largest = high if high >= -low else low  # a NaN is neither, and is the low one then
     if not abs(largest / _last_code(kind)) <= _HALF_MAX:
@@ -113,29 +119,44 @@ def round_rows(kind: BlockType, rows: Tensor, importance: Tensor | None = None) 
         rows: [outputs, inputs], finite.
         importance: float32 [inputs], how much the error of each input counts; None: alike.
     """
+    return torch.cat([_packed(kind, *found) for found in rounded(kind, rows, importance)])
+
+
+def rounded(
+    kind: BlockType,
+    rows: Tensor,
+    importance: Tensor | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The `best_codes` of rows [outputs, inputs], some rows at a time.
+
+    Args are those of `round_rows`, and the type of scales.
+    """
     blocks = rows.shape[1] // kind.inputs
     weights = torch.ones(blocks, kind.inputs)
     if importance is not None:
         relative = importance / importance.mean().clamp_min(_TINY)
         weights = relative.clamp_min(_LEAST_WEIGHT).view(blocks, -1)
-    step = max(1, _PIECE // rows.shape[1])
-    parts = [
-        _packed(kind, *best_codes(kind, part.float().view(len(part), blocks, -1), weights))
-        for part in torch.split(rows, step)
-    ]
-    return torch.cat(parts)
+    for part in torch.split(rows, max(1, _PIECE // rows.shape[1])):
+        yield best_codes(kind, part.float().view(len(part), blocks, -1), weights, dtype)
 
 
-def best_codes(kind: BlockType, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes around 0 as float32, and float16 scales, with the least error that the search finds.
+def best_codes(
+    kind: BlockType, values: Tensor, weights: Tensor, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, Tensor]:
+    """Codes around 0 as float32, and scales, with the least error that the search finds.
 
     It is never above that of `nearest_codes`.
 
     Args:
         values: float32 [rows, blocks, inputs].
         weights: float32 [blocks, inputs].
+        dtype: of scales.
+
+    Returns:
+        Codes like values, the nearest for their scales, and scales [rows, blocks, 1].
     """
-    codes, scales = nearest_codes(kind, values)
+    codes, scales = nearest_codes(kind, values, dtype)
     least = _error(values, codes, scales, weights)
     extreme = _extreme(values)
     weighted = values * weights
@@ -152,8 +173,8 @@ def best_codes(kind: BlockType, values: Tensor, weights: Tensor) -> tuple[Tensor
     for _ in range(2):  # codes that are nearest for the scale as it is stored
         along = (weighted * near).sum(-1, keepdim=True)
         square = (near.square() * weights).sum(-1, keepdim=True)
-        fitted = (along / square.clamp_min(_TINY)).half()
-        near = _codes(kind, values, _inverse(fitted.float()))
+        fitted = (along / square.clamp_min(_TINY)).to(dtype)
+        near = codes_of(kind, values, fitted)
         error = _error(values, near, fitted, weights)
         better = error < least
         least = torch.where(better, error, least)
@@ -161,10 +182,17 @@ def best_codes(kind: BlockType, values: Tensor, weights: Tensor) -> tuple[Tensor
     return codes, scales
 
 
-def nearest_codes(kind: BlockType, values: Tensor) -> tuple[Tensor, Tensor]:
+def nearest_codes(
+    kind: BlockType, values: Tensor, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, Tensor]:
     """Plain rounding to nearest: the block's largest value becomes the last code, as in ggml."""
-    scales = (_extreme(values) / _last_code(kind)).half()
-    return _codes(kind, values, _inverse(scales.float())), scales
+    scales = (_extreme(values) / _last_code(kind)).to(dtype)
+    return codes_of(kind, values, scales), scales
+
+
+def codes_of(kind: BlockType, values: Tensor, scales: Tensor) -> Tensor:
+    """The nearest codes as float32 [rows, blocks, inputs], for scales [rows, blocks, 1]."""
+    return _codes(kind, values, _inverse(scales.float()))
 
 
 def _candidates(kind: BlockType, extreme: Tensor) -> Iterator[Tensor]:

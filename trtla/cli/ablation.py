@@ -40,8 +40,8 @@ _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _READ = (
     "engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
-    "draft_device", "draft_dtype", "threads", "processor", "max_output_len", "seed", "ignore_eos",
-    "output_format",
+    "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor", "max_output_len",
+    "seed", "ignore_eos", "output_format",
 )  # fmt: skip
 """What --ablation reads of the command's other flags."""
 

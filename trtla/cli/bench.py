@@ -28,6 +28,7 @@ from trtla.cli.options import (
     draft_flags,
     engine_flags,
     filter_flags,
+    options_of,
     processors_flag,
     refuse_filters,
     setting,
@@ -39,6 +40,7 @@ from trtla.cli.values import COUNT, COUNTS, DEVICES, LOOKAHEAD, NAMES, NUMBERS, 
 from trtla.console import Console, command_line
 from trtla.formats.folder import folder_kind
 from trtla.settings.drafting import parse_drafter
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
 from trtla.settings.sampling import SamplingParams, filters_text
 
@@ -92,7 +94,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
     "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]). "
-    "A GGUF file runs there as it is, in llama.cpp-converted with the weights and type of trtla.",
+    "A GGUF file and an engine's blocks run there as they are, in llama.cpp-converted dequantised.",
 )
 @setting(
     "--hf-model-dir",
@@ -101,6 +103,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     show_default="--engine-dir where that is one",
     help="The Hugging Face folder that peers load.",
 )
+@options_of(ExecutorOptions, "Arms")
 @setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
 @listed(
     "--prompts",

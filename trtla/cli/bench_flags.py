@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DraftFlags
@@ -34,6 +34,7 @@ class BenchFlags(DraftFlags):
     asking: Asking
     device: tuple[str, ...]
     dtype: tuple[str, ...]
+    kv_cache_dtype: Literal["auto", "int8"]
     threads: tuple[int, ...]
     batch_size: tuple[int, ...]
     prompt_len: tuple[int, ...]
@@ -94,6 +95,7 @@ def shared_setup(
         "tokenizer_dir": given.tokenizer_dir,
         "devices": given.device,
         "dtypes": given.dtype,
+        "kv_cache_dtype": given.kv_cache_dtype,
         "threads": given.threads,
         "ignore_eos": given.ignore_eos,
         "drafters": tuple(drafters),

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from trtla.build.quantize import Calibration
 
 _INTEGERS = ("int8", "int4")
-_QUANTISED = ("fp8", *_INTEGERS)
+_GROUPED = (*_INTEGERS, "w4a16_awq")
+_QUANTISED = ("fp8", *_GROUPED, "w8a16", "w4a16")
 _DTYPES_OF = {
-    "group_size": _INTEGERS,
+    "group_size": _GROUPED,
     "kv_cache_dtype": ("fp8",),
-    **dict.fromkeys(("calib_data", "calib_size", "calib_device"), _QUANTISED),
+    **dict.fromkeys(("calib_data", "calib_size", "calib_device"), ("fp8", *_GROUPED)),
 }
 """Flags that go with some dtypes only."""
 _conversion = partial(setting, section="Conversion")
@@ -39,6 +40,7 @@ _quantised = partial(setting, section="Quantisation")
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --kv-cache-dtype fp8",
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
         "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype int4",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype w4a16_awq --tp-size 2",
     ],
 )
 @_conversion(
@@ -60,8 +62,10 @@ _quantised = partial(setting, section="Quantisation")
     type=click.Choice([*DTYPES.choices, *_QUANTISED]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
-    "blocks. fp8, int8 and int4 quantise the layers' linears and keep the rest as auto does; "
-    "embedding and lm_head become int8 with int8 and int4.",
+    "blocks. All others quantise the layers' linears and keep the rest as auto does. int8 and int4 "
+    "are for the torch executor; embedding and lm_head become int8 too. w4a16_awq, w8a16 and w4a16 "
+    "are for TensorRT-LLM on Ampere or newer, but not on compute capability 10 and 11: int4 in "
+    "groups, and plain weights that it rounds to int8 or int4 when it builds.",
 )
 @_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
 @_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
@@ -69,8 +73,8 @@ _quantised = partial(setting, section="Quantisation")
 @_quantised(
     "--group-size",
     type=click.Choice(["32", "64", "128"]),
-    default="32",
-    help="Inputs that share a scale, of int8 and int4.",
+    show_default="32 for int8 and int4, 128 for w4a16_awq",
+    help="Inputs that share a scale, of int8, int4 and w4a16_awq (64 or 128).",
 )
 @_quantised(
     "--kv-cache-dtype",
@@ -81,11 +85,11 @@ _quantised = partial(setting, section="Quantisation")
 @_quantised(
     "--calib-data",
     default="cnn_dailymail",
-    show_default="cnn_dailymail for fp8, none for int8 and int4",
+    show_default="cnn_dailymail for fp8, none for the others",
     metavar="cnn_dailymail|PATH",
     help="Texts that show how large activations get: CNN/DailyMail from the Hugging Face hub, a "
     ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines. "
-    "int8 and int4 round with less error where activations are large.",
+    "int8, int4 and w4a16_awq round with less error where activations are large.",
 )
 @_quantised("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
 @_quantised(
@@ -100,8 +104,8 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.
 
     Weights are streamed: memory follows the largest tensor, not the model. Only calibration runs
-    the whole model. TensorRT-LLM does not read int8 and int4, which are for the torch executor. The
-    folder appears when it is complete, or not at all.
+    the whole model. TensorRT-LLM does not read int8 and int4; the torch executor reads every dtype.
+    The folder appears when it is complete, or not at all.
     """
     console = ctx.ensure_object(Console)
     _refuse_flags(ctx)
@@ -115,7 +119,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
             dtype="auto" if fp8 else flags["dtype"],
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
-            group_size=int(flags["group_size"]),
+            group_size=int(flags["group_size"]) if flags["group_size"] else None,
             calibration=_calibration(flags, texts) if fp8 or given else None,
             fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
             force=flags["force"],
@@ -135,8 +139,7 @@ def _refuse_flags(ctx: click.Context) -> None:
         flag = f"--{name.replace('_', '-')}"
         if dtype not in dtypes:
             raise UsageError(
-                f"{flag} {ctx.params[name]} is for --dtype {' or '.join(dtypes)}, and dtype is "
-                f"{dtype}",
+                f"{flag} {ctx.params[name]} is for --dtype {_either(dtypes)}, and dtype is {dtype}",
                 f"add --dtype {dtypes[0]}, or omit {flag}",
             )
         if name.startswith("calib") and dtype != "fp8" and not given:
@@ -145,6 +148,11 @@ def _refuse_flags(ctx: click.Context) -> None:
                 "--calib-data",
                 f"add --calib-data, or omit {flag}",
             )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trtla.cli.engine_check import is_trtllm
 from trtla.cli.options import DTYPES, options_of, setting, several, stack
@@ -47,6 +48,7 @@ class ModelFlags(DraftFlags):
     tokenizer_dir: str | None
     device: str
     dtype: str
+    kv_cache_dtype: Literal["auto", "int8"]
     threads: int | None
     lookahead: Lookahead | None
     trtllm: TrtllmSettings

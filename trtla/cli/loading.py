@@ -57,6 +57,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
             "tokenizer_dir": given.tokenizer_dir,
             "device": given.device,
             "dtype": given.dtype,
+            "kv_cache_dtype": given.kv_cache_dtype,
             "draft_options": given.draft_options,
             "drafter": given.drafter,
             "draft_models": draft_models,

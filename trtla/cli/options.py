@@ -13,7 +13,7 @@ from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DraftOptions
-from trtla.settings.executor import TrtllmSettings
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams, parse_processor
@@ -96,62 +96,6 @@ def engine_flags(section: str, **other: Any) -> Decorator:
     )
 
 
-place_flags = stack(
-    setting(
-        "--device",
-        section="Model",
-        type=DEVICE,
-        metavar="auto|cpu|cuda",
-        default="auto",
-        help="Where to run; auto takes CUDA where it is.",
-    ),
-    setting(
-        "--dtype",
-        section="Model",
-        type=DTYPES,
-        default="auto",
-        help="Type to compute in; auto is the engine's.",
-    ),
-    setting(
-        "--threads",
-        section="Model",
-        type=COUNT,
-        show_default="PyTorch's: one a core",
-        help="Threads that compute on a CPU.",
-    ),
-)
-"""Where a model runs, and in which type."""
-
-opening_flags = stack(
-    place_flags,
-    setting(
-        "--lookahead",
-        section="Model",
-        type=LOOKAHEAD,
-        metavar="W,N,G|auto",
-        show_default="the engine's; auto for a model that is not built",
-        help="window,ngram,verification of all requests; must give the same max_draft_len as the "
-        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
-        "worth their cost (torch engines).",
-    ),
-)
-"""How a model is opened."""
-
-model_flags = stack(engine_flags("Model"), opening_flags)
-"""What opens a model."""
-
-
-def color_flag(help_text: str, section: str = "Output") -> Decorator:
-    """--color."""
-    return setting(
-        "--color",
-        section=section,
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        help=help_text,
-    )
-
-
 def options_of(
     kind: type, section: str, *, only: Sequence[str] = (), but: Sequence[str] = (), **other: Any
 ) -> Decorator:
@@ -214,6 +158,63 @@ def _hidden(name: str, **kwargs: Any) -> Decorator:
 
 def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+place_flags = stack(
+    setting(
+        "--device",
+        section="Model",
+        type=DEVICE,
+        metavar="auto|cpu|cuda",
+        default="auto",
+        help="Where to run; auto takes CUDA where it is.",
+    ),
+    setting(
+        "--dtype",
+        section="Model",
+        type=DTYPES,
+        default="auto",
+        help="Type to compute in; auto is the engine's.",
+    ),
+    options_of(ExecutorOptions, "Model"),
+    setting(
+        "--threads",
+        section="Model",
+        type=COUNT,
+        show_default="PyTorch's: one a core",
+        help="Threads that compute on a CPU.",
+    ),
+)
+"""Where a model runs, and in which type."""
+
+opening_flags = stack(
+    place_flags,
+    setting(
+        "--lookahead",
+        section="Model",
+        type=LOOKAHEAD,
+        metavar="W,N,G|auto",
+        show_default="the engine's; auto for a model that is not built",
+        help="window,ngram,verification of all requests; must give the same max_draft_len as the "
+        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
+        "worth their cost (torch engines).",
+    ),
+)
+"""How a model is opened."""
+
+model_flags = stack(engine_flags("Model"), opening_flags)
+"""What opens a model."""
+
+
+def color_flag(help_text: str, section: str = "Output") -> Decorator:
+    """--color."""
+    return setting(
+        "--color",
+        section=section,
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help=help_text,
+    )
 
 
 trtllm_flags = options_of(TrtllmSettings, "TensorRT-LLM engines")

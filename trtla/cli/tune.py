@@ -110,6 +110,7 @@ def _check(given: TuneFlags, console: Console) -> TuneSettings:
         tokenizer_dir=given.tokenizer_dir,
         device=given.device,
         dtype=given.dtype,
+        kv_cache_dtype=given.kv_cache_dtype,
         planned=planned,
         gpu=gpu,
         asking=given.asking,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -57,6 +57,7 @@ class TuneFlags:
     gpu: str | None
     device: str
     dtype: str
+    kv_cache_dtype: Literal["auto", "int8"]
     threads: int | None
     prompts: tuple[str, ...]
     num_prompts: int

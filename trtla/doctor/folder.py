@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from trtla.errors import UsageError
 from trtla.formats.checkpoint import check_config, rank_problems, read_checkpoint_config
 from trtla.formats.compiled import compiled_problems
-from trtla.formats.config import BLOCK_SIZES, CheckpointConfig
+from trtla.formats.config import BLOCK_SIZES, INT4, WEIGHT_ONLY, CheckpointConfig
 from trtla.formats.engine import Engine, check_manifest, read_engine
 from trtla.formats.folder import end_ids, folder_kind, may_have_chat_template, tokenizer_dir
 from trtla.formats.gguf.folder import model_folder, weight_file
@@ -85,7 +85,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     config.json is sound also architecture, dtype, quant_algo, kv_cache_quant_algo, parameters (a
     tied lm_head counts once), shape and mapping; for engines also version, backend, limits,
     lookahead (None if not known), max_draft_len and max_text_len (prompt + output tokens of one
-    request). Of an encoder-decoder the shape is the decoder's. All but Hugging Face folders also
+    request). Of an encoder-decoder the shape is the decoder's. Weights that only
+    TensorRT-LLM rounds have a note. All but Hugging Face folders also
     have weight_types: tensors, bytes and bits_per_weight of each type.
 
     Raises:
@@ -149,6 +150,12 @@ def _describe(folder: Path, contents: Contents) -> dict[str, Any]:
     }
     if engine is not None or contents.checkpoint:
         found["weight_types"] = _weight_types(_planned(config))
+    if config.rounded_when_built and (engine is None or engine.backend == "torch"):
+        bits = WEIGHT_ONLY[config.quantization.quant_algo or ""]
+        found["note"] = (
+            f"TensorRT-LLM rounds the linear weights to int{bits} when it builds; the torch "
+            "executor runs them as they are"
+        )
     if engine is None:
         return found
     triple, limits = engine.lookahead, engine.config.build_config
@@ -167,7 +174,7 @@ def _planned(config: CheckpointConfig) -> Iterator[tuple[str, int, int]]:
     """Type, numbers and bytes of every tensor of a checkpoint."""
     for rank in range(config.mapping.world_size):
         for target in stored_plan(config, rank):
-            inputs, size = BLOCK_SIZES.get(target.dtype, (1, 1))
+            inputs, size = {**BLOCK_SIZES, INT4: (2, 1)}.get(target.dtype, (1, 1))
             yield target.dtype, prod(target.shape) // size * inputs, target.nbytes
 
 

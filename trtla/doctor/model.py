@@ -11,9 +11,11 @@ from trtla.doctor.folder import Contents, inspect, read_contents
 from trtla.doctor.report import Report
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.compiled import stage_problems
+from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.plan import block_names
 from trtla.machine import Gpu
+from trtla.runtime.models.cpu import library as compiler
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
 from trtla.trtllm.rules import Verdict
@@ -68,7 +70,32 @@ def check_model(path: str | Path, report: Report) -> ModelCheck:
     sizes = {**data, **data["quantization"], **data["mapping"]}
     shown = {**{key: sizes[key] for key in _DECIDING}, "lookahead": _has_lookahead(contents)}
     shown["block_types"] = block_names(contents.config) or None
+    shown["block_arithmetic"] = _block_arithmetic(contents.config, report)
     return ModelCheck(str(path), kind, backend, reason, shown, tuple(problems), tuple(warnings))
+
+
+def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
+    """How weights in blocks run on this machine's own device; None: there are none."""
+    if not config.block_types:
+        return None
+    if report.device is None:
+        return f"not at all: {report.reason}"
+    if report.device != "cpu":
+        return f"dequantised at load: {report.device} has no products of blocks"
+    problem = _not_compiled(config)
+    return f"dequantised at load: {problem}" if problem else "in integers, compiled"
+
+
+def _not_compiled(config: CheckpointConfig) -> str | None:
+    """Why the CPU's forward is not compiled for a model, without compiling it; None: it is."""
+    state = compiler.state()
+    if state != compiler.COMPILED:
+        return state.partition(compiler.FALLBACK)[2] or None
+    import torch
+
+    from trtla.runtime.models.load import not_compiled
+
+    return not_compiled(config, torch.float32)
 
 
 def _has_lookahead(contents: Contents) -> bool:
@@ -84,6 +111,7 @@ def _verdicts(contents: Contents, report: Report) -> Iterator[Verdict]:
     config, lookahead = contents.config, _has_lookahead(contents)
     if contents.engine is None:  # an engine's are among the problems of the folder itself
         yield kernels.weight_types(config)
+        yield kernels.weight_only_sizes(config)
         yield kernels.rope_scaling(config.rope_type)
         for problem in stage_problems(config, lookahead=lookahead):
             yield Verdict(False, problem.message)
@@ -121,6 +149,7 @@ def _on_gpu(contents: Contents, gpu: Gpu) -> Iterator[Verdict]:
     if _has_lookahead(contents):
         yield kernels.lookahead_on(gpu.capability)
     config, engine = contents.config, contents.engine
+    yield kernels.weight_only_on(config, gpu.capability)
     if (config.fp8 or config.fp8_kv_cache) and not kernels.fp8_on(gpu.capability):
         yield Verdict(False, f"FP8 needs compute capability {kernels.show(kernels.FP8_CAPABILITY)}")
     here = kernels.show(gpu.capability) if gpu.capability else None

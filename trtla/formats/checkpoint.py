@@ -16,18 +16,17 @@ import torch
 
 from trtla.errors import UsageError
 from trtla.files import read_json, validate
-from trtla.formats.config import DTYPES, CheckpointConfig
+from trtla.formats.config import DTYPES, FP8, CheckpointConfig
 from trtla.formats.plan import (
     EMBEDDING,
     LM_HEAD,
     Block,
     Target,
-    check_mapping,
     rank_plan,
     source_shapes,
     untied,
 )
-from trtla.formats.support import check_supported
+from trtla.formats.support import check_mapping, check_supported
 from trtla.formats.tensors import E4M3, Weight, equal_ends, full_tensors
 from trtla.formats.weight_files import SafetensorsFile, raise_first, tensor_problems
 
@@ -44,12 +43,13 @@ class _Placement:
     name: str
     row: int
     block: Block
+    fp8: bool
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Rows [start, stop) of the Hugging Face tensor, in the columns of the block."""
         offset = self.row - self.block.rows[0]
         rows = self.file.read(self.name, start + offset, stop + offset)
-        return rows.view(E4M3) if rows.dtype == torch.int8 else rows
+        return rows.view(E4M3) if self.fp8 else rows
 
 
 class Checkpoint:
@@ -123,7 +123,7 @@ class Checkpoint:
                 if block.source is not None:
                     known = self._where.setdefault(block.source, [])
                     if all(at.block != block for at in known):  # one of the copies is enough
-                        known.append(_Placement(file, target.name, row, block))
+                        known.append(_Placement(file, target.name, row, block, target.dtype == FP8))
                 row += block.height
 
 
@@ -194,7 +194,7 @@ def _scale_problems(ranks: Iterable[_Rank]) -> list[UsageError]:
     known: dict[str | None, float] = {}
     for file, plan in ranks:
         for target in plan:
-            if not target.name.endswith("_scaling_factor"):
+            if not target.name.endswith("_scaling_factor") or target.shape != (1,):
                 continue
             value = file.read(target.name, 0, 1).item()
             first = known.setdefault(target.blocks[0].source, value)

@@ -25,6 +25,13 @@ DType = Literal["float16", "bfloat16", "float32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 FP8 = "float8_e4m3fn"
 """The type of FP8 weights: 4 bits of exponent, 3 of mantissa, at most 448, no infinity."""
+INT4 = "int4"
+"""The type of W4A16_AWQ's weights: two numbers from -8 to 7 a byte."""
+WEIGHT_ONLY = {"W8A16": 8, "W4A16": 4, "W4A16_AWQ": 4}
+"""TensorRT-LLM's algorithms for weights of integers, and their bits. The first two round when the
+library loads a checkpoint, whose weights are plain."""
+AWQ_GROUP_SIZES = (64, 128)
+"""Inputs that share a scale in W4A16_AWQ."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8: 1}
 """Bytes of one element of every type in a checkpoint that is not in blocks."""
 BLOCK_SIZES = {
@@ -107,6 +114,11 @@ class Quantization(BaseModel):
     exclude_modules: list[str] | None = None
     """Names or fnmatch patterns of what stays as it is; None: TensorRT-LLM's own list, which holds
     lm_head and the embedding."""
+    group_size: int | None = None
+    """Of W4A16_AWQ; TensorRT-LLM's default is 128."""
+    has_zero_point: bool | None = None
+    pre_quant_scale: bool | None = None
+    """Whether W4A16_AWQ multiplies the inputs of every linear by a vector first."""
     block_types: dict[str, str] | None = None
     """Hugging Face's name of a weight in blocks -> their type; trtla's own key."""
 
@@ -121,7 +133,7 @@ class Quantization(BaseModel):
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)
-        for key in ("exclude_modules", "block_types"):
+        for key in set(Quantization.model_fields) - {"quant_algo", "kv_cache_quant_algo"}:
             if data[key] is None:
                 del data[key]
         return data
@@ -203,6 +215,17 @@ class CheckpointConfig(BaseModel):
     def fp8(self) -> bool:
         """Whether the layers' linear weights are FP8."""
         return self.quantization.quant_algo == "FP8"
+
+    @property
+    def awq_group_size(self) -> int | None:
+        """Inputs that share a scale in W4A16_AWQ; None for any other algorithm."""
+        awq = self.quantization.quant_algo == "W4A16_AWQ"
+        return self.quantization.group_size or 128 if awq else None
+
+    @property
+    def rounded_when_built(self) -> bool:
+        """Whether weights are plain here, and integers in TensorRT-LLM."""
+        return self.quantization.quant_algo in ("W8A16", "W4A16")
 
     @property
     def fp8_kv_cache(self) -> bool:

@@ -11,8 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from trtla.errors import UsageError
-from trtla.formats.config import BLOCK_SIZES, DTYPE_BYTES, FP8, CheckpointConfig, Mapping
+from trtla.formats.config import (
+    BLOCK_SIZES,
+    DTYPE_BYTES,
+    FP8,
+    INT4,
+    CheckpointConfig,
+    Mapping,
+    Quantization,
+)
 
 Span = tuple[int, int]
 """Half-open range [start, stop)."""
@@ -46,8 +53,8 @@ class Target:
     """As stored: of quantised weights outputs, and bytes of a row of blocks."""
     blocks: tuple[Block, ...]
     dtype: str
-    """The checkpoint's dtype, or the type of blocks; with FP8 also float8_e4m3fn, and float32 for
-    scales."""
+    """The checkpoint's dtype, or the type of blocks; with FP8 and W4A16_AWQ also float8_e4m3fn or
+    int4, and float32 for scales."""
 
     @property
     def nbytes(self) -> int:
@@ -58,44 +65,6 @@ class Target:
     def element_bytes(self) -> int:
         """Of an element of the stored shape; blocks are stored as bytes."""
         return DTYPE_BYTES.get(self.dtype, 1)
-
-
-def check_mapping(config: CheckpointConfig) -> None:
-    """Refuse a tp_size or pp_size that TensorRT-LLM could not load (equal chunks, no lost layer).
-
-    Raises:
-        UsageError: heads, intermediate size or layers do not divide, or weights are in blocks.
-    """
-    tp, pp = config.mapping.tp_size, config.mapping.pp_size
-    if config.block_types and config.mapping.world_size > 1:
-        raise UsageError(
-            f"weights in blocks ({block_names(config)}) are not split, and tp_size is {tp}, "
-            f"pp_size {pp}",
-            "omit --tp-size and --pp-size, or convert with --dtype bfloat16 or float16",
-        )
-    kv = config.num_key_value_heads
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-    }
-    if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
-        sizes["hidden_size"] = config.hidden_size
-    for key, value in sizes.items():
-        if value % tp:
-            raise UsageError(
-                f"tp_size {tp} does not divide {key} {value}",
-                f"use a --tp-size that divides {value}",
-            )
-    if kv % tp and tp % kv:
-        raise UsageError(
-            f"tp_size {tp} neither divides num_key_value_heads {kv} nor is a multiple of it",
-            f"use a --tp-size that divides {kv} or that {kv} divides",
-        )
-    if config.num_hidden_layers % pp:
-        raise UsageError(
-            f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
-            f"use a --pp-size that divides {config.num_hidden_layers}",
-        )
 
 
 def block_names(config: CheckpointConfig) -> str:
@@ -149,9 +118,9 @@ def hf_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
 
 
 def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a source of this checkpoint reads: Hugging Face's, and the FP8 scales.
+    """Every tensor that a source of this checkpoint reads: Hugging Face's, and their scales.
 
-    Rows of quantised weights are rows of blocks, in bytes.
+    Rows of weights in blocks are rows of blocks, in bytes; a row of W4A16_AWQ's are two outputs.
     """
     scales: list[str] = []
     if config.fp8:
@@ -163,7 +132,31 @@ def source_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     for name, kind in config.block_types.items():
         inputs, size = BLOCK_SIZES[kind]
         shapes[name] = (shapes[name][0], shapes[name][1] // inputs * size)
-    return {**shapes, **dict.fromkeys(scales, (1,))}
+    return {**shapes, **_awq_shapes(config), **dict.fromkeys(scales, (1,))}
+
+
+def _awq_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """The weights of W4A16_AWQ as they are stored, and their scales."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    whole, group_size = hf_shapes(config), config.awq_group_size
+    for name, weights in fp8_groups(config).items() if group_size else ():
+        for weight in weights:
+            outputs, inputs = whole[weight]
+            shapes[weight] = (outputs // 2, inputs)
+            shapes[awq_scales(weight)] = (outputs, inputs // (group_size or 1))
+        if config.quantization.pre_quant_scale:
+            shapes[awq_input_scale(name)] = (whole[weights[0]][1],)
+    return shapes
+
+
+def awq_scales(weight: str) -> str:
+    """The name of a weight's scales, float32 [outputs, groups], in a source."""
+    return f"{weight}_scale"
+
+
+def awq_input_scale(linear: str) -> str:
+    """What the inputs of a linear, as in `fp8_groups`, are multiplied by first, in a source."""
+    return f"{linear}.pre_quant_scale"
 
 
 def fp8_groups(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
@@ -179,6 +172,15 @@ def fp8_groups(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
         for linear in (f"{attention}.o_proj", *(f"{mlp}.{x}_proj" for x in ("gate", "up", "down"))):
             groups[linear] = (f"{linear}.weight",)
     return groups
+
+
+def linear_sizes(config: CheckpointConfig) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a layer's linears on one rank, by TensorRT-LLM's names."""
+    plain = config.model_copy(update={"quantization": Quantization()})
+    prefix = "transformer.layers.0."
+    targets = (target for target in rank_plan(plain, 0) if target.name.startswith(prefix))
+    found = ((target.name.removeprefix(prefix), target.shape) for target in targets)
+    return {n.removesuffix(".weight"): (s[0], s[1]) for n, s in found if len(s) == 2}
 
 
 def kv_scale(layer: int) -> str:
@@ -298,12 +300,29 @@ class _RankPlanner:
 
     def _weight(self, to: str, source: str, *blocks: Block) -> Iterator[Target]:
         """The weight of a linear, and with FP8 its scales, which are the same on every rank."""
+        if self.config.awq_group_size:
+            yield from self._awq(to, source, self.config.awq_group_size, blocks)
+            return
         if not self.config.fp8:
             yield self._target(f"{to}.weight", *blocks)
             return
         yield self._target(f"{to}.weight", *blocks, dtype=FP8)
         yield self._scale(f"{to}.weights_scaling_factor", f"{source}.weight_scale")
         yield self._scale(f"{to}.activation_scaling_factor", f"{source}.input_scale")
+
+    def _awq(
+        self, to: str, source: str, group_size: int, blocks: tuple[Block, ...]
+    ) -> Iterator[Target]:
+        """Pairs of outputs in a byte, and a scale for every output and group of inputs."""
+        first, last = blocks[0].cols or (0, 0)
+        pairs = (replace(one, rows=(one.rows[0] // 2, one.rows[1] // 2)) for one in blocks)
+        yield self._target(f"{to}.weight", *pairs, dtype=INT4)
+        groups = (first // group_size, last // group_size)
+        scales = (Block(awq_scales(one.source or ""), one.rows, groups) for one in blocks)
+        yield self._target(f"{to}.weights_scaling_factor", *scales, dtype="float32")
+        if self.config.quantization.pre_quant_scale:
+            block = Block(awq_input_scale(source), (first, last), None)
+            yield self._target(f"{to}.prequant_scaling_factor", block)
 
     def _scale(self, name: str, source: str) -> Target:
         return self._target(name, Block(source, (0, 1), None), dtype="float32")

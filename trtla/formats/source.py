@@ -22,7 +22,7 @@ from trtla.formats.folder import FolderKind, folder_kind
 from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.hf import HFModel
 from trtla.formats.hf_config import read_hf_config
-from trtla.formats.plan import check_mapping
+from trtla.formats.support import check_mapping
 from trtla.formats.tensors import Dequantized, TensorSource
 from trtla.settings.lookahead import LookaheadConfig
 

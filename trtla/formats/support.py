@@ -1,4 +1,4 @@
-"""What trtla can convert and run: architectures, activation, rotary scalings, quantisations.
+"""What trtla can convert and run: architectures, rotary scalings, quantisations, ranks.
 
 One check for Hugging Face models, checkpoints and engines, so that all three refuse the same
 things.
@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trtla.errors import UsageError
-from trtla.formats.config import BLOCK_SIZES, QWEN2, ROPE_TYPES, CheckpointConfig
-from trtla.formats.plan import fp8_linears, hf_shapes
+from trtla.formats.config import (
+    AWQ_GROUP_SIZES,
+    BLOCK_SIZES,
+    QWEN2,
+    ROPE_TYPES,
+    WEIGHT_ONLY,
+    CheckpointConfig,
+)
+from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
 FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
@@ -53,26 +60,87 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
     _check_rope(config, where)
 
 
+def check_mapping(config: CheckpointConfig) -> None:
+    """Refuse a tp_size or pp_size that TensorRT-LLM could not load (equal chunks, no lost layer).
+
+    Raises:
+        UsageError: heads, intermediate size or layers do not divide, or weights are in blocks.
+    """
+    tp, pp = config.mapping.tp_size, config.mapping.pp_size
+    if config.block_types and config.mapping.world_size > 1:
+        raise UsageError(
+            f"weights in blocks ({block_names(config)}) are not split, and tp_size is {tp}, "
+            f"pp_size {pp}",
+            "omit --tp-size and --pp-size, or convert with --dtype bfloat16 or float16",
+        )
+    kv = config.num_key_value_heads
+    sizes = {
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+    }
+    if config.use_parallel_embedding and config.embedding_sharding_dim == 1:
+        sizes["hidden_size"] = config.hidden_size
+    for key, value in sizes.items():
+        if value % tp:
+            raise UsageError(
+                f"tp_size {tp} does not divide {key} {value}",
+                f"use a --tp-size that divides {value}",
+            )
+    if kv % tp and tp % kv:
+        raise UsageError(
+            f"tp_size {tp} neither divides num_key_value_heads {kv} nor is a multiple of it",
+            f"use a --tp-size that divides {kv} or that {kv} divides",
+        )
+    if config.num_hidden_layers % pp:
+        raise UsageError(
+            f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
+            f"use a --pp-size that divides {config.num_hidden_layers}",
+        )
+
+
 def _check_quantization(config: CheckpointConfig, where: str) -> None:
     quantization = config.quantization
     for key in ("quant_algo", "kv_cache_quant_algo"):
         value = getattr(quantization, key)
-        if value not in (None, "FP8"):
+        known = (None, "FP8", *WEIGHT_ONLY) if key == "quant_algo" else (None, "FP8")
+        if value not in known:
             raise UsageError(
                 f"{where}: {key} {value} is not supported",
-                "trtla runs FP8 and unquantised models; convert the unquantised one",
+                f"trtla runs {', '.join(filter(None, known))} and unquantised models; convert the "
+                "unquantised one",
             )
-    if config.fp8 and quantization.exclude_modules is not None:
+    if config.awq_group_size:
+        _check_awq(config, config.awq_group_size, where)
+    if (config.fp8 or config.awq_group_size) and quantization.exclude_modules is not None:
         _check_excluded(quantization.exclude_modules, config, where)
     if config.block_types:
         _check_blocks(config, where)
 
 
+def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
+    """Refuse W4A16_AWQ as only other programs make it, and groups that do not divide."""
+    if config.quantization.has_zero_point:
+        raise UsageError(
+            f"{where}: W4A16_AWQ with has_zero_point is not supported",
+            "make it with trtla convert --dtype w4a16_awq, or with modelopt",
+        )
+    sizes = ", ".join(map(str, AWQ_GROUP_SIZES))
+    if group_size not in AWQ_GROUP_SIZES:
+        raise UsageError(f"{where}: group_size {group_size} is not supported", f"use {sizes}")
+    for name, (_, inputs) in linear_sizes(config).items():
+        if inputs % group_size:
+            raise UsageError(
+                f"{where}: group_size {group_size} does not divide the {inputs} inputs that "
+                f"{name} has on a rank",
+                "use a smaller group size or fewer ranks",
+            )
+
+
 def _check_blocks(config: CheckpointConfig, where: str) -> None:
     """Refuse blocks of what is no weight of the model, or that do not divide its inputs."""
-    hint = "make it again with trtla convert"
-    if config.fp8:
-        raise UsageError(f"{where}: weights are in blocks and in FP8", hint)
+    hint, algorithm = "make it again with trtla convert", config.quantization.quant_algo
+    if algorithm:
+        raise UsageError(f"{where}: weights are in blocks and in {algorithm}", hint)
     shapes = hf_shapes(config)
     for name, kind in config.block_types.items():
         shape, inputs = shapes.get(name, ()), BLOCK_SIZES[kind][0]
@@ -93,7 +161,7 @@ def _check_excluded(patterns: Sequence[str], config: CheckpointConfig, where: st
     if excluded is not None:
         raise UsageError(
             f"{where}: exclude_modules leaves {excluded} unquantised, which is not supported",
-            "quantise all linears of the layers, see trtla convert --dtype fp8",
+            "quantise all linears of the layers, as trtla convert does",
         )
 
 

@@ -17,8 +17,19 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor, dequantize_blocks
-from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import EMBEDDING, LM_HEAD, Block, Span, Target, single_rank, stored_plan
+from trtla.formats.config import INT4, CheckpointConfig
+from trtla.formats.plan import (
+    EMBEDDING,
+    LM_HEAD,
+    Block,
+    Span,
+    Target,
+    awq_input_scale,
+    awq_scales,
+    fp8_groups,
+    single_rank,
+    stored_plan,
+)
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -62,6 +73,52 @@ class Dequantized:
         return rows if kind is None else dequantize_blocks(BLOCK_TYPES[kind], rows)
 
 
+def pack_int4(codes: Tensor) -> Tensor:
+    """TensorRT-LLM's int4 weights, int8 [outputs / 2, inputs]: even outputs are in the low halves.
+
+    Args:
+        codes: [outputs, inputs], whole numbers from -8 to 7; outputs are even.
+    """
+    low, high = codes.to(torch.int8).view(torch.uint8).view(-1, 2, codes.shape[1]).unbind(1)
+    return (low & 15 | high << 4).view(torch.int8)
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """The codes of `pack_int4`, int8 [outputs, inputs]."""
+    halves = torch.stack((packed << 4, packed), 1)  # shifting right brings the sign down
+    return (halves >> 4).flatten(0, 1)
+
+
+class AwqNumbers:
+    """A source of W4A16_AWQ, of this project or modelopt, whose weights are read as numbers.
+
+    A linear there multiplies its inputs by a vector first; here its weights are.
+
+    Args:
+        source: reads pairs of outputs, and scales.
+        config: with W4A16_AWQ.
+    """
+
+    def __init__(self, source: TensorSource, config: CheckpointConfig) -> None:
+        self._source, self._vectors = source, bool(config.quantization.pre_quant_scale)
+        groups = fp8_groups(config)
+        self._linear_of = {weight: name for name, group in groups.items() for weight in group}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop), float32 of a linear's weight."""
+        if name not in self._linear_of:
+            return self._source.read(name, start, stop)
+        even = start // 2
+        codes = unpack_int4(self._source.read(name, even, -(-stop // 2)))
+        codes = codes[start - 2 * even : stop - 2 * even]
+        scales = self._source.read(awq_scales(name), start, stop).float()
+        values = codes.view(*scales.shape, -1).float().mul_(scales[..., None]).flatten(1)
+        if not self._vectors:
+            return values
+        vector = awq_input_scale(self._linear_of[name])
+        return values.mul_(self._source.read(vector, 0, values.shape[1]).float())
+
+
 def without_blocks(
     weights: Iterable[tuple[str, Weight]], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
@@ -81,7 +138,10 @@ def without_blocks(
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """A checkpoint's type as torch's: float16, bfloat16, float32, float8_e4m3fn; blocks: uint8."""
+    """A checkpoint's type as torch's: float16, bfloat16, float32, float8_e4m3fn; blocks: uint8;
+    int4: int8."""
+    if name == INT4:
+        return torch.int8
     found: torch.dtype = torch.uint8 if name in BLOCK_TYPES else getattr(torch, name)
     return found
 
@@ -128,7 +188,14 @@ def llama3_frequencies(inverse: Tensor, scaling: Mapping[str, Any], trained: int
 
 
 def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Weight]]:
-    """Every tensor of the one-rank checkpoint of this model, one by one; no tied lm_head."""
+    """Every tensor of the one-rank checkpoint of this model, one by one; no tied lm_head.
+
+    Weights of W4A16_AWQ come as numbers.
+    """
+    if config.awq_group_size:
+        source = AwqNumbers(source, config)
+        plain = config.quantization.model_copy(update={"quant_algo": None})
+        config = config.model_copy(update={"quantization": plain})
     for target in stored_plan(single_rank(config), 0):
         kind, whole = BLOCK_TYPES.get(target.dtype), _materialize(target, source)
         yield target.name, whole if kind is None else BlockTensor(kind, whole)

@@ -21,7 +21,7 @@ import torch
 
 from trtla.errors import UsageError
 from trtla.files import parse_json
-from trtla.formats.config import DTYPES, FP8
+from trtla.formats.config import DTYPES, FP8, INT4
 
 _DTYPES = {
     "F64": torch.float64,
@@ -236,8 +236,8 @@ def tensor_problems(
         found: what is there.
         expected: name and shape of what config.json asks for.
         hint: what to do about it.
-        quantized: types of the tensors that are FP8 or in blocks; all others are float16, bfloat16
-            or float32.
+        quantized: types of the tensors that are FP8, int4 or in blocks; all others are float16,
+            bfloat16 or float32.
     """
     problems = [f"{where} lacks tensor {name}" for name in expected if name not in found]
     problems += [
@@ -265,6 +265,8 @@ def _stored_as(kind: str | None) -> tuple[tuple[torch.dtype, ...], str]:
         return _FLOATS, "float16, bfloat16 and float32"
     if kind == FP8:
         return (torch.float8_e4m3fn, torch.int8), "FP8"  # TensorRT-LLM re-views int8 as FP8
+    if kind == INT4:
+        return (torch.int8,), "int8, two int4 numbers a byte"
     return (torch.uint8,), f"uint8, the blocks of {kind}"
 
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from trtla.errors import UsageError
+from trtla.formats.engine import Engine
 from trtla.llm.answer import (
     Answer,
     BeamText,
@@ -60,6 +62,7 @@ class LLM:
         tokenizer_dir: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        kv_cache_dtype: Literal["auto", "int8"] = "auto",
         max_batch_size: int | None = None,
         trtllm: TrtllmSettings | None = None,
         draft_options: DraftOptions | None = None,
@@ -90,14 +93,13 @@ class LLM:
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
         if self._adaptive:
-            if self.engine.backend == "tensorrt-llm":
-                raise refuse_auto(self.engine.name)
-            check_auto(self._drafter, self.engine.name)
+            _check_adaptive(self.engine, self._drafter)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
         options = ExecutorOptions(
             lookahead=default,
             device=device,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             max_batch_size=max_batch_size,
             trtllm=trtllm or TrtllmSettings(),
             draft_options=draft_options or DraftOptions(),
@@ -106,8 +108,8 @@ class LLM:
             draft_dtype=draft_dtype,
             block_reuse=block_reuse,
         )
-        named = texts("draft_models", draft_models, "paths")
-        drafting = draft_engines(self.engine, self._drafter, named)
+        paths = texts("draft_models", draft_models, "paths")
+        drafting = draft_engines(self.engine, self._drafter, paths)
         self._executor = open_executor(self.engine, options, drafting)
         self._shared = SharedExecutor(self._executor)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
@@ -338,3 +340,10 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_adaptive(engine: Engine, drafter: DrafterSettings) -> None:
+    """Raise `UsageError` where requests cannot be adaptive."""
+    if engine.backend == "tensorrt-llm":
+        raise refuse_auto(engine.name)
+    check_auto(drafter, engine.name)

@@ -50,6 +50,9 @@ class ExecutorOptions:
     """Choices beside the engine; the defaults are the engine's own.
 
     What only one of the executors has is refused by the other when it differs from its default.
+
+    Raises:
+        UsageError: kv_cache_dtype is not known.
     """
 
     lookahead: LookaheadConfig | None = None
@@ -58,6 +61,11 @@ class ExecutorOptions:
     """auto, cpu, cuda or cuda:N (torch)."""
     dtype: str = "auto"
     """auto (the engine's), float32, bfloat16 or float16 (torch)."""
+    kv_cache_dtype: Literal["auto", "int8"] = option(
+        "auto",
+        "Type of cached keys and values; auto is that of the arithmetic. int8 halves the "
+        "memory of bfloat16 and rounds them (torch engines on CPUs).",
+    )
     max_batch_size: int | None = None
     """Requests in flight at once; None takes the engine's limit."""
     trtllm: TrtllmSettings = TRTLLM_DEFAULTS
@@ -73,6 +81,9 @@ class ExecutorOptions:
     block_reuse: bool = False
     """Keep ended texts' K/V blocks while there is room, and begin prompts that share their first
     tokens behind them (torch); benchmarks must not profit from it in silence."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 ENGINE_OPTIONS = ExecutorOptions()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from trtla.errors import UsageError
 from trtla.formats.compiled import stage_problems
-from trtla.formats.config import BuildConfig, CheckpointConfig
-from trtla.formats.plan import block_names
+from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
+from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
 from trtla.trtllm.library import known_trouble
 
@@ -29,7 +29,10 @@ DTYPES = ("float16", "bfloat16")
 _NEWEST_SEEN = (9, 0)
 _XQA = '"No available XQA kernels are found for speculative decoding mode"'
 _TORCH = "use --backend torch"
-_PLAIN = "dequantise them with --dtype bfloat16 or float16"
+_PLAIN = (
+    "convert the unquantised model with --dtype w4a16_awq, w4a16 or w8a16, dequantise with --dtype "
+    "bfloat16 or float16"
+)
 _JIT = (
     "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
 )
@@ -118,6 +121,33 @@ def weight_types(config: CheckpointConfig) -> Verdict:
     return Verdict(False, f"weights are in blocks ({names}), which TensorRT-LLM cannot read")
 
 
+def weight_only_sizes(config: CheckpointConfig) -> Verdict:
+    """A model's sizes for integer weights, which the layers would pad (quantization/layers.py)."""
+    algorithm = config.quantization.quant_algo
+    if algorithm not in WEIGHT_ONLY:
+        return _YES
+    multiple, ranks = max(64, config.awq_group_size or 0), config.mapping.tp_size
+    for name, sizes in linear_sizes(config).items():
+        # Both sizes of the whole layer, split or not, are padded to multiples for every rank.
+        split = 1 if name in ("attention.dense", "mlp.proj") else 0
+        whole = [size * (ranks if axis == split else 1) for axis, size in enumerate(sizes)]
+        for size, what in zip(whole, ("outputs", "inputs"), strict=True):
+            if size % (multiple * ranks):
+                reason = f"the {size} {what} of {name} are no multiple of {multiple * ranks}"
+                return Verdict(False, f"{reason}, which {algorithm} needs with tp_size {ranks}")
+    return _YES
+
+
+def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> Verdict:
+    """A model's integer weights on a GPU; builder.py refuses them on data center Blackwell."""
+    algorithm = config.quantization.quant_algo
+    if algorithm not in WEIGHT_ONLY or capability is None or capability[0] not in (10, 11):
+        return _YES
+    return Verdict(
+        False, f"compute capability {show(capability)} has no kernels for {algorithm} weights"
+    )
+
+
 def show(capability: Capability) -> str:
     """`9.0`."""
     return f"{capability[0]}.{capability[1]}"
@@ -160,6 +190,7 @@ def check_trtllm(
     blocks = weight_types(config)
     if blocks.allowed is False:
         raise UsageError(blocks.reason, f"{_PLAIN}, or {_TORCH}")
+    _check_weight_only(config, capability)
     rope = rope_scaling(config.rope_type)
     if rope.allowed is False:
         raise UsageError(rope.reason, _TORCH)
@@ -168,7 +199,7 @@ def check_trtllm(
     if limits.max_draft_len:
         notes += _check_lookahead(config, capability)
         notes += filter(None, [known_trouble(release)])
-    return (*notes, *_fp8_notes(config))
+    return (*notes, *_quantisation_notes(config))
 
 
 def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
@@ -186,6 +217,18 @@ def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
             f"{show(FP8_CAPABILITY)}",
             "build it on an Ada or Hopper GPU, or convert the model without FP8",
         )
+
+
+def _check_weight_only(config: CheckpointConfig, capability: Capability | None) -> None:
+    """Integer weights: sizes, activations and the GPU."""
+    algorithm, half = config.quantization.quant_algo, activations(config.dtype)
+    if algorithm not in WEIGHT_ONLY:
+        return
+    if half.allowed is False:
+        raise UsageError(f"{algorithm}: {half.reason}", "add --dtype float16 or bfloat16")
+    for verdict in (weight_only_sizes(config), weight_only_on(config, capability)):
+        if verdict.allowed is False:
+            raise UsageError(verdict.reason, f"convert the model with another --dtype, or {_TORCH}")
 
 
 def _check_lookahead(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:
@@ -207,8 +250,11 @@ def _allow(verdict: Verdict, hint: str) -> None:
         raise UsageError(f"TensorRT-LLM cannot run lookahead here: {verdict.reason}", hint)
 
 
-def _fp8_notes(config: CheckpointConfig) -> Iterator[str]:
-    """What `build()` switches off by itself."""
+def _quantisation_notes(config: CheckpointConfig) -> Iterator[str]:
+    """What TensorRT-LLM rounds, and what `build()` switches off, by itself."""
+    if config.rounded_when_built:
+        bits = WEIGHT_ONLY[config.quantization.quant_algo or ""]
+        yield f"TensorRT-LLM rounds the linear weights to int{bits} as it loads them"
     if config.fp8 and not config.fp8_kv_cache:
         yield "build() switches FP8 context FMHA off, because the K/V cache is not FP8"
     if config.fp8_kv_cache and not config.fp8:

@@ -58,6 +58,12 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     if dtype not in ("auto", own):
         reason = f"it computes in {own}, not in {dtype}"
         raise trtllm_cannot(engine.name, reason, "omit --dtype, or build with --backend torch")
+    if options.kv_cache_dtype != "auto":
+        raise trtllm_cannot(
+            engine.name,
+            f"whose K/V cache is of the type that it was built with, not {options.kv_cache_dtype}",
+            "omit --kv-cache-dtype, or build with --backend torch",
+        )
     if changed := options.draft_options.changed:
         raise trtllm_cannot(
             engine.name,

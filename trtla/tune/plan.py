@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from trtla.data.encoder import Answer, Encoder
 from trtla.data.prompt_sets import (
@@ -56,6 +57,7 @@ class TuneSettings:
     tokenizer_dir: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     planned: bool = False
     """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
     gpu: Gpu | None = None

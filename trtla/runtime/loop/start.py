@@ -11,7 +11,13 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.forward import SPARE_BLOCKS
-from trtla.runtime.models.load import cache_blocks, load_engine, model_dtype, resolve_device
+from trtla.runtime.models.load import (
+    cache_blocks,
+    check_cache_dtype,
+    load_engine,
+    model_dtype,
+    resolve_device,
+)
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
@@ -39,10 +45,11 @@ def open_torch_executor(
         max_encoder_len=engine.max_encoder_len,
     )
     arithmetic = model_dtype(options.dtype, checkpoint, on)
+    check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
     totals = DraftTotals()
     models = open_draft_models(draft_engines, limits, *place, totals)
-    model = load_engine(engine, arithmetic, on)
+    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype)
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)

@@ -35,7 +35,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
         stats = ExecutorStats(
             weight_bytes=model.weight_bytes,
             weight_type=model.weight_type,
-            compute_type=str(model.dtype).removeprefix("torch."),
+            compute_type=model.compute_type,
             draft_models=draft_totals,
         )
         super().__init__(limits, stats)

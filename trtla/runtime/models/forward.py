@@ -50,6 +50,11 @@ class Model(ABC):
     @property
     def weight_type(self) -> str:
         """The type of most weights in memory."""
+        return self.compute_type
+
+    @property
+    def compute_type(self) -> str:
+        """The type that most products are computed in."""
         return str(self.dtype).removeprefix("torch.")
 
     @property

@@ -41,8 +41,21 @@ class SlotTable:
         return cls(slots, first if consecutive else None, order)
 
 
+SCALE_BYTES = 4
+"""Of a row of int8 numbers: the float32 that they are multiplied with."""
+
+
+def row_size(head_size: int, dtype: torch.dtype) -> int:
+    """Elements of a token's keys or values of one head: of int8 also the bytes of their scale."""
+    return head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
 class KVCache:
-    """Keys and values of all layers, [layers, 2, slots, kv_heads, head_size]."""
+    """Keys and values of all layers, [layers, 2, slots, kv_heads, row_size].
+
+    Those of int8 are rounded by the compiled forward alone: each row holds its own scale behind its
+    numbers, and is moved as a whole.
+    """
 
     def __init__(
         self,
@@ -55,7 +68,7 @@ class KVCache:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         slots = num_blocks * TOKENS_PER_BLOCK
-        shape = (num_layers, 2, slots, num_kv_heads, head_size)
+        shape = (num_layers, 2, slots, num_kv_heads, row_size(head_size, dtype))
         self.data = torch.empty(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self.data]
         self.addresses = array("Q", (part.data_ptr() for pair in self._layers for part in pair))

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import block_names
 from trtla.formats.tensors import E4M3, Weight, without_blocks
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
@@ -86,6 +87,8 @@ class LlamaModel(PackedModel):
         """Such as `float32`, or `FP8 matrix products, bfloat16 activations, FP8 K/V cache`."""
         dtype = str(self.dtype).removeprefix("torch.")
         cache = ", FP8 K/V cache" if self.config.fp8_kv_cache else ""
+        if self.config.block_types:
+            return f"{dtype}, {block_names(self.config)} weights dequantised at load{cache}"
         if not self.config.fp8:
             return f"{dtype}{cache}"
         if self._products:

@@ -15,6 +15,7 @@ from trtla.machine import available_memory
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cpu.library import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.kv_cache import row_size
 from trtla.runtime.models.llama import LlamaModel
 
 if TYPE_CHECKING:
@@ -28,22 +29,50 @@ def load_model(
     weights: Iterable[tuple[str, Weight]],
     dtype: torch.dtype,
     device: torch.device,
+    kv_cache_dtype: str = "auto",
 ) -> LlamaModel | NativeLlama:
-    """The model that is fastest here; what keeps it from being compiled is no error."""
+    """The model that is fastest here; what keeps it from being compiled is no error.
+
+    Args:
+        kv_cache_dtype: auto, or what `check_cache_dtype` has let pass.
+    """
     if device.type == "cpu" and not_compiled(config, dtype) is None:
-        return NativeLlama(config, weights, dtype)
+        return NativeLlama(config, weights, dtype, int8_cache=kv_cache_dtype == "int8")
     return LlamaModel(config, weights, dtype, device)
 
 
 def load_engine(
-    engine: Engine, dtype: torch.dtype, device: torch.device
+    engine: Engine, dtype: torch.dtype, device: torch.device, kv_cache_dtype: str = "auto"
 ) -> LlamaModel | NativeLlama | T5Model:
     """The model of an opened engine or folder."""
     if isinstance(engine, EncoderDecoder):
         from trtla.runtime.models.t5.load import load_t5
 
         return load_t5(engine, dtype, device)
-    return load_model(engine.config.pretrained_config, engine.weights(), dtype, device)
+    config = engine.config.pretrained_config
+    return load_model(config, engine.weights(), dtype, device, kv_cache_dtype)
+
+
+def check_cache_dtype(
+    kv_cache_dtype: str, engine: Engine, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise `UsageError` where a model cannot have its K/V cache in this type."""
+    if kv_cache_dtype == "auto":
+        return
+    config, instead = engine.config.pretrained_config, ""
+    if isinstance(engine, EncoderDecoder):
+        problem: str | None = f"{engine.name} is an encoder-decoder"
+    elif device.type != "cpu":
+        problem, instead = f"the device is {device}", ", or use --device cpu"
+    else:
+        problem = not_compiled(config, dtype)
+        if problem and not_compiled(config, torch.float32) is None:
+            instead = ", or use --dtype float32"
+    if problem:
+        raise UsageError(
+            f"kv_cache_dtype {kv_cache_dtype} needs the compiled forward of CPUs: {problem}",
+            f"omit --kv-cache-dtype{instead}",
+        )
 
 
 def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
@@ -156,8 +185,8 @@ def cache_blocks(
         TrtlaError: not even one sequence of max_seq_len fits.
     """
     per_sequence = -(-max_seq_len // TOKENS_PER_BLOCK)
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
-    block_bytes = per_token * TOKENS_PER_BLOCK * dtype.itemsize
+    rows = 2 * config.num_hidden_layers * config.num_key_value_heads * TOKENS_PER_BLOCK
+    block_bytes = rows * row_size(config.head_size, dtype) * dtype.itemsize
     affordable = _free_bytes(device) // block_bytes
     if affordable < per_sequence:
         raise TrtlaError(

@@ -9,6 +9,7 @@ from ._version import at_least
 from .logger import logger
 from .models import LLaMAConfig, SpeculativeDecodingMode
 
+_WEIGHT_ONLY = ("W8A16", "W4A16", "W4A16_AWQ")
 _ROPE_WITHOUT_FACTOR = ("su", "longrope", "llama3")
 
 
@@ -24,6 +25,8 @@ def apply_rules(model: LLaMAConfig, build: Any, sm: int) -> None:
         build.plugin_config.reduce_fusion = False
     if "FP8" in (model.quant_algo, model.quantization.kv_cache_quant_algo):
         build.strongly_typed = True
+    if model.quant_algo in _WEIGHT_ONLY:
+        _weight_only(model, build.plugin_config, sm)
     if build.speculative_decoding_mode != SpeculativeDecodingMode.NONE:
         _make_room_for_drafts(build)
     _context_fmha(model, build.plugin_config, sm)
@@ -31,6 +34,18 @@ def apply_rules(model: LLaMAConfig, build: Any, sm: int) -> None:
         raise RuntimeError(f"FP8 is not supported on SM {sm}")
     if build.speculative_decoding_mode == SpeculativeDecodingMode.LOOKAHEAD_DECODING:
         _find_kernel(model, sm)
+
+
+def _weight_only(model: LLaMAConfig, plugin: Any, sm: int) -> None:
+    """build() switches the plugin of the products on by itself."""
+    if 100 <= sm < 120:
+        raise RuntimeError(f"{model.quant_algo} is not supported on SM {sm}")
+    if model.__dict__["disable_weight_only_quant_plugin"]:
+        return
+    if model.quant_algo == "W4A16_AWQ":
+        plugin.weight_only_groupwise_quant_matmul_plugin = model.dtype
+    else:
+        plugin.weight_only_quant_matmul_plugin = model.dtype
 
 
 def _init_max_seq_len(model: dict[str, Any], build: Any) -> None:

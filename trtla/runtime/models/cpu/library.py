@@ -64,7 +64,7 @@ class Model(Structure):
         ("kv_heads", c_int64),
         ("head_size", c_int64),
         ("epsilon", c_float),
-        ("bfloat16", c_int32),
+        ("cache_type", c_int32),
     ]
 
 
@@ -175,14 +175,17 @@ def compiled_library() -> Path:
         raise NotCompiled(f"{library.parent} cannot be written: {error.strerror}") from None
 
 
+COMPILED, FALLBACK = "compiled for this processor", "PyTorch's operations: "
+
+
 def state() -> str:
     """What `compiled_library` would do, without doing it."""
     try:
         if _place().is_file():
-            return "compiled for this processor"
+            return COMPILED
         return f"{Path(_compiler()).name} compiles it when it is first needed"
     except NotCompiled as error:
-        return f"PyTorch's operations: {error}"
+        return f"{FALLBACK}{error}"
 
 
 def _place() -> Path:

@@ -55,12 +55,19 @@ class NativeLlama(Model):
     Args:
         weights: (checkpoint name, tensor) of the complete model.
         dtype: type of activations and cache, float32 or bfloat16.
+        int8_cache: round cached keys and values to 8 bits, of each token and head on their own.
     """
 
     def __init__(
-        self, config: CheckpointConfig, weights: Iterable[tuple[str, Weight]], dtype: torch.dtype
+        self,
+        config: CheckpointConfig,
+        weights: Iterable[tuple[str, Weight]],
+        dtype: torch.dtype,
+        *,
+        int8_cache: bool = False,
     ) -> None:
         self.config, self.dtype = config, dtype
+        self._cache_dtype = torch.int8 if int8_cache else dtype
         self._library = native.library()
         paired = dtype == torch.bfloat16 and self._library.has_bfloat16_products
         self._packing = Packing(self._library.lanes, paired)
@@ -89,7 +96,7 @@ class NativeLlama(Model):
             kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             epsilon=config.norm_epsilon,
-            bfloat16=dtype == torch.bfloat16,
+            cache_type=_CACHE_TYPES.index(self.cache_dtype),
         )
 
     def _placed(self, weight: Weight) -> Weight:
@@ -141,13 +148,14 @@ class NativeLlama(Model):
     @property
     def arithmetic(self) -> str:
         """Such as `float32 on float16 weights, compiled`."""
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype, cache = (str(t).removeprefix("torch.") for t in (self.dtype, self.cache_dtype))
         if self._in_blocks:
-            return f"int8 on {self.weight_type} weights, {dtype} K/V cache, compiled"
+            return f"int8 on {self.weight_type} weights, {cache} K/V cache, compiled"
         stored = "" if self.weight_type == dtype else f" on {self.weight_type} weights"
         if self.config.fp8:
             stored = ", FP8 weights dequantised at load"
-        return f"{dtype}{stored}, compiled"
+        cached = "" if cache == dtype else f", {cache} K/V cache"
+        return f"{dtype}{stored}{cached}, compiled"
 
     @property
     def _in_blocks(self) -> bool:
@@ -170,6 +178,16 @@ class NativeLlama(Model):
         return sizes.most_common(1)[0][0]
 
     @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the K/V cache."""
+        return self._cache_dtype
+
+    @property
+    def compute_type(self) -> str:
+        """Of weights in blocks int8."""
+        return "int8" if self._in_blocks else super().compute_type
+
+    @property
     def row_sampler(self) -> RowSampler:
         """In C++, row by row: most rows are never asked for."""
         return self._library
@@ -178,7 +196,9 @@ class NativeLlama(Model):
         """A K/V cache for this model, a layer for every head: its tokens are read in a row."""
         config = self.config
         heads = config.num_hidden_layers * config.num_key_value_heads
-        return KVCache(heads, 1, config.head_size, num_blocks, self.dtype, torch.device("cpu"))
+        return KVCache(
+            heads, 1, config.head_size, num_blocks, self.cache_dtype, torch.device("cpu")
+        )
 
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab]."""
@@ -213,6 +233,8 @@ class NativeLlama(Model):
 
 _STORED = (torch.float32, torch.float16, torch.bfloat16)
 """Types that plain weights can be kept in."""
+_CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)
+"""As in the C++'s `CacheType`."""
 
 
 def merged(parts: list[Weight]) -> list[Weight]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+_FIRST = "prequant_scaling_factor"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -74,15 +75,28 @@ def _state(config: dict[str, Any], ranks: list[Tensors], tp: int) -> Tensors:
 
 
 def _plain(group: list[Tensors], prefix: str) -> list[Tensors]:
-    """A layer's tensors on each rank, FP8 weights multiplied out."""
+    """A layer's tensors on each rank, FP8 and int4 weights multiplied out."""
     parts = []
     for rank in group:
         part = {k.removeprefix(prefix): v for k, v in rank.items() if k.startswith(prefix)}
         for name in [name for name in part if name.endswith(".weights_scaling_factor")]:
             weight = name.replace("weights_scaling_factor", "weight")
-            part[weight] = part[weight].view(torch.float8_e4m3fn).float() * part[name]
+            if part[name].dim() == 2:
+                part[weight] = _int4(part[weight], part[name], part.get(f"{weight[:-7]}.{_FIRST}"))
+            else:
+                part[weight] = part[weight].view(torch.float8_e4m3fn).float() * part[name]
         parts.append(part)
     return parts
+
+
+def _int4(packed: torch.Tensor, scales: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
+    """W4A16_AWQ: pairs of outputs in a byte, the even one low, in two's complement."""
+    unsigned = packed.to(torch.int16) & 255
+    codes = torch.empty(2 * len(packed), packed.shape[1])
+    for row, halves in enumerate((unsigned % 16, unsigned // 16)):
+        codes[row::2] = torch.where(halves > 7, halves - 16, halves).float()
+    numbers = codes * scales.float().repeat_interleave(packed.shape[1] // scales.shape[1], 1)
+    return numbers if first is None else numbers * first.float()
 
 
 def _layer(parts: list[Tensors], config: dict[str, Any]) -> Tensors:

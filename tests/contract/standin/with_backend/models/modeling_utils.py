@@ -52,7 +52,7 @@ class SpeculativeDecodingMode(enum.IntFlag):
 
 @dataclass
 class QuantConfig:
-    """What is quantised and how. Only FP8 can be built and run by the stand-in."""
+    """What is quantised and how. The stand-in runs FP8, W8A16, W4A16 and W4A16_AWQ."""
 
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None

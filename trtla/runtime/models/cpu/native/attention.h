@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "simd.h"
+#include "cache.h"
 
 constexpr int QUERIES = 4;  // that share what is read of keys and values
 
@@ -43,19 +43,6 @@ inline std::vector<View> views(const Sequence& sequence, const int64_t* parents)
     return out;
 }
 
-// One head's keys or values, [slots][size].
-template <class C>
-struct Cached {
-    C* data;
-    int64_t size;
-    C* at(int64_t slot) const { return data + slot * size; }
-};
-
-template <class C>
-struct HeadCache {
-    Cached<C> keys, values;
-};
-
 // The scores of COUNT queries with LANES / COUNT keys, query by query.
 template <int COUNT, class C>
 inline Floats dots(const float* const* queries, const C* const* keys, int size) {
@@ -70,7 +57,13 @@ inline Floats dots(const float* const* queries, const C* const* keys, int size) 
                 parts[q * several + key] += load(queries[q] + i) * piece;
         }
     }
-    return sums(parts);
+    Floats found = sums(parts);
+    if constexpr (Cached<C>::SCALED) {
+        Floats scales;
+        for (int i = 0; i < LANES; ++i) scales[i] = scale_of(keys[i % several], size);
+        found *= scales;
+    }
+    return found;
 }
 
 // Scores of QUERIES queries with the first `count` tokens, which all of them see.
@@ -117,8 +110,20 @@ inline float softmax(float* scores, int count) {
     return sum(total);
 }
 
+// Multiplies the first `count` shares of QUERIES queries with the values' scales.
+template <class C>
+void scale_together(float* const* shares, const Cached<C>& values, const int64_t* slots, int count,
+                    int size) {
+    if constexpr (Cached<C>::SCALED)
+        for (int place = 0; place < count; ++place) {
+            const float scale = scale_of(values.at(slots[place]), size);
+            for (int q = 0; q < QUERIES; ++q) shares[q][place] *= scale;
+        }
+}
+
 template <class C>
 inline void add_value(float* out, float share, const C* value, int size) {
+    if constexpr (Cached<C>::SCALED) share *= scale_of(value, size);
     for (int i = 0; i < size; i += LANES) store(out + i, load(out + i) + share * load(value + i));
 }
 
@@ -179,6 +184,7 @@ void attend(const float* const (&queries)[QUERIES], const View* const (&seen)[QU
         totals[q] = softmax(scores.rows[q], seen[q]->size());
         std::fill(outs[q], outs[q] + size, 0.0f);
     }
+    scale_together(scores.rows, cache.values, slots, shared, size);
     add_stretch(outs, scores.rows, cache.values, slots, shared, size);
     for (int q = 0; q < count; ++q) {
         for (int place = shared; place < seen[q]->size(); ++place) {

@@ -2,15 +2,23 @@
 // and become floats with the scales of weights and inputs, block after block.
 #pragma once
 
+#include <chrono>
+
 #include "block_tiles.h"
 #include "float_product.h"
+
+// The number of tokens from which tiles are faster than vectors.
+inline int fewest_in_tiles();
 
 // How a panel is multiplied with one block of rows: blocks of small integers.
 template <class B>
 struct BlockProduct {
     static constexpr int MOST = MOST_INTEGER_ROWS;
     static constexpr int AHEAD = 4096;  // bytes that are fetched before they are wanted
-    using Ready = Tiles<HAS_TILES ? B::GROUP : 0>;
+    using InTheseTiles = Tiles<HAS_TILES ? B::GROUP : 0>;
+    struct Ready : InTheseTiles {
+        explicit Ready(int rows) : InTheseTiles((fewest_in_tiles(), rows)) {}  // measured before
+    };
     using Operand = Codes;
 
     static size_t panel_bytes(int64_t inputs) { return B::panel_bytes(inputs); }
@@ -87,14 +95,27 @@ struct BlockProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
+    __attribute__((noinline)) static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
                     float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)
-        if (rows > TILE_ROWS) return InTiles<B>::template multiply<2>(rows, x, first, panel, bias, out);
-        if (rows >= FEWEST_IN_TILES)
-            return InTiles<B>::template multiply<1>(rows, x, first, panel, bias, out);
+        if (rows >= fewest_in_tiles()) return in_tiles(rows, x, first, panel, bias, out);
 #endif
+        in_vectors(rows, x, first, panel, bias, out);
+    }
+
+#if defined(TRTLA_TILES)
+    static void in_tiles(int rows, const Codes& x, int first, const uint8_t* panel,
+                         const float* bias, float (*out)[WIDTH]) {
+        if (rows > TILE_ROWS)
+            InTiles<B>::template multiply<2>(rows, x, first, panel, bias, out);
+        else
+            InTiles<B>::template multiply<1>(rows, x, first, panel, bias, out);
+    }
+#endif
+
+    static void in_vectors(int rows, const Codes& x, int first, const uint8_t* panel,
+                           const float* bias, float (*out)[WIDTH]) {
         const int parts = (rows + INTEGER_ROWS - 1) / INTEGER_ROWS;
         for (int part = 0; part < parts; ++part) {
             const int from = rows * part / parts, to = rows * (part + 1) / parts;
@@ -104,3 +125,36 @@ struct BlockProduct {
         }
     }
 };
+
+#if defined(TRTLA_TILES)
+// Both ways give the same bits: what this finds changes no text.
+inline int measured_fewest_in_tiles() {
+    constexpr int INPUTS = 1024, TRIES = 40;
+    typedef BlockProduct<Q4_0> Product;
+    const std::vector<uint8_t> panel(Product::panel_bytes(INPUTS) + Product::AHEAD);
+    const std::vector<float> ones(INPUTS, 1.0f);
+    Codes x;
+    x.reset(TILE_ROWS, INPUTS);
+    for (int row = 0; row < TILE_ROWS; ++row) x.put(row, ones.data());
+    float out[TILE_ROWS][WIDTH];
+    const Product::InTheseTiles ready(TILE_ROWS);
+    const auto timed = [&](auto multiply) {
+        const auto start = std::chrono::steady_clock::now();
+        multiply(TILE_ROWS, x, 0, panel.data(), nullptr, out);
+        return (std::chrono::steady_clock::now() - start).count();
+    };
+    auto tiles = timed(Product::in_tiles), vectors = timed(Product::in_vectors);
+    for (int i = 0; i < TRIES; ++i) {
+        tiles = std::min(tiles, timed(Product::in_tiles));
+        vectors = std::min(vectors, timed(Product::in_vectors));
+    }
+    return tiles < vectors ? TILE_ROWS * tiles / vectors + 1 : MOST_INTEGER_ROWS + 1;
+}
+
+inline int fewest_in_tiles() {
+    static const int fewest = measured_fewest_in_tiles();  // once, in less than a millisecond
+    return fewest;
+}
+#else
+inline int fewest_in_tiles() { return 0; }
+#endif

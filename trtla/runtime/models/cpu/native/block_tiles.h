@@ -5,8 +5,6 @@
 #include "operands.h"
 
 #if defined(TRTLA_TILES)
-constexpr int FEWEST_IN_TILES = 13;  // rows below which vectors are faster
-
 template <class B>
 struct InTiles {
     static constexpr int FOURS = B::GROUP / 4, GROUPS = BLOCK / B::GROUP;

@@ -202,10 +202,8 @@ struct Forward final : Job {
         float* key = head(token, model.heads + kv_head);
         const float* value = head(token, model.heads + model.kv_heads + kv_head);
         rotate(key, token);
-        for (int i = 0; i < size; i += LANES) {
-            store(to.keys.at(slot) + i, load(key + i));
-            store(to.values.at(slot) + i, load(value + i));
-        }
+        put(to.keys.at(slot), key, size);
+        put(to.values.at(slot), value, size);
         const float scale = 1.0f / std::sqrt((float)size);
         for (int fold = 0; fold < group_size(); ++fold) {
             float* query = head(token, kv_head * group_size() + fold);

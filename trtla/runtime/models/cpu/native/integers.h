@@ -3,6 +3,8 @@
 // Sums of integers do not depend on their order: each way below gives the same bits.
 #pragma once
 
+#include <cmath>
+
 #include "simd.h"
 #if defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -95,21 +97,13 @@ struct Scale {
 
 // Codes of BLOCK numbers. Numbers that are not finite get a scale that is none.
 inline Scale quantise(const float* from, int8_t* to) {
-    Bits tops{};  // bits of the absolute values: NaN is above all
-    for (int i = 0; i < BLOCK; i += LANES) {
-        const Bits size = (Bits)load(from + i) & 0x7fffffff;
-        tops = size > tops ? size : tops;
-    }
-    uint32_t top = 0;
-    for (int i = 0; i < LANES; ++i) top = tops[i] > top ? tops[i] : top;
-    const float largest = load_as<float>(&top);
+    const float largest = largest_size(from, BLOCK);
     Scale out{largest / 127.0f, 0.0f, {0, 0}};
-    if (top >= 0x7f800000) out.scale = load_as<float>("\xff\xff\xff\x7f");
+    if (!(largest < INFINITY)) out.scale = load_as<float>("\xff\xff\xff\x7f");
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-    const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     int32_t codes[BLOCK];
     for (int i = 0; i < BLOCK; i += LANES) {
-        const Bits some = (Bits)(load(from + i) * inverse + round_off) - (Bits)(Floats{} + round_off);
+        const Ints some = rounded(load(from + i) * inverse);
         std::memcpy(codes + i, &some, sizeof some);
     }
     for (int i = 0; i < BLOCK; ++i) to[i] = (int8_t)codes[i];

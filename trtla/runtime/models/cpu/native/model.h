@@ -20,7 +20,7 @@ struct Model {
     Matrix lm_head;
     int64_t hidden, intermediate, heads, kv_heads, head_size;
     float epsilon;
-    int32_t bfloat16;  // the cache is bfloat16, else float32
+    CacheType cache_type;
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
@@ -29,7 +29,7 @@ struct Step {
     int64_t tokens, num_rows, num_sequences;
     const int64_t* integers;
     const float *cosine, *sine;  // [...][head_size / 2]
-    void* const* cache;  // keys and values of every layer's K/V heads, each [slots][head_size]
+    void* const* cache;  // keys and values of every layer's K/V heads, each rows of `Cached`
     float* logits;       // [num_rows][vocabulary]
     const int64_t* taps;  // layers whose output is wanted
     int64_t num_taps;

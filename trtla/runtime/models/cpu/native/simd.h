@@ -129,6 +129,24 @@ inline float largest(Floats values) {
     return top;
 }
 
+// The largest absolute value of LANES or more numbers; infinity is above all others, NaN above that.
+inline float largest_size(const float* from, int count) {
+    Bits tops{};
+    for (int i = 0; i < count; i += LANES) {
+        const Bits size = (Bits)load(from + i) & 0x7fffffff;
+        tops = size > tops ? size : tops;
+    }
+    uint32_t top = 0;
+    for (int i = 0; i < LANES; ++i) top = tops[i] > top ? tops[i] : top;
+    return load_as<float>(&top);
+}
+
+// To the nearest integer, ties to even, of values below 2^22; of NaN any.
+inline Ints rounded(Floats values) {
+    const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    return (Ints)((Bits)(values + round_off) - (Bits)(Floats{} + round_off));
+}
+
 // e^x to about one unit in the last place; below -87 and above 88 it stays at the limit's value.
 // NaN stays NaN: broken weights must not pass for an answer.
 inline Floats exponential(Floats x) {

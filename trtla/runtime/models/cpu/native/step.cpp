@@ -20,10 +20,11 @@ void forward(const Model& model, const Step& step) {
 }  // namespace
 
 EXPORTED void trtla_forward(const Model* model, const Step* step) {
-    if (model->bfloat16)
-        forward<BFloat16>(*model, *step);
-    else
-        forward<float>(*model, *step);
+    switch (model->cache_type) {
+        case CACHE_FLOAT32: return forward<float>(*model, *step);
+        case CACHE_BFLOAT16: return forward<BFloat16>(*model, *step);
+        case CACHE_INT8: return forward<Int8>(*model, *step);
+    }
 }
 
 EXPORTED int64_t trtla_most_probable(const float* logits, int64_t size) {

@@ -18,6 +18,7 @@ from ..modeling_utils import PretrainedConfig
 from ._tensors import Need, needed
 from .config import LLaMAConfig
 
+_ROUNDED = ("qkv.weight", "dense.weight", "fc.weight", "proj.weight", "gate.weight")
 _EMBEDDING, _HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 
 
@@ -58,6 +59,9 @@ class LLaMAForCausalLM:
         """Take the tensors, complete and in the right shapes."""
         need = needed(self.config)
         weights = dict(weights)
+        bits = {"W8A16": 8, "W4A16": 4}.get(str(self.config.quant_algo))
+        for name in [name for name in weights if bits and name.endswith(_ROUNDED)]:
+            weights[name] = _rounded(weights[name], bits or 0)
         tied = self.config.__dict__["tie_word_embeddings"] and _EMBEDDING in weights
         if _HEAD in need and _HEAD not in weights and tied:
             weights[_HEAD] = _rows_of_rank(weights[_EMBEDDING], need[_HEAD], self.config)
@@ -69,6 +73,14 @@ class LLaMAForCausalLM:
             logger.warning(f"Provided but not required tensors: {set(extra)}")
         for name, rule in need.items():
             self.tensors[name] = _checked(name, weights[name], rule)
+
+
+def _rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers that symmetric_quantize leaves: per output, the largest becomes 2^(bits-1)."""
+    last = 1 << (bits - 1)
+    scales = weight.float().abs().amax(1, keepdim=True) / last
+    codes = (weight.float() / scales).round().clamp(-last, last - 1)
+    return (codes * scales).to(weight.dtype)
 
 
 def _rows_of_rank(embedding: torch.Tensor, need: Need, config: PretrainedConfig) -> torch.Tensor:
