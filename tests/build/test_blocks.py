@@ -214,6 +214,10 @@ HF_NAME = "model.layers.1.mlp.gate_proj.weight"
         ({"model.norm.weight": "Q8_0"}, "is no weight of the model"),
         ({HF_NAME: "Q8_0"}, rf"{NAME} has shape \[512, 160\], config.json asks for \[512, 272\]"),
         ({HF_NAME: None}, "block_types"),
+        (
+            {"lm_head.weight": "Q8_0"},
+            "lm_head.weight is Q8_0, but the files hold only the embedding",
+        ),
     ],
 )
 def test_block_types_that_do_not_fit_are_named(

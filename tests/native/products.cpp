@@ -43,14 +43,14 @@ static bool check(const char* name, Type type) {
     static Out together, alone;
     Operand all;
     all.reset(type, TOKENS, INPUTS);
-    for (int token = 0; token < TOKENS; ++token) all.put(token, &x[token * INPUTS]);
+    for (int token = 0; token < TOKENS; ++token) all.put(type, token, &x[token * INPUTS]);
     multiply(matrix, all, together);
     double worst = 0;
     int different = 0;
     for (int token = 0; token < TOKENS; ++token) {
         Operand one;
         one.reset(type, 1, INPUTS);
-        one.put(0, &x[token * INPUTS]);
+        one.put(type, 0, &x[token * INPUTS]);
         multiply(matrix, one, alone);
         different += std::memcmp(alone[0], together[token], sizeof alone[0]) != 0;
         for (int output = 0; output < OUTPUTS; ++output) {

@@ -72,7 +72,9 @@ class Checkpoint:
         raise_first(problems)
         for file, plan in ranks:
             self._add(file, plan)
-        self._where.setdefault(LM_HEAD, self._where[EMBEDDING])
+        if LM_HEAD not in self._where:
+            _check_shared(folder, config)
+            self._where[LM_HEAD] = self._where[EMBEDDING]
 
     @cached_property
     def config(self) -> CheckpointConfig:
@@ -123,6 +125,17 @@ class Checkpoint:
                     if all(at.block != block for at in known):  # one of the copies is enough
                         known.append(_Placement(file, target.name, row, block, target.dtype == FP8))
                 row += block.height
+
+
+def _check_shared(folder: Path, config: CheckpointConfig) -> None:
+    """Raise `UsageError` where one stored tensor would be of two types."""
+    embedding, head = (config.block_types.get(name, config.dtype) for name in (EMBEDDING, LM_HEAD))
+    if embedding != head:
+        raise UsageError(
+            f"{folder / 'config.json'}: {LM_HEAD} is {head}, but the files hold only the "
+            f"embedding, which is {embedding}",
+            _REMAKE,
+        )
 
 
 def _overlaps(one: tuple[int, int], other: tuple[int, int]) -> bool:

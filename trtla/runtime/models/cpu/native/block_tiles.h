@@ -16,7 +16,8 @@ struct InTiles {
     static void unpack(const B& weights, int group, Unpacked& codes) {
         for (int half = 0; half < 2; ++half)
             for (int four = 0; four < FOURS; ++four) {
-                const Bytes some = weights.unpacked(group * FOURS + four, half) - (int8_t)B::ZERO;
+                const auto some =
+                    (WrappedBytes)weights.unpacked(group * FOURS + four, half) - (uint8_t)B::ZERO;
                 std::memcpy(codes[half][four], &some, sizeof some);
             }
     }

@@ -81,7 +81,8 @@ struct Forward final : Job {
         fit(attended, attended_size);
         fit(gated, model.intermediate);
         for (const Kind product : {QKV, DENSE, GATE_UP, DOWN, SCORE})
-            if (!few(product)) reset(shared[product], product, *model.layers);
+            for (int layer = 0; !few(product) && layer < model.num_layers; ++layer)
+                reset(shared[product], product, model.layers[layer]);
         for (int i = 0; i < step.num_sequences; ++i)
             seen.push_back(views(step.sequences()[i], step.parents()));
         plan();
@@ -123,7 +124,6 @@ struct Forward final : Job {
         return rows(product) * matrix(product, *model.layers).inputs <= TWICE;
     }
 
-    // In all layers a product's inputs have the same form.
     void reset(Operand& inputs, Kind product, const Layer& layer) const {
         const Matrix& weights = matrix(product, layer);
         inputs.reset(weights.type, rows(product), weights.inputs);
@@ -131,8 +131,9 @@ struct Forward final : Job {
 
     // Makes the inputs of a product from one of its rows.
     void prepare(Kind product, const Layer& layer, int row, Operand& out) const {
-        if (product == DENSE) return out.put(row, &attended[(size_t)row * attended_size]);
-        if (product == DOWN) return out.put(row, &gated[(size_t)row * model.intermediate]);
+        const Type type = matrix(product, layer).type;
+        if (product == DENSE) return out.put(type, row, &attended[(size_t)row * attended_size]);
+        if (product == DOWN) return out.put(type, row, &gated[(size_t)row * model.intermediate]);
         static thread_local std::vector<float> normal;
         normal.resize(model.hidden);
         const int token = product == SCORE ? step.rows()[row] : row;
@@ -140,7 +141,7 @@ struct Forward final : Job {
                               : product == QKV ? layer.input_norm
                                                : layer.post_norm;
         normalise(token, weight, normal.data());
-        out.put(row, normal.data());
+        out.put(type, row, normal.data());
     }
 
     // A product's inputs: a thread's own where they are few, else those of the phase before.

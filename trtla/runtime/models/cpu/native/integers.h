@@ -13,7 +13,13 @@
 #endif
 
 typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of LANES outputs
+typedef uint8_t WrappedBytes __attribute__((vector_size(LANES * 4)));  // which may overflow
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
+
+// -value where `negative` has all bits, else value; -(-128) is 128 without a sign.
+inline Bytes negated(Bytes values, Bytes negative) {
+    return (Bytes)((WrappedBytes)(values ^ negative) - (WrappedBytes)negative);
+}
 
 inline Ints broadcast(int32_t value) { return Ints{} + value; }
 
@@ -33,7 +39,7 @@ constexpr int SIGNED_ZERO = 0;
 #if defined(__AVX512BW__)
 #define TRTLA_PAIRS(codes, inputs) _mm512_maddubs_epi16((__m512i)codes, (__m512i)inputs)
 #define TRTLA_WIDE(pairs) _mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1))
-#define TRTLA_SIGNED(inputs, codes, negative) (inputs ^ negative) - negative
+#define TRTLA_SIGNED(inputs, codes, negative) negated(inputs, negative)
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define TRTLA_PAIRS(codes, inputs) _mm256_maddubs_epi16((__m256i)codes, (__m256i)inputs)
 #define TRTLA_WIDE(pairs) _mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1))
@@ -62,7 +68,7 @@ struct Partial {
         if constexpr (BITS == 8) {
             const Bytes negative = codes < 0;
             inputs = TRTLA_SIGNED(inputs, codes, negative);
-            codes = (codes ^ negative) - negative;
+            codes = negated(codes, negative);
         }
         sums += (Shorts)TRTLA_PAIRS(codes, inputs);
     }

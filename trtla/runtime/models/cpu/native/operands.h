@@ -93,19 +93,18 @@ struct Codes : Rows {
     }
 };
 
-// The inputs of a product, in the form that its matrix's type is multiplied with.
+// The inputs of a product, in the forms that weights are multiplied with: layers may differ in theirs.
 struct Operand {
     Inputs<float> floats;
     Inputs<BFloat16> pairs;
     Codes codes;
-    Type type = TYPE_FLOAT32;
 
-    void reset(Type new_type, int tokens, int size) {
-        type = new_type;
-        with([&](auto& x) { x.reset(tokens, size); });
+    void reset(Type type, int tokens, int size) {
+        with(type, [&](auto& x) { x.reset(tokens, size); });
     }
-    void put(int token, const float* from) {
-        with([&](auto& x) { x.put(token, from); });
+    // Takes a token's inputs for weights of a type.
+    void put(Type type, int token, const float* from) {
+        with(type, [&](auto& x) { x.put(token, from); });
     }
     template <class X>
     const X& as() const {
@@ -116,7 +115,7 @@ struct Operand {
 
 private:
     template <class Work>
-    void with(Work work) {
+    void with(Type type, Work work) {
         type >= TYPE_Q8_0 ? work(codes) : type == TYPE_BFLOAT16_PAIRS ? work(pairs) : work(floats);
     }
 };

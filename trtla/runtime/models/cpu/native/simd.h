@@ -144,7 +144,7 @@ inline float largest_size(const float* from, int count) {
 // To the nearest integer, ties to even, of values below 2^22; of NaN any.
 inline Ints rounded(Floats values) {
     const float round_off = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    return (Ints)(values + round_off) - (Ints)(Floats{} + round_off);
+    return (Ints)((Bits)(values + round_off) - (Bits)(Floats{} + round_off));
 }
 
 // e^x to about one unit in the last place; below -87 and above 88 it stays at the limit's value.
