@@ -150,7 +150,7 @@ class NativeLlama(Model):
         """Such as `float32 on float16 weights, compiled`."""
         dtype, cache = (str(t).removeprefix("torch.") for t in (self.dtype, self.cache_dtype))
         if self._in_blocks:
-            return f"int8 on {self.weight_type} weights, {cache} K/V cache, compiled"
+            return f"int8 on {', '.join(self._stored_types)} weights, {cache} K/V cache, compiled"
         stored = "" if self.weight_type == dtype else f" on {self.weight_type} weights"
         if self.config.fp8:
             stored = ", FP8 weights dequantised at load"
@@ -170,12 +170,15 @@ class NativeLlama(Model):
     @property
     def weight_type(self) -> str:
         """The type of most bytes; of dequantised FP8 weights the arithmetic's."""
-        if self.config.fp8:
-            return super().weight_type
+        return super().weight_type if self.config.fp8 else self._stored_types[0]
+
+    @property
+    def _stored_types(self) -> list[str]:
+        """The types of weights in the checkpoint, that of most bytes first."""
         sizes: Counter[str] = Counter()
         for matrix in self._matrices:
             sizes[matrix.stored] += matrix.weight.nbytes
-        return sizes.most_common(1)[0][0]
+        return [kind for kind, _ in sizes.most_common()]
 
     @property
     def cache_dtype(self) -> torch.dtype:
