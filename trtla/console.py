@@ -218,6 +218,8 @@ class _Lines:
         return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
     def _times(self, done: int, total: int, seconds: float) -> list[str]:
+        if not done:
+            return []
         if 100 * done < total:  # too little to tell what is left
             return [duration(seconds)]
         left = (total - done) * seconds / done

@@ -29,7 +29,8 @@ struct BlockProduct {
 
     // Adds the products of the inputs [4 * FIRST, 4 * FIRST + 4 * COUNT) of a block to the dots.
     template <int ROWS, int FIRST, int COUNT>
-    static void add_products(const B& weights, const int8_t* x, int size, Ints (&dots)[ROWS][2]) {
+    TRTLA_INLINE static void add_products(const B& weights, const int8_t* x, int size,
+                                          Ints (&dots)[ROWS][2]) {
         constexpr int together = std::min(COUNT, Partial<B::BITS>::MOST);
         Partial<B::BITS> partial[ROWS][2];
 #pragma GCC unroll 8
@@ -50,7 +51,7 @@ struct BlockProduct {
     }
 
     template <int ROWS, int GROUP = 0>
-    static void add_groups(const B& weights, const int8_t* x, int size, const Scale* of,
+    TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size, const Scale* of,
                            Floats (&sums)[ROWS][2]) {
         if constexpr (GROUP < BLOCK / B::GROUP) {
             Ints dots[ROWS][2];
@@ -95,7 +96,7 @@ struct BlockProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    __attribute__((noinline)) static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
+    static void run(const Codes& x, int block, const uint8_t* panel, const float* bias,
                     float (*out)[WIDTH]) {
         const int first = x.first(block), rows = x.rows(block);
 #if defined(TRTLA_TILES)

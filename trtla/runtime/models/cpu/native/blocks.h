@@ -32,7 +32,7 @@ struct Blocks {
         codes = small + SMALL;
     }
 
-    Floats numbers(int place, int group, int half) const {
+    TRTLA_INLINE Floats numbers(int place, int group, int half) const {
         const Floats wide = load((const Float16*)halves + place * WIDTH + half * LANES);
         if constexpr (!FACTORS) return wide;
         return wide * to_floats(widened(small + group * WIDTH + half * LANES));
@@ -43,7 +43,7 @@ struct Blocks {
     Bits vector(int index) const { return load_as<Bits>(codes + (size_t)index * LANES * 4); }
 
     // The codes of inputs [4 * four, 4 * four + 4).
-    Bytes unpacked(int four, int half) const {
+    TRTLA_INLINE Bytes unpacked(int four, int half) const {
         if constexpr (BITS == 8) return (Bytes)(vector(2 * four + half) ^ SIGNED_ZERO * 0x01010101u);
         const Bits low = (vector(four / 2 * 2 + half) >> (four % 2 * 4)) & 0x0f0f0f0f;
         if constexpr (BITS == 5) return (Bytes)(low | (moved(vector(8 + half), four) & 0x10101010));

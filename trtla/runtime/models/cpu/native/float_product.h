@@ -80,7 +80,7 @@ struct FloatProduct {
             store(out[row], sums[row][0]), store(out[row] + LANES, sums[row][1]);
     }
 
-    __attribute__((noinline)) static void run(const Inputs<X>& x, int block, const uint8_t* panel, const float* bias,
+    static void run(const Inputs<X>& x, int block, const uint8_t* panel, const float* bias,
                     float (*out)[WIDTH]) {
         const int rows = x.rows(block);
         const W* weights = (const W*)panel;

@@ -12,6 +12,9 @@
 #include <immintrin.h>
 #endif
 
+// Sums stay in registers only where these are inlined; compilers do not always see it.
+#define TRTLA_INLINE __attribute__((always_inline)) inline
+
 typedef int8_t Bytes __attribute__((vector_size(LANES * 4)));  // four inputs of LANES outputs
 typedef uint8_t WrappedBytes __attribute__((vector_size(LANES * 4)));  // which may overflow
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));

@@ -18,8 +18,26 @@ struct Matrix {
     int num_panels() const { return (outputs + WIDTH - 1) / WIDTH; }
 };
 
-template <class Product, class Sink>
-void multiply_panels(const typename Product::Operand& x, const Matrix& matrix, int from, int to, Sink sink) {
+// Refers to what takes products. Not a template's argument: all users share the compiled products.
+class Sink {
+public:
+    template <class Take>
+    Sink(const Take& take)
+        : take_(&take), call_([](const void* to, int token, int panel, const float* products) {
+              (*(const Take*)to)(token, panel, products);
+          }) {}
+    void operator()(int token, int panel, const float* products) const {
+        call_(take_, token, panel, products);
+    }
+
+private:
+    const void* take_;
+    void (*call_)(const void*, int, int, const float*);
+};
+
+template <class Product>
+void multiply_panels(const typename Product::Operand& x, const Matrix& matrix, int from, int to,
+                     const Sink& sink) {
     const size_t panel_bytes = Product::panel_bytes(matrix.inputs);
     const int together = std::max<size_t>(1, PANELS_BYTES / panel_bytes);
     float out[Product::MOST][WIDTH];
@@ -61,8 +79,7 @@ auto with_product(Type type, Work work) {
 }
 
 // All tokens times the panels [from, to); `sink(token, panel, products)` takes WIDTH of them.
-template <class Sink>
-void matmul(const Operand& x, const Matrix& matrix, int from, int to, Sink sink) {
+inline void matmul(const Operand& x, const Matrix& matrix, int from, int to, const Sink& sink) {
     with_product(matrix.type, [&](auto named) {
         typedef typename decltype(named)::type Product;
         multiply_panels<Product>(x.as<typename Product::Operand>(), matrix, from, to, sink);
