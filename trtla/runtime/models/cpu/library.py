@@ -167,7 +167,7 @@ def compiled_library() -> Path:
     library = _place()
     if library.is_file():
         return library
-    _log.warning("compiling the CPU forward for this processor, once: half a minute at most")
+    _log.warning("compiling the CPU forward for this processor, once: up to a minute")
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         return _compile(_compiler(), library)
