@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from tests.runtime.test_compiled_forward import CPU, config_of, filled, forward, text
+from tests.runtime.test_compiled_forward import CPU, check_threads, config_of, filled, forward, text
 from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
 from trtla.formats.plan import rank_plan
 from trtla.runtime.draft import NO_DRAFT, Draft
@@ -109,17 +109,8 @@ def test_a_token_has_the_same_bits_alone_in_chunks_and_among_drafts(name):
         assert torch.equal(found, rows[41][:length]), length
 
 
-def test_every_thread_count_gives_the_same_bits():
-    model, _ = model_of("mixed", torch.bfloat16)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            found.append(filled(model, [text(1, 50), text(2, 3)])[2])
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+def test_threads_do_not_change_a_bit():
+    check_threads(model_of("mixed", torch.bfloat16)[0])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from tests.examples import examples
 from tests.runtime.encoder_decoders import folder
 from tests.runtime.test_compiled_forward import (
     KINDS,
-    TREE,
+    check_threads,
     config_of,
     draft_of,
     filled,
@@ -101,17 +101,7 @@ def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shape
 
 
 def test_threads_do_not_change_a_bit():
-    model, found = model_in(torch.float32), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            cache, running, first = filled(model, [text(1, 90), text(2, 5)])
-            steps = forward(model, cache, [Feed.step(s, TREE) for s in running])
-            found.append(torch.cat([first, steps]))
-    finally:
-        torch.set_num_threads(1)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    check_threads(model_in(torch.float32))
 
 
 def test_moved_drafts_are_read_as_if_they_had_been_fed_there():

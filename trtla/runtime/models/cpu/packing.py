@@ -21,7 +21,7 @@ _TYPES = (
     *("float32", "float16", "bfloat16", _PAIRS),
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
 )
-"""In the order of `Type` in matmul.h."""
+"""In the order of `Type` in native/operands.h."""
 _BLOCK = 32  # inputs of a block in a panel
 _FOURS = _BLOCK // 4
 _ROWS_AT_ONCE = 4096
@@ -60,7 +60,7 @@ class Packing:
     lanes: int
     """Numbers of 32 bits in a vector register."""
     paired: bool
-    """Two neighbouring inputs lie together: bfloat16 that is multiplied as such."""
+    """Plain weights are bfloat16 and multiplied as such: two neighbouring inputs lie together."""
 
     def pack(self, weight: Weight, bias: Tensor | None = None) -> Packed:
         """From [outputs, inputs] and [outputs]."""
@@ -71,9 +71,8 @@ class Packing:
             kind = weight.kind.name.split("_G")[0]
             name = kind if kind in _TYPES else f"{kind}_0"  # larger groups: their scale repeated
             return Packed(self._pack_blocks(weight), bias, *weight.shape, name, weight.kind.name)
-        dtype = str(weight.dtype).removeprefix("torch.")
-        paired = self.paired and weight.dtype == torch.bfloat16
-        kind, (outputs, inputs) = _PAIRS if paired else dtype, weight.shape
+        dtype, (outputs, inputs) = str(weight.dtype).removeprefix("torch."), weight.shape
+        kind = _PAIRS if self.paired else dtype
         return Packed(self._pack_plain(weight), bias, outputs, inputs, kind, dtype)
 
     def interleave(self, first: Weight, second: Weight) -> Weight:

@@ -51,8 +51,8 @@ struct BlockProduct {
     }
 
     template <int ROWS, int GROUP = 0>
-    TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size, const Scale* of,
-                           Floats (&sums)[ROWS][2]) {
+    TRTLA_INLINE static void add_groups(const B& weights, const int8_t* x, int size,
+                                        const Scale* of, Floats (&sums)[ROWS][2]) {
         if constexpr (GROUP < BLOCK / B::GROUP) {
             Ints dots[ROWS][2];
             for (int row = 0; row < ROWS; ++row) {
@@ -88,8 +88,7 @@ struct BlockProduct {
                 for (int half = 0; half < 2; ++half) {
                     const Floats least = weights.minimums(half);
                     for (int row = 0; row < ROWS; ++row)
-                        sums[row][half] =
-                            fused(least, Floats{} + of[row].shift, sums[row][half]);
+                        sums[row][half] = fused(least, Floats{} + of[row].shift, sums[row][half]);
                 }
         }
         for (int row = 0; row < ROWS; ++row)
