@@ -173,10 +173,11 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
 
 def _compile_forward(console: Console) -> None:
     """Have the CPU's forward ready for the first run."""
-    from trtla.runtime.models.cpu.library import NotCompiled, compiled_library
+    from trtla.runtime.models.cpu.compiler import NotCompiled
+    from trtla.runtime.models.cpu.library import CODE
 
     try:
-        compiled_library()
+        CODE.compiled()
     except NotCompiled as error:
         console.note(f"note: on CPUs it runs through PyTorch's operations, slower: {error}")
 

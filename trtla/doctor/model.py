@@ -15,7 +15,8 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.plan import block_names
 from trtla.machine import Gpu
-from trtla.runtime.models.cpu import library as compiler
+from trtla.runtime.models.cpu import compiler
+from trtla.runtime.models.cpu.library import CODE
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
 from trtla.trtllm.rules import Verdict
@@ -88,7 +89,7 @@ def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
 
 def _not_compiled(config: CheckpointConfig) -> str | None:
     """Why the CPU's forward is not compiled for a model, without compiling it; None: it is."""
-    state = compiler.state()
+    state = CODE.state()
     if state != compiler.COMPILED:
         return state.partition(compiler.FALLBACK)[2] or None
     import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtla.errors import TrtlaError, sentence
 from trtla.machine import Gpu, Machine, look
-from trtla.runtime.models.cpu import library as compiler
+from trtla.runtime.models.cpu.library import CODE
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import Library
@@ -38,7 +38,7 @@ def examine() -> Report:
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
     findings = tuple(_findings(machine, library))
-    return Report(machine, library, backend, reason, device, compiler.state(), findings)
+    return Report(machine, library, backend, reason, device, CODE.state(), findings)
 
 
 def _choice() -> tuple[str | None, str, str | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import Draft, Drafter, StepLimit
+from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
@@ -88,12 +88,12 @@ class StepRecorder(DraftRecorder):
         self._found: tuple[Ngram, ...] = ()
         self._committed: list[int] = []
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """The other's draft."""
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
-        return super().propose(limit)
+        return super().propose()
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the step is over."""

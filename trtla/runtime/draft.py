@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class TopRows:
+    """The most probable tokens after some nodes of a draft, best first."""
+
+    nodes: tuple[int, ...]
+    ids: Tensor
+    """int32 [nodes, count], on the CPU; -1 where there are fewer."""
+    logs: Tensor
+    """Logarithms of their probabilities at temperature 1, float32."""
+    last: int = -1
+    """The row after the last accepted node; -1: it is not among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens to feed after the input token in one generation step.
 
@@ -39,6 +52,10 @@ class Draft:
     draft_probs: Tensor | None = field(default=None, compare=False)
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
+    values: tuple[float, ...] = field(default=(), compare=False)
+    """How likely each token is to be accepted; empty where the drafter does not say."""
+    sources: tuple[int, ...] = field(default=(), compare=False)
+    """Places in `settings.drafting.PROPOSERS` of what proposed each token, likewise."""
 
     @classmethod
     def chain(cls, tokens: Sequence[int], top: int = 0) -> Draft:
@@ -106,32 +123,13 @@ class Draft:
                 places[node] for node in self.window_candidates if node in places
             ),
             draft_probs=None if self.draft_probs is None else self.draft_probs[: len(nodes)],
+            values=tuple(self.values[node - 1] for node in nodes) if self.values else (),
+            sources=tuple(self.sources[node - 1] for node in nodes) if self.sources else (),
         )
 
 
 NO_DRAFT = Draft()
 """Feed the input token alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A continuation of the input token that a drafter could have verified in this step."""
-
-    tokens: tuple[int, ...]
-    context: int = 1
-    """Committed tokens up to the input that stood before it where it was seen; at most 3."""
-    from_window: bool = False
-    """True when only the lookahead window has seen it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimit:
-    """What of a draft is fed in one step; the default feeds the input token alone."""
-
-    guess_lengths: tuple[int, ...] = ()
-    """Leading tokens of each of the drafter's `guesses`, in their order; those beyond are left."""
-    with_window: bool = False
-    """Feed the window. A window that is left out waits: its cells stand relative to the input."""
 
 
 class Drafter(ABC):
@@ -141,19 +139,20 @@ class Drafter(ABC):
     per forward that committed tokens, the prefill first.
     """
 
-    adaptive = False
-    """Whether it has `guesses`, of which `auto` may choose what is fed."""
-    lazy_pooling = False
-    """Put off work on committed text until `guesses` are asked for; set by `auto`."""
+    top_rows = 0
+    """How many of the most probable tokens it wants to see after fed nodes, through `saw`."""
 
     @abstractmethod
-    def propose(self, limit: StepLimit | None = None) -> Draft:
-        """The tree for the next step, at most the request's max_draft_len tokens.
+    def propose(self) -> Draft:
+        """The tree for the next step, at most the request's max_draft_len tokens."""
 
-        Args:
-            limit: feed no more than this; None feeds all that the drafter has. Where it leaves no
-                token, costly guesses need not be made.
-        """
+    @property
+    def tree(self) -> Drafter | None:
+        """The candidate tree that drafts, where nodes are chosen by what they cost."""
+        return None
+
+    def skip(self) -> None:  # noqa: B027
+        """The next step feeds no draft: `propose` is not called."""
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:  # noqa: B027
         """Learn from a forward.
@@ -172,9 +171,13 @@ class Drafter(ABC):
                 for where the request's top-k and top-p leave that many; the most probable first.
         """
 
-    def guesses(self) -> list[Guess]:
-        """Continuations of the input token that it could propose, the best first."""
-        return []
+    def saw(self, path: Sequence[int], rows: TopRows) -> None:  # noqa: B027
+        """Learn what the target held for likely; called before `observe` where `top_rows` says so.
+
+        Args:
+            path: the draft's nodes that were accepted.
+            rows: after node 0, the path, and maybe others.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Release what others wait for, such as blocks of a cache: the request has ended."""
@@ -183,7 +186,7 @@ class Drafter(ABC):
 class NoDrafter(Drafter):
     """Plain autoregressive decoding: nothing is proposed."""
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """The input token alone."""
         return NO_DRAFT
 

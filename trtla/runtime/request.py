@@ -90,6 +90,8 @@ class Request:
     """None: the executor's."""
     watch: DrafterWatch | None = None
     """Looks at what is drafted in every step."""
+    expected_ids: tuple[int, ...] = ()
+    """What the output is expected to be: drafts are taken from it, the text stays the same."""
     encoder_ids: tuple[int, ...] | None = None
     """The prompt of an encoder-decoder, which the encoder reads; None for other models."""
 

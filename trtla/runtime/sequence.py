@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from trtla.errors import TrtlaError
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit, depths
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -75,14 +75,14 @@ class Sequence:
         """Most tokens that its drafter proposes in a step."""
         return self.drafting.max_draft_len(self.lookahead)
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """What its drafter proposes for the next step.
 
         Raises:
             RequestFailed: the drafter has raised an `Exception`.
         """
         try:
-            return self.drafter.propose() if limit is None else self.drafter.propose(limit)
+            return self.drafter.propose()
         except Exception as error:
             raise RequestFailed(self) from error
 

@@ -22,6 +22,11 @@ DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")
 """Names of drafters, beside `draft:PATH`."""
 
+SOURCES = ("own", "expected", "others", "window", "chain", "rows")
+"""Where `auto` takes drafts from; `chain` is what further drafters propose."""
+PROPOSERS = (*SOURCES, "both")
+"""What proposes a node: a source, or a text and a row of logits that agree."""
+
 _NAMES = f"{', '.join(DRAFTERS)} or draft:PATH, or several with commas between"
 _MOST_TOKENS = 256  # far above any useful draft; keeps a typo from asking for gigabytes
 _LONGEST_ORDER = 32
@@ -281,12 +286,36 @@ class DraftOptions:
         "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",
         former="draft_cells",
     )
+    sources: tuple[str, ...] = option(
+        SOURCES,
+        "Where auto takes drafts from: own text, the expected output, other requests' texts, the "
+        "lookahead window, further drafters, and rows of logits.",
+        metavar="|".join(SOURCES),
+        rule=f"some of {', '.join(SOURCES)}, with commas between",
+        commas=True,
+    )
+    nodes: int | None = option(
+        None,
+        "Most drafted tokens of a step under auto, fed whatever they cost.",
+        least=0,
+        most=_MOST_TOKENS,
+        shown="what pays",
+    )
+    by_noise: bool = True
+    """Rank a sampled request's drafts with the noise that its tokens are drawn with. The text is
+    the same without."""
     reference: bool = False
     """Draft as the algorithm is defined: every branch on nodes of its own, and only candidates are
     accepted. More tokens are fed for fewer accepted ones; exact traces are of this."""
 
     def __post_init__(self) -> None:
         check(self)
+        for name in self.sources:
+            if name not in SOURCES:
+                guess = did_you_mean(name, SOURCES)
+                raise UsageError(
+                    f"source {name!r} is not known", f"{guess}use some of {', '.join(SOURCES)}"
+                )
         if not isinstance(self.reference, bool):
             raise wrong("reference", self.reference, "True or False")
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter
 from trtla.runtime.drafters.shapes import DraftTree
-
-_NOTHING = StepLimit()
 
 
 class ChainDrafter(Drafter):
@@ -38,18 +36,23 @@ class ChainDrafter(Drafter):
         """Those that it is made of."""
         return self._drafters
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """One tree of all drafts, as far as the budget goes."""
         window = NO_DRAFT
         if self._windowed is not None:
-            window = self._drafters[self._windowed].propose(limit)
+            window = self._drafters[self._windowed].propose()
         size = window.first_candidate - 1
         tree = DraftTree(window.tokens[:size], window.parents[:size])
         read: list[int] = []
         for place, drafter in enumerate(self._drafters):
             own = place == self._windowed
             full = len(tree.tokens) >= self._budget
-            draft = window if own else drafter.propose(_NOTHING if full else limit)
+            draft = window
+            if not own and full:
+                drafter.skip()
+                draft = NO_DRAFT
+            elif not own:
+                draft = drafter.propose()
             nodes = self._add(tree, draft, size if own else 0)
             read += (nodes[node] for node in draft.read)
             self._drafts[place] = draft
@@ -78,6 +81,11 @@ class ChainDrafter(Drafter):
             if child is not None:
                 nodes[node] = child
         return nodes
+
+    def skip(self) -> None:
+        """No draft of theirs is fed."""
+        for drafter in self._drafters:
+            drafter.skip()
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """Give each drafter the most probable tokens that it asked for."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trtla.errors import UsageError, trtllm_cannot
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
@@ -79,15 +79,16 @@ class DraftModelDrafter(Drafter):
         """Tokens before the last one whose keys and values are not in the cache."""
         return len(self._text) - 1 - self.sequence.num_cached
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """A chain of at most gamma tokens; the first one asked drafts for all in the batch."""
-        if limit is not None and not any(limit.guess_lengths):
-            self._group.leave_out(self)
-            return NO_DRAFT
         if self._group.is_due(self):
             self._group.draft()
         draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
         return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
+
+    def skip(self) -> None:
+        """Be left out of the drafts of this step."""
+        self._group.leave_out(self)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""

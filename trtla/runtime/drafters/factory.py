@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_model
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.drafters.lookahead import lookahead_drafter, random_from_prompt
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.stats import DraftTotals
-from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
+from trtla.runtime.tree.drafter import TreeDrafter
+from trtla.runtime.tree.library import SharedTrees
+from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
@@ -31,18 +34,19 @@ class Drafters(DrafterFactory):
 
     Args:
         limits: the executor's.
-        lookahead: makes those that are called lookahead.
+        options: how lookahead and trees draft.
         models: draft models by the path that `draft:PATH` names.
     """
 
     def __init__(
         self,
         limits: ExecutorLimits,
-        lookahead: LookaheadDrafters,
+        options: DraftOptions,
         models: Mapping[str, DraftModelDrafters],
     ) -> None:
-        self._limits, self._lookahead, self._models = limits, lookahead, models
+        self._limits, self._options, self._models = limits, options, models
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
+        self._trees: SharedTrees | None = None
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
@@ -50,6 +54,8 @@ class Drafters(DrafterFactory):
         names = settings.drafter
         if lookahead.is_autoregressive:
             names = tuple(name for name in names if name != "lookahead")
+        if request.adaptive and names != ("none",):
+            return self._tree(lookahead, request, settings)
         drafters = [self._make(name, lookahead, request, settings) for name in names]
         if not drafters:
             return NoDrafter()
@@ -62,8 +68,7 @@ class Drafters(DrafterFactory):
         """Begin anew with all that requests share."""
         for model in self._models.values():
             model.reset()
-        self._lookahead.reset()
-        self._storages = {}
+        self._storages, self._trees = {}, None
 
     def _make(
         self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
@@ -71,7 +76,7 @@ class Drafters(DrafterFactory):
         if name == "none":
             return NoDrafter()
         if name == "lookahead":
-            return self._lookahead(triple, request)
+            return lookahead_drafter(triple, request, self._options)
         if name == "prompt-lookup":
             most = request.sampling.max_output_len
             return PromptLookupDrafter(settings.gamma, request.known_ids, most)
@@ -79,6 +84,34 @@ class Drafters(DrafterFactory):
             storage = None if settings.reset_in_between else self._kept(settings)
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
+
+    def _tree(
+        self, triple: LookaheadConfig, request: Request, settings: DrafterSettings
+    ) -> TreeDrafter:
+        """All sources in one tree where lookahead drafts, else what the named drafters propose."""
+        if self._trees is None:
+            self._trees = SharedTrees(self._limits.vocab_size)
+        options, sampling = self._options, request.sampling
+        sources = options.sources if settings.uses_lookahead else ("chain",)
+        tree = self._trees.tree(request.known_ids, sampling, sources, options.by_noise)
+        if request.expected_ids:
+            tree.add_text("expected", request.expected_ids)
+        names = [name for name in settings.drafter if name != "lookahead"]
+        window = None
+        if "window" in sources and triple.ngram_size > 1:
+            seed = random_from_prompt(sampling.seed)
+            count = triple.window_size + triple.ngram_size - 3
+            window = LookaheadWindow(triple, seed(request.known_ids, count))
+        return TreeDrafter(
+            tree,
+            self._trees,
+            settings.max_draft_len(triple),
+            sampling.max_output_len,
+            window,
+            triple.ngram_size,
+            drawn=options.cells == "drawn",
+            others=[self._make(name, triple, request, settings) for name in names],
+        )
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
         """The storage that requests of one order and kind share."""

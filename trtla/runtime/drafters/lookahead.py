@@ -2,7 +2,7 @@
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
 with TensorRT-LLM's warm-up, merged prefixes and acceptance from the window, and with n-grams from
-prompt and output in the pool. N-grams that are kept from other requests come in here too.
+prompt and output in the pool.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, StepLimit
-from trtla.runtime.drafters.pools import KeptPool, NgramPool
+from trtla.runtime.draft import Draft, Drafter, NoDrafter
+from trtla.runtime.drafters.pools import NgramPool
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.request import DrafterFactory, Request
@@ -37,10 +37,7 @@ class LookaheadDrafter(Drafter):
         window_seed: fills the window at the start.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
         options: how it drafts.
-        kept: n-grams of other requests, which this one adds to.
     """
-
-    adaptive = True
 
     def __init__(
         self,
@@ -50,22 +47,14 @@ class LookaheadDrafter(Drafter):
         *,
         pool_from_text: bool = True,
         options: DraftOptions = _OPTIONS,
-        kept: KeptPool | None = None,
     ) -> None:
-        self._ngram, self._most = config.ngram_size, config.verification_set_size
-        self._options, self._kept = options, kept
-        self._text: list[int] = []
-        """Prompt and output, where n-grams are kept for others."""
+        self._ngram, self._options = config.ngram_size, options
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
         self._window = LookaheadWindow(
             config, window_seed(prompt, config.window_size + config.ngram_size - 3)
         )
         self._pool_from_text = pool_from_text
-        self._only_window: set[tuple[int, ...]] = set()
         self._recent = list(prompt)
-        self._found: list[Guess] | None = None
-        """This step's guesses, once they were asked for."""
-        self._note(prompt)
 
     @property
     def window(self) -> LookaheadWindow:
@@ -78,22 +67,11 @@ class LookaheadDrafter(Drafter):
         self._pool_text()
         return self._pool
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """The window, then the pool's continuations of the input token as candidate branches."""
-        if limit is None:
-            return self._draft(True, self._branches())
-        branches = []
-        if any(limit.guess_lengths):
-            lengths = zip(self.guesses(), limit.guess_lengths, strict=False)
-            branches = [guess.tokens[:length] for guess, length in lengths if length]
-        if not branches and not limit.with_window:
-            return NO_DRAFT
-        return self._draft(limit.with_window, branches)
-
-    def _draft(self, with_window: bool, branches: Sequence[tuple[int, ...]]) -> Draft:
-        tree, accepted, read = self._window_tree() if with_window else (DraftTree(), (), ())
+        tree, accepted, read = window_tree(self._window, self._ngram, self._options.reference)
         first_candidate = len(tree.tokens) + 1
-        for branch in branches:
+        for branch in self.pool.lookup(self._recent[-1]):
             if self._options.reference:
                 tree.append(branch)
             else:
@@ -102,86 +80,13 @@ class LookaheadDrafter(Drafter):
         nodes = (tuple(tree.tokens), tuple(tree.parents))
         return Draft(*nodes, first_candidate, read, accepted, drawn)
 
-    def _window_tree(self) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
-        """The window in a tree, those of its nodes that may be accepted, and those to read."""
-        tokens, parents = self._window.tokens(), self._window.parents()
-        read = self._window.newest()
-        if self._options.reference:
-            return DraftTree(tokens, parents), (), read
-        tree = DraftTree()
-        nodes = tree.merge_tree(tokens, parents)
-        shallow = shallow_nodes(parents, self._ngram - 1)
-        accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
-        return tree, accepted, tuple(nodes[node] for node in read)
-
-    def _branches(self) -> list[tuple[int, ...]]:
-        """Candidates of a step that feeds all: at most G, N-1 tokens each, none twice."""
-        pooled = self.pool.lookup(self._recent[-1])
-        if not self._kept or len(pooled) >= self._most:
-            return pooled
-        return list(dict.fromkeys((*pooled, *self._from_kept(self._kept))))[: self._most]
-
-    def _from_kept(self, kept: KeptPool) -> list[tuple[int, ...]]:
-        return kept.lookup(self._text, 2) + kept.lookup(self._text, 1)
-
-    def guesses(self) -> list[Guess]:
-        """Continuations of the input token: longest context first, then youngest."""
-        if self._found is None:
-            self._found = self._look_up()
-        return self._found
-
-    def _look_up(self) -> list[Guess]:
-        self._pool_text()
-        guesses = self._pooled()
-        if self._kept:  # a context in another text says less: those count as the shortest
-            known = {guess.tokens for guess in guesses}
-            others = dict.fromkeys(self._from_kept(self._kept))
-            guesses += [Guess(tokens) for tokens in others if tokens not in known]
-        return guesses
-
-    def _pooled(self) -> list[Guess]:
-        """The pool's guesses."""
-        key, found = self._recent[-1], self._pool.lookup(self._recent[-1])
-        if not found:
-            return []
-        two, three = self._continued(1), self._continued(2)
-        guesses = [
-            Guess(
-                value,
-                3 if value[:-2] in three else 2 if value[:-1] in two else 1,
-                (key, *value) in self._only_window,
-            )
-            for value in reversed(found)
-        ]
-        return sorted(guesses, key=_by_context) if two else guesses
-
-    def _continued(self, back: int) -> set[tuple[int, ...]]:
-        """What followed the last `back` + 1 committed tokens, as far as n-grams reach."""
-        text = tuple(self._recent[-1 - back :])
-        if len(text) <= back or self._ngram - 1 <= back:
-            return set()
-        seen = self._pool.lookup(text[0])
-        return {value[back:] for value in seen if value[:back] == text[1:]}
-
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Pool the window's n-grams, then those that end in a committed token."""
         if greedy:
-            self._pool_text()
             for key, *value in self._window.advance(self._recent[-1], greedy):
-                if self.lazy_pooling and tuple(value) not in self._pool.lookup(key):
-                    self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
-        self._note(committed)
-        self._found = None
-        if not self.lazy_pooling:
-            self._pool_text()
-
-    def _note(self, tokens: Sequence[int]) -> None:
-        """Keep n-grams of the text for other requests."""
-        if self._kept is not None:
-            self._text += tokens
-            self._kept.insert_text(self._text, len(self._text) - len(tokens))
+        self._pool_text()
 
     def _pool_text(self) -> None:
         """Pool the n-grams of committed tokens that are not there yet."""
@@ -190,44 +95,39 @@ class LookaheadDrafter(Drafter):
             return
         if self._pool_from_text:
             self._pool.insert_text(self._recent)
-            if self._only_window:
-                text = self._recent
-                grams = (tuple(text[i : i + size]) for i in range(len(text) - size + 1))
-                self._only_window.difference_update(grams)
         del self._recent[: 1 - size]
 
 
-def _by_context(guess: Guess) -> int:
-    return -guess.context
+def window_tree(
+    window: LookaheadWindow, ngram: int, reference: bool = False
+) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
+    """The window in a tree, those of its nodes that may be accepted, and those to read."""
+    tokens, parents, read = window.tokens(), window.parents(), window.newest()
+    if reference:
+        return DraftTree(tokens, parents), (), read
+    tree = DraftTree()
+    nodes = tree.merge_tree(tokens, parents)
+    shallow = shallow_nodes(parents, ngram - 1)
+    accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
+    return tree, accepted, tuple(nodes[node] for node in read)
 
 
 def lookahead_drafter(
-    config: LookaheadConfig,
-    request: Request,
-    options: DraftOptions = _OPTIONS,
-    kept: KeptPool | None = None,
+    config: LookaheadConfig, request: Request, options: DraftOptions = _OPTIONS
 ) -> LookaheadDrafter | NoDrafter:
     """The drafter for a request with this triple."""
     if config.is_autoregressive:
         return NoDrafter()
     window_seed = random_from_prompt(request.sampling.seed)
-    return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
+    return LookaheadDrafter(config, request.known_ids, window_seed, options=options)
 
 
 class LookaheadDrafters(DrafterFactory):
-    """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
+    """Makes the drafters of an executor's requests."""
 
     def __init__(self, options: DraftOptions = _OPTIONS) -> None:
         self._options = options
-        self._kept: dict[int, KeptPool] = {}
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """The drafter for a request with this triple; those of one N share what is kept."""
-        size, capacity, kept = lookahead.ngram_size, self._options.keep_pool, None
-        if capacity and size > 1:
-            kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(lookahead, request, self._options, kept)
-
-    def reset(self) -> None:
-        """Forget what was kept."""
-        self._kept = {}
+        """The drafter for a request with this triple."""
+        return lookahead_drafter(lookahead, request, self._options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from trtla.runtime.draft import Draft, Drafter, StepLimit
+from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.shapes import ChainLength
 from trtla.runtime.request import Request
 from trtla.settings.drafting import DrafterSettings, NgramKind
@@ -44,10 +44,10 @@ class NgramDrafter(Drafter):
         """As much of the text's end as a context holds."""
         storage.initialize(request.known_ids)
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """A chain of looked-up tokens, each known by those before it."""
         text = list(self._recent)
-        for _ in range(self._length.now(limit)):
+        for _ in range(self._length.now()):
             token = self.storage.next_token(text)
             if token is None:
                 if self._stops:

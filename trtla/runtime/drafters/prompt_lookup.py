@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtla.runtime.draft import Draft, Drafter, StepLimit
+from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.shapes import ChainLength
 
 _LONGEST_CONTEXT = 16  # tokens compared: of matches this long the youngest is as good as any
@@ -30,9 +30,9 @@ class PromptLookupDrafter(Drafter):
         self._text = list(prompt)
         self._index = TextIndex(self._text)
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    def propose(self) -> Draft:
         """The continuation of the longest match, the youngest of equally long ones."""
-        length = self._length.now(limit)
+        length = self._length.now()
         return Draft.chain(self._index.continuation(length) if length > 0 else ())
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:

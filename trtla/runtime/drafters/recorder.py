@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, StepLimit
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 
 if TYPE_CHECKING:
     from trtla.runtime.request import Request
@@ -36,10 +36,28 @@ class DraftRecorder(Drafter):
         self.forwards: list[RecordedForward] = []
         self._inner, self._draft = inner, NO_DRAFT
 
-    def propose(self, limit: StepLimit | None = None) -> Draft:
+    @property
+    def top_rows(self) -> int:  # type: ignore[override]
+        """The other's."""
+        return self._inner.top_rows
+
+    @property
+    def tree(self) -> Drafter | None:
+        """The other's."""
+        return self._inner.tree
+
+    def propose(self) -> Draft:
         """The other's draft."""
-        self._draft = self._inner.propose(limit)
+        self._draft = self._inner.propose()
         return self._draft
+
+    def skip(self) -> None:
+        """The other's."""
+        self._inner.skip()
+
+    def saw(self, path: Sequence[int], rows: TopRows) -> None:
+        """For the other."""
+        self._inner.saw(path, rows)
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """For the other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from trtla.runtime.draft import StepLimit, depths
+from trtla.runtime.draft import depths
 
 
 class DraftTree:
@@ -71,12 +71,9 @@ class ChainLength:
     def __init__(self, gamma: int, max_output_len: int | None) -> None:
         self._gamma, self._left = gamma, max_output_len
 
-    def now(self, limit: StepLimit | None = None) -> int:
-        """Most tokens to draft in this step; a chain is a drafter's only guess to a `limit`."""
-        most = self._gamma if self._left is None else min(self._gamma, self._left - 1)
-        if limit is None:
-            return most
-        return min(most, limit.guess_lengths[0]) if limit.guess_lengths else 0
+    def now(self) -> int:
+        """Most tokens to draft in this step."""
+        return self._gamma if self._left is None else min(self._gamma, self._left - 1)
 
     def commit(self, count: int) -> None:
         """Tokens have become output."""

@@ -14,8 +14,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.runtime.auto.probe import measure_costs, measured_costs
-from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
@@ -30,6 +28,8 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, FinishReason, Hypothesis, Output, Request
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, RequestStats
+from trtla.runtime.tree.probe import measure_costs, measured_costs
+from trtla.runtime.tree.steps import AdaptiveSteps
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class TorchExecutor(StepLoop):
         costs: what forwards cost, for adaptive requests; measured unless said otherwise.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
         draft_totals: where draft models count their steps.
+        most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -66,6 +67,7 @@ class TorchExecutor(StepLoop):
         costs: CostSource = measured_costs,
         max_reused_len: int = 0,
         draft_totals: DraftTotals | None = None,
+        most_nodes: int | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -79,7 +81,7 @@ class TorchExecutor(StepLoop):
         self._cost_table: CostTable | None = None
         self._costed = 0
         """Sequences that the table was asked for."""
-        self._max_reused_len = max_reused_len
+        self._max_reused_len, self._most_nodes = max_reused_len, most_nodes
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
         self._reset()
@@ -88,7 +90,7 @@ class TorchExecutor(StepLoop):
         """All that can be made anew, without any request."""
         sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
         self._scheduler = Scheduler(*sizes, self._cache.pool, self._max_reused_len)
-        self._adaptive = AdaptiveSteps(self._costs)
+        self._adaptive = AdaptiveSteps(self._costs, self._most_nodes)
         self._deadlines: dict[int, float] = {}
         self._new, self._taken = [], []
 
@@ -134,11 +136,13 @@ class TorchExecutor(StepLoop):
         """Queue a sequence with a drafter that knows its text so far."""
         request, output_ids = sequence.request, sequence.output_ids
         drafter = self._drafters(sequence.lookahead, request)
-        sequence.drafter = request.watch(drafter, request) if request.watch else drafter
+        if request.watch:
+            drafter = request.watch(drafter, request)
+        sequence.drafter = drafter
         if request.adaptive:
             self._adaptive.join(sequence)
         if output_ids:
-            self._adaptive.observe(sequence, (), output_ids)
+            drafter.observe((), output_ids)
         if sequence.deadline is not None:
             self._deadlines[request.request_id] = sequence.deadline
         self._scheduler.add(sequence)
@@ -311,7 +315,6 @@ class TorchExecutor(StepLoop):
         """Let go of what an ended sequence holds."""
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
-        self._adaptive.leave(sequence)
         sequence.drafter.close()
 
     def _end_late_ones(self) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.drafters.factory import Drafters, open_draft_models
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.forward import SPARE_BLOCKS
@@ -19,6 +17,7 @@ from trtla.runtime.models.load import (
     resolve_device,
 )
 from trtla.runtime.stats import DraftTotals
+from trtla.runtime.tree.probe import cost_source
 from trtla.settings.executor import ExecutorOptions
 
 if TYPE_CHECKING:
@@ -53,10 +52,11 @@ def open_torch_executor(
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
     costs = cost_source(engine, model.arithmetic, on)
-    drafters = Drafters(limits, LookaheadDrafters(options.draft_options), models)
+    drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals)
+    nodes = options.draft_options.nodes
+    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals, nodes)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

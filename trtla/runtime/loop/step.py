@@ -9,7 +9,6 @@ import time
 
 import torch
 
-from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.scheduler import Plan
@@ -18,9 +17,10 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
 from trtla.runtime.request import Output, committed_prefix, no_answer
 from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
-from trtla.runtime.sampling.predict import Prediction, most_probable, predict
+from trtla.runtime.sampling.predict import Prediction, most_probable, predict, seen_rows
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats
+from trtla.runtime.tree.steps import AdaptiveSteps
 
 _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
@@ -106,7 +106,13 @@ class StepLoop(RecoveringExecutor[Sequence]):
         if feed.tree.top:
             nodes = (0, *accepted.nodes)[:count]
             sequence.drafter.ranked(most_probable(feed, nodes, prediction))
-        self._adaptive.observe(sequence, _read(feed, prediction), tokens)
+        if sequence.drafter.top_rows:
+            nodes = accepted.nodes[:count]
+            sampler = self._model.row_sampler
+            sequence.drafter.saw(nodes, seen_rows(feed, nodes, prediction, sampler))
+        sequence.drafter.observe(_read(feed, prediction), tokens)
+        if feed.draft is None:
+            self._adaptive.begins()
 
     def _count_fed(self, feed: Feed) -> None:
         """Count what a forward was fed, also where nothing comes of it."""

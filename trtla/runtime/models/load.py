@@ -13,7 +13,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder
 from trtla.machine import available_memory
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.cpu.library import NotCompiled
+from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.kv_cache import row_size
 from trtla.runtime.models.llama import LlamaModel

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.errors import first_line
-from trtla.files import user_cache
+from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from trtla.runtime.draft import TopRows
     from trtla.settings.sampling import SamplingParams
 
 
@@ -109,6 +104,17 @@ class Library:
         self._draw = self._library.trtla_draw
         self._draw.argtypes = [c_void_p, c_int64, POINTER(Filters), c_double]
         self._draw.restype = c_int64
+        self._top_rows = self._library.trtla_top_rows
+        self._top_rows.argtypes = [
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_void_p,
+        ]
+        self._top_rows.restype = None
         self.lanes = int(self._library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
         self.has_bfloat16_products = bool(self._library.trtla_has_bfloat16_products())
@@ -118,6 +124,14 @@ class Library:
         """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
         token: int = self._most_probable(*_row(logits, row))
         return token
+
+    def top_rows(self, logits: Tensor, rows: Sequence[int], top: TopRows) -> None:
+        """Fill in the most probable tokens of some rows of [rows, vocab]."""
+        wanted = (c_int64 * len(rows))(*rows)
+        place, size = _row(logits, 0)
+        count = top.ids.shape[1]
+        out = (top.ids.data_ptr(), top.logs.data_ptr())
+        self._top_rows(place, size, wanted, len(rows), count, *out)
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
@@ -136,104 +150,16 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
     return logits.data_ptr() + row * size * logits.itemsize, size
 
 
+CODE = NativeCode(
+    "the CPU forward for this processor, once: up to a minute",
+    Path(__file__).parent / "native" / "step.cpp",
+)
+
+
 @lru_cache(maxsize=1)
 def library() -> Library:
     """The library for this processor; raises `NotCompiled` where there is none."""
     try:
-        return Library(str(compiled_library()))
+        return Library(str(CODE.compiled()))
     except OSError as error:  # a library that cannot be loaded, such as one for another processor
         raise NotCompiled(str(error)) from None
-
-
-SOURCES = Path(__file__).parent / "native"
-_FLAGS = (
-    *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
-    *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
-)
-_TIMEOUT_S = 300
-_log = logging.getLogger(__name__)
-
-
-class NotCompiled(Exception):
-    """Why there is no compiled forward, in one line."""
-
-
-def compiled_library() -> Path:
-    """The shared library for this processor, compiled unless it is in the cache.
-
-    Raises:
-        NotCompiled: no compiler, or it failed.
-    """
-    library = _place()
-    if library.is_file():
-        return library
-    _log.warning("compiling the CPU forward for this processor, once: up to a minute")
-    try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        return _compile(_compiler(), library)
-    except OSError as error:
-        raise NotCompiled(f"{library.parent} cannot be written: {error.strerror}") from None
-
-
-COMPILED, FALLBACK = "compiled for this processor", "PyTorch's operations: "
-
-
-def state() -> str:
-    """What `compiled_library` would do, without doing it."""
-    try:
-        if _place().is_file():
-            return COMPILED
-        return f"{Path(_compiler()).name} compiles it when it is first needed"
-    except NotCompiled as error:
-        return f"{FALLBACK}{error}"
-
-
-def _place() -> Path:
-    return user_cache() / f"step-{_key(_compiler())}.so"
-
-
-def _compiler() -> str:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        raise NotCompiled(f"no C++ compiler was found ({', '.join(names)})")
-    return found
-
-
-def _march() -> str:
-    """This machine's instructions; `TRTLA_MARCH` names fewer, such as x86-64-v3."""
-    return f"-march={os.environ.get('TRTLA_MARCH') or 'native'}"
-
-
-def _key(compiler: str) -> str:
-    """What the library depends on: sources, flags, compiler and processor."""
-    digest = hashlib.sha256(" ".join((compiler, _march(), *_FLAGS, *_processor())).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _processor() -> tuple[str, ...]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return (platform.machine(), platform.processor())
-    names = ("model name", "flags", "Features", "CPU part")
-    return tuple(sorted({line for line in lines if line.startswith(names)}))
-
-
-def _compile(compiler: str, library: Path) -> Path:
-    """Compile beside the library's place and move it there, so no one ever finds half of it."""
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
-        made = Path(folder) / library.name
-        command = [compiler, _march(), *_FLAGS, "-o", str(made), str(SOURCES / "step.cpp")]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise NotCompiled(f"{compiler} took more than {_TIMEOUT_S} s") from None
-        if done.returncode:
-            raise NotCompiled(f"{compiler} failed: {first_line(done.stderr)}")
-        made.replace(library)
-    return library

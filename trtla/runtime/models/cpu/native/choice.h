@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "noise.h"
 #include "simd.h"
 
 inline int64_t most_probable(const float* logits, int64_t size) {
@@ -62,20 +63,6 @@ inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float lea
     return tokens;
 }
 
-inline uint64_t mixed(uint64_t value) {  // the finaliser of splitmix64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB;
-    return value ^ (value >> 31);
-}
-
-// A token's number in (0, 1) from its position's noise, as in sampling.py.
-inline double number(uint64_t position, int64_t token) {
-    const uint64_t bits = mixed(position * 0xD1B54A32D192ED03 + token * 0x9E3779B97F4A7C15) >> 12;
-    return ((double)bits + 0.5) * 0x1p-52;
-}
-
-inline double gumbel(double number) { return -std::log(-std::log(number)); }
-
 // The search for the token whose log probability and Gumbel noise add up to most.
 struct Race {
     const float* logits;
@@ -129,4 +116,77 @@ inline int64_t draw(const float* logits, int64_t size, const Filters& filters, d
     else
         race.enter_all(0, size, least);
     return race.best;
+}
+
+inline bool any(Ints mask) {
+    uint64_t parts[sizeof(Ints) / 8], found = 0;
+    __builtin_memcpy(parts, &mask, sizeof(Ints));
+    for (const uint64_t part : parts) found |= part;
+    return found;
+}
+
+// e^x within 3 %, for x from -80 to 0; less is as -80.
+inline Floats rough_exponential(Floats x) {
+    const Floats scaled = larger(x, Floats{} - 80.0f) * 12102203.0f + 1064986816.0f;
+    return (Floats)__builtin_convertvector(scaled, Ints);
+}
+
+// NaN where any number is.
+inline float largest_of(const float* numbers, int64_t size) {
+    Floats tops[4], broken{};
+    std::fill(tops, tops + 4, Floats{} - INFINITY);
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int part = 0; part < 4; ++part) {
+            const Floats some = load(numbers + i + part * LANES);
+            tops[part] = some > tops[part] ? some : tops[part];
+            broken += some - some;
+        }
+    float top = largest(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+    float rest = sum(broken);
+    for (; i < size; ++i) {
+        top = std::max(top, numbers[i]);
+        rest += numbers[i] - numbers[i];
+    }
+    return top + rest;
+}
+
+// The most probable tokens of a row, best first, and the logarithms of their probabilities within
+// 0.03; -1 and -infinity where there are no more, or a logit is not finite.
+inline void top_of_row(const float* logits, int64_t size, int64_t count, int32_t* tokens, float* logs) {
+    std::fill(tokens, tokens + count, -1);
+    std::fill(logs, logs + count, -INFINITY);
+    const float top = largest_of(logits, size);
+    if (!(std::abs(top) < INFINITY)) return;
+    const auto enter = [&](int64_t token) {
+        int64_t place = count - 1;
+        for (; place > 0 && logs[place - 1] < logits[token]; --place) {
+            logs[place] = logs[place - 1];
+            tokens[place] = tokens[place - 1];
+        }
+        logs[place] = logits[token];
+        tokens[place] = token;
+    };
+    constexpr int STRETCH = 4 * LANES;
+    Floats totals[4]{};
+    float total = 0.0f;
+    int64_t start = 0;
+    for (; start + STRETCH <= size; start += STRETCH) {
+        Ints above{};
+        for (int i = 0; i < 4; ++i) {
+            const Floats some = load(logits + start + i * LANES);
+            above |= some > logs[count - 1];
+            totals[i] += rough_exponential(some - top);
+        }
+        if (!any(above)) continue;
+        for (int64_t token = start; token < start + STRETCH; ++token)
+            if (logits[token] > logs[count - 1]) enter(token);
+    }
+    for (; start < size; ++start) {
+        total += std::exp(logits[start] - top);
+        if (logits[start] > logs[count - 1]) enter(start);
+    }
+    total += sum(totals[0] + totals[1]) + sum(totals[2] + totals[3]);
+    const float whole = top + std::log(total);
+    for (int64_t place = 0; place < count; ++place) logs[place] -= whole;
 }

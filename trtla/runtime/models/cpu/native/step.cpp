@@ -34,3 +34,9 @@ EXPORTED int64_t trtla_most_probable(const float* logits, int64_t size) {
 EXPORTED int64_t trtla_draw(const float* logits, int64_t size, const Filters* filters, double noise) {
     return draw(logits, size, *filters, noise);
 }
+
+EXPORTED void trtla_top_rows(const float* logits, int64_t size, const int64_t* rows, int64_t num_rows,
+                             int64_t count, int32_t* tokens, float* logs) {
+    for (int64_t row = 0; row < num_rows; ++row)
+        top_of_row(logits + rows[row] * size, size, count, tokens + row * count, logs + row * count);
+}

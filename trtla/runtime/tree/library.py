@@ -1,0 +1,266 @@
+"""The candidate trees as Python calls them: C++ code, compiled once for this processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    addressof,
+    byref,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
+from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
+from trtla.settings.drafting import PROPOSERS, SOURCES
+
+if TYPE_CHECKING:
+    from trtla.settings.sampling import SamplingParams
+
+READ = 16
+"""Tokens of a row that a tree learns from; as in `rows.h`."""
+COUNTED_DEPTHS = 32
+_NATIVE = Path(__file__).parent / "native"
+_CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
+CODE = NativeCode(
+    "the candidate trees for this processor, once: some seconds", _NATIVE / "tree.cpp", (_CPU,)
+)
+
+
+class _Settings(Structure):
+    _fields_ = [
+        ("greedy", c_int64),
+        ("temperature", c_double),
+        ("seed", c_uint64),
+        ("sources", c_int64),
+        ("by_noise", c_int64),
+    ]
+
+
+class _Plan(Structure):
+    _fields_ = [
+        ("count", c_int64),
+        ("sequences", c_void_p),
+        ("most_nodes", c_void_p),
+        ("most_depth", c_void_p),
+        ("most", c_int64),
+        ("seconds", c_void_p),
+        ("rate", c_double),
+        ("margin", c_double),
+        ("least", c_double),
+        ("sizes", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("values", c_void_p),
+        ("sources", c_void_p),
+    ]
+
+
+@lru_cache(maxsize=1)
+def _library() -> CDLL:
+    """Raises `NotCompiled` where there is none."""
+    try:
+        library = CDLL(str(CODE.compiled()))
+    except OSError as error:
+        raise NotCompiled(str(error)) from None
+    pointer, number = c_void_p, c_int64
+    calls: dict[str, tuple[Any, list[Any]]] = {
+        "tree_shared": (pointer, [number]),
+        "tree_free_shared": (None, [pointer]),
+        "tree_add_other": (None, [pointer, pointer, number]),
+        "tree_sequence": (pointer, [pointer, POINTER(_Settings), pointer, number]),
+        "tree_free_sequence": (None, [pointer]),
+        "tree_add_text": (None, [pointer, number, pointer, number]),
+        "tree_set_chain": (None, [pointer, pointer, pointer, number]),
+        "tree_plan": (None, [POINTER(_Plan)]),
+        "tree_commit": (
+            None,
+            [pointer, pointer, number, number, pointer, number, number, pointer, pointer],
+        ),
+        "tree_learn_pairs": (None, [pointer, pointer, number, pointer, pointer]),
+        "tree_counters": (pointer, [pointer]),
+        "tree_sequence_counters": (pointer, [pointer]),
+    }
+    for name, (result, arguments) in calls.items():
+        call = getattr(library, name)
+        call.restype, call.argtypes = result, arguments
+    return library
+
+
+def _ids(tokens: Sequence[int]) -> Any:
+    return (c_int32 * len(tokens))(*tokens)
+
+
+_Counts = (c_double * COUNTED_DEPTHS) * len(PROPOSERS)
+
+
+class _Counters(Structure):
+    _fields_ = [
+        ("proposed", _Counts),
+        ("fed", _Counts),
+        ("accepted", _Counts),
+        ("expected", _Counts),
+        ("gained", c_double * 5),
+    ]
+
+
+class SharedTrees:
+    """What the trees of all requests share: rows, other requests' texts, chances.
+
+    Raises:
+        NotCompiled: there is no compiler on this machine.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._library = _library()
+        self._handle = self._library.tree_shared(vocab_size)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self._library.tree_free_shared(self._handle)
+
+    def add_text(self, tokens: Sequence[int]) -> None:
+        """Draft from a text in all requests."""
+        self._library.tree_add_other(self._handle, _ids(tokens), len(tokens))
+
+    def tree(
+        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+    ) -> Tree:
+        """The tree of a request whose text so far is this."""
+        bits = sum(1 << place for place, name in enumerate(SOURCES) if name in sources)
+        settings = _Settings(sampling.greedy, sampling.temperature, sampling.seed, bits, by_noise)
+        handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
+        return Tree(self, self._library, handle)
+
+    def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
+        """Take rows that stand after pairs of tokens: two numbers for each row."""
+        self._library.tree_learn_pairs(
+            self._handle, _ids(pairs), len(rows.nodes), rows.ids.data_ptr(), rows.logs.data_ptr()
+        )
+
+
+class Tree:
+    """One request's tree."""
+
+    def __init__(self, shared: SharedTrees, library: CDLL, handle: int) -> None:
+        self._shared, self._library, self.handle = shared, library, handle
+
+    def __del__(self) -> None:
+        self._library.tree_free_sequence(self.handle)
+
+    def gained(self, source: str) -> float:
+        """Accepted tokens that a source alone held for likeliest."""
+        place = self._library.tree_sequence_counters(self.handle)
+        return float(_Counters.from_address(place).gained[SOURCES.index(source)])
+
+    def add_text(self, source: str, tokens: Sequence[int]) -> None:
+        """Draft from a text: of the source `expected` or `window`."""
+        place = SOURCES.index(source)
+        self._library.tree_add_text(self.handle, place, _ids(tokens), len(tokens))
+
+    def set_chain(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """What another drafter says of this step, and how sure it is of each token."""
+        floats = (c_float * len(chances))(*chances)
+        self._library.tree_set_chain(self.handle, _ids(tokens), floats, len(tokens))
+
+    def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
+        """The text has gone on.
+
+        Args:
+            accepted: the first of these tokens, which were nodes of the planned draft.
+            rows: what the target held for likely after nodes of it, the path's last one at
+                `rows.last`.
+        """
+        own = _ids(tokens)
+        nodes: tuple[Any, ...] = (None, 0, -1, None, None)
+        if rows is not None:
+            out = (rows.ids.data_ptr(), rows.logs.data_ptr())
+            nodes = (_ids(rows.nodes), len(rows.nodes), rows.last, *out)
+        self._library.tree_commit(self.handle, own, len(tokens), accepted, *nodes)
+
+
+class Planner:
+    """Chooses the nodes of a step; its buffers serve one step after the other."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._library = _library()
+        self._most = 0
+        self._grow(most)
+
+    def _grow(self, most: int) -> None:
+        if most <= self._most:
+            return
+        self._most = most
+        self._tokens, self._parents = (c_int32 * most)(), (c_int32 * most)()
+        self._values, self._sources = (c_float * most)(), (c_int32 * most)()
+
+    def plan(
+        self,
+        trees: Sequence[Tree],
+        most_nodes: Sequence[int],
+        most_depth: Sequence[int],
+        most: int,
+        seconds: Any = None,
+        rate: float = 0.0,
+        margin: float = 0.0,
+        least: float = 0.0,
+    ) -> list[Draft]:
+        """The nodes of each tree that pay, best first.
+
+        Args:
+            most_nodes: of each tree; `most_depth` likewise.
+            most: nodes of all trees.
+            seconds: an array of doubles: a step's time with 0, 1, ... `most` nodes; None: all that
+                fit are taken.
+            rate: tokens a second that are reached on average.
+            margin: what nodes must bring beyond their cost, as a share of what they should bring.
+            least: chance below which no node is looked at.
+        """
+        count = len(trees)
+        self._grow(most)
+        sizes = (c_int64 * count)()
+        handles = (c_void_p * count)(*(tree.handle for tree in trees))
+        nodes, depths = (c_int64 * count)(*most_nodes), (c_int64 * count)(*most_depth)
+        plan = _Plan(
+            count,
+            addressof(handles),
+            addressof(nodes),
+            addressof(depths),
+            most,
+            None if seconds is None else addressof(seconds),
+            rate,
+            margin,
+            least,
+            addressof(sizes),
+            addressof(self._tokens),
+            addressof(self._parents),
+            addressof(self._values),
+            addressof(self._sources),
+        )
+        self._library.tree_plan(byref(plan))
+        return list(self._drafts(sizes))
+
+    def _drafts(self, sizes: Iterable[int]) -> Iterator[Draft]:
+        start = 0
+        for size in sizes:
+            end = start + size
+            if size:
+                yield Draft(
+                    tuple(self._tokens[start:end]),
+                    tuple(self._parents[start:end]),
+                    values=tuple(self._values[start:end]),
+                    sources=tuple(self._sources[start:end]),
+                )
+            else:
+                yield NO_DRAFT
+            start = end

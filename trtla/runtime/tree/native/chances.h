@@ -1,0 +1,117 @@
+// How likely proposals are: a logistic model of what speaks for them, learnt at every committed
+// token from all that was proposed there, whether it was fed or not.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+enum Kind { OWN, EXPECTED, OTHERS, WINDOW, CHAIN, KINDS };  // texts that propose
+enum Order { AFTER_TWO, AFTER_ONE, AFTER_ONE_TOO, NEXT_NEXT, ORDERS };  // rows that propose
+enum Source { FROM_ROWS = KINDS, FROM_BOTH, SOURCES };  // a text's kind, a row, or both
+
+constexpr int DEPTHS = 4, LENGTHS = 8, SHARES = 4, NOISES = 5, RANKS = 5, SCORES = 8;
+
+inline int class_of(double value, const double* bounds, int count) {
+    int found = 0;
+    while (found < count && value >= bounds[found]) ++found;
+    return found;
+}
+
+inline int depth_class(int depth) {
+    static const double bounds[] = {2, 4, 8};
+    return class_of(depth, bounds, 3);
+}
+inline int length_class(int match) {  // 0: no text goes on from here
+    static const double bounds[] = {1, 2, 3, 4, 6, 9, 16};
+    return class_of(match, bounds, 7);
+}
+inline int share_class(int own, int all) {
+    return all == 1 ? 0 : 10 * own >= 7 * all ? 1 : 10 * own >= 4 * all ? 2 : 3;
+}
+// Of a sampled request: what its noise says of a token, as e to the minus Gumbel noise.
+inline int noise_class(double smallness) {
+    static const double bounds[] = {0.2, 0.6, 1.5};
+    return 1 + class_of(smallness, bounds, 3);
+}
+inline int score_class(double score) {
+    static const double bounds[] = {0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.9};
+    return class_of(score, bounds, 7);
+}
+inline int rank_class(int rank) { return std::min(rank, RANKS - 1); }
+
+// What speaks for a token: where it stands in each group of the model's weights; -1: nothing.
+enum Group {
+    TEXT,         // length of the match x share of its places
+    TEXT_KIND,    // kind of text x depth
+    TEXT_NOISE,   // noise x length
+    ROW,          // sampled x rank x score
+    ROW_ORDER,    // order x depth
+    AGREED,       // length x score, where text and row propose the same
+    TEXT_ALONE,   // a row proposes other tokens: score of its best one x length
+    ROW_ALONE,    // a text proposes other tokens: length of its match x score
+    GROUPS
+};
+constexpr int GROUP_SIZES[GROUPS] = {LENGTHS * SHARES,  KINDS * DEPTHS,   NOISES * LENGTHS,
+                                     2 * RANKS * SCORES, ORDERS * DEPTHS,  LENGTHS * SCORES,
+                                     LENGTHS * SCORES,  LENGTHS * SCORES};
+constexpr int start_of(int group) { return group ? start_of(group - 1) + GROUP_SIZES[group - 1] : 0; }
+constexpr int WEIGHTS = start_of(GROUPS);
+constexpr int STARTS[GROUPS] = {start_of(0), start_of(1), start_of(2), start_of(3),
+                                start_of(4), start_of(5), start_of(6), start_of(7)};
+
+struct Evidence {
+    int16_t places[GROUPS] = {-1, -1, -1, -1, -1, -1, -1, -1};
+
+    void set(int group, int place) { places[group] = STARTS[group] + place; }
+};
+
+class Chances {
+public:
+    Chances() {
+        static const float by_length[] = {0, -2.0f, -0.9f, -0.3f, 0.1f, 0.7f, 1.5f, 2.5f};
+        static const float by_share[] = {0.0f, 0.3f, -0.5f, -1.5f};
+        static const float by_score[] = {-4.5f, -3.4f, -2.5f, -1.7f, -0.9f, -0.3f, 0.4f, 1.5f};
+        static const float by_noise[] = {0.0f, 0.8f, 0.3f, -0.4f, -1.6f};
+        static const float by_kind[] = {0.0f, 0.5f, -0.7f, -1.0f, 0.0f};
+        static const float by_order[] = {0.0f, -0.6f, -1.2f, -1.2f};
+        for (int length = 1; length < LENGTHS; ++length)
+            for (int share = 0; share < SHARES; ++share)
+                weights_[STARTS[TEXT] + length * SHARES + share] = by_length[length] + by_share[share];
+        for (int kind = 0; kind < KINDS; ++kind)
+            for (int depth = 0; depth < DEPTHS; ++depth)
+                weights_[STARTS[TEXT_KIND] + kind * DEPTHS + depth] = by_kind[kind];
+        for (int noise = 0; noise < NOISES; ++noise)
+            for (int length = 0; length < LENGTHS; ++length)
+                weights_[STARTS[TEXT_NOISE] + noise * LENGTHS + length] = by_noise[noise];
+        for (int place = 0; place < 2 * RANKS * SCORES; ++place)
+            weights_[STARTS[ROW] + place] = by_score[place % SCORES];
+        for (int order = 0; order < ORDERS; ++order)
+            for (int depth = 0; depth < DEPTHS; ++depth)
+                weights_[STARTS[ROW_ORDER] + order * DEPTHS + depth] = by_order[order];
+        for (int place = 0; place < LENGTHS * SCORES; ++place) {
+            weights_[STARTS[AGREED] + place] = 1.2f;
+            weights_[STARTS[TEXT_ALONE] + place] = -0.15f * (place % SCORES);
+            weights_[STARTS[ROW_ALONE] + place] = -0.15f * (place / SCORES);
+        }
+    }
+
+    float of(const Evidence& evidence) const {
+        float odds = 0.0f;
+        for (const int place : evidence.places)
+            if (place >= 0) odds += weights_[place];
+        return std::max(1e-4f, std::min(0.998f, 1.0f / (1.0f + std::exp(-odds))));
+    }
+
+    void learn(const Evidence& evidence, bool hit, float rate) {
+        const float error = (float)hit - of(evidence);
+        for (const int place : evidence.places)
+            if (place >= 0) {
+                sums_[place] += error * error;
+                weights_[place] += rate * error / std::sqrt(1.0f + sums_[place]);
+            }
+    }
+
+private:
+    float weights_[WEIGHTS] = {}, sums_[WEIGHTS] = {};
+};

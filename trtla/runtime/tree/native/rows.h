@@ -1,0 +1,79 @@
+// What the target held for likely after a token, and after two: kept from one step to the next.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+constexpr int KEPT = 16;    // tokens of a row that tables keep
+constexpr int READ = 16;   // tokens of a row that a step brings
+
+// The most probable tokens of a row, best first; logarithms of probabilities in 1/256.
+struct Row {
+    int32_t tokens[KEPT];
+    uint16_t logs[KEPT];
+
+    bool empty() const { return tokens[0] < 0; }
+    double log(int rank) const { return logs[rank] * (-1.0 / 256.0); }
+
+    void set(const int32_t* ids, const float* values) {
+        for (int rank = 0; rank < KEPT; ++rank) {
+            tokens[rank] = ids[rank];
+            logs[rank] = (uint16_t)std::min(65534.0f, std::max(0.0f, -256.0f * values[rank]));
+        }
+    }
+};
+
+class RowTables {
+public:
+    explicit RowTables(int64_t vocab)
+        : after_one_(vocab, NONE), after_two_(SETS * WAYS, Entry{0, 0, NONE}) {}
+
+    const Row& after(int32_t token) const { return after_one_[token]; }
+
+    const Row* after(int32_t before, int32_t token) const {
+        const Entry* set = set_of(before, token);
+        for (int way = 0; way < WAYS; ++way)
+            if (set[way].used && set[way].key == key(before, token)) return &set[way].row;
+        return nullptr;
+    }
+
+    void learn(int32_t before, int32_t token, const int32_t* ids, const float* values) {
+        after_one_[token].set(ids, values);
+        if (before < 0) return;
+        Entry* set = const_cast<Entry*>(set_of(before, token));
+        Entry* entry = set;
+        for (int way = 0; way < WAYS; ++way) {
+            if (set[way].used && set[way].key == key(before, token)) {
+                entry = &set[way];
+                break;
+            }
+            if (set[way].used < entry->used) entry = &set[way];
+        }
+        entry->key = key(before, token);
+        entry->used = ++now_;
+        entry->row.set(ids, values);
+    }
+
+private:
+    static constexpr int SETS = 32768, WAYS = 4;
+    static constexpr Row NONE{{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {}};
+
+    struct Entry {
+        uint64_t key, used;  // used: when it was written last; 0: never
+        Row row;
+    };
+
+    static uint64_t key(int32_t before, int32_t token) {
+        return ((uint64_t)(uint32_t)before << 32) | (uint32_t)token;
+    }
+    const Entry* set_of(int32_t before, int32_t token) const {
+        const uint64_t hash = key(before, token) * 0x9E3779B97F4A7C15;
+        return &after_two_[(hash >> 49) * WAYS];
+    }
+
+    std::vector<Row> after_one_;
+    std::vector<Entry> after_two_;
+    uint64_t now_ = 0;
+};

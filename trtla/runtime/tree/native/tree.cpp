@@ -1,0 +1,173 @@
+// The calls that Python makes: the candidate trees of all requests of a step, and which of their
+// nodes pay.
+#include <queue>
+
+#include "sequence.h"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+struct Plan {
+    int64_t count;                // of sequences
+    Sequence** sequences;
+    const int64_t* most_nodes;    // of each sequence
+    const int64_t* most_depth;
+    int64_t most;                 // nodes of all
+    const double* seconds;        // of a step with 0, 1, ... `most` nodes; null: feed all that fit
+    double rate;                  // tokens a second that are reached on average
+    double margin;                // what a node must bring beyond its cost, as a share of its value
+    double least;                 // chance below which no node is looked at
+    int64_t* sizes;               // out: nodes of each sequence
+    int32_t* tokens;              // out: those of the first sequence, of the second, ...
+    int32_t* parents;             // in the sequence's draft, whose node 0 is the input token
+    float* values;
+    int32_t* sources;
+};
+
+namespace {
+
+// A proposal at a node, and the chance that the better ones there are wrong.
+struct Offer {
+    double value, left;
+    int64_t sequence;
+    int32_t node, which;
+
+    bool operator<(const Offer& other) const { return value < other.value; }
+};
+
+struct Taken {
+    int64_t sequence;
+    int32_t node;
+};
+
+class Choice {
+public:
+    explicit Choice(const Plan& plan) : plan_(plan), sizes_(plan.count) {}
+
+    void run() {
+        for (int64_t one = 0; one < plan_.count; ++one) {
+            plan_.sequences[one]->start();
+            if (plan_.most_nodes[one] > 0) offer_first(one, 0);
+        }
+        while (!offers_.empty() && (int64_t)taken_.size() < plan_.most) take();
+        cut();
+        write();
+    }
+
+private:
+    void offer_first(int64_t one, int32_t at) {
+        Sequence& sequence = *plan_.sequences[one];
+        if (sequence.nodes()[at].depth >= plan_.most_depth[one]) return;
+        sequence.expand(at);
+        offer(one, at, 0, 1.0);
+    }
+
+    void offer(int64_t one, int32_t at, int32_t which, double left) {
+        const Node& node = plan_.sequences[one]->nodes()[at];
+        if (which >= (int32_t)node.proposals.size()) return;
+        const double value = node.value * node.proposals[which].chance * left;
+        if (value >= plan_.least) offers_.push({value, left, one, at, which});
+    }
+
+    void take() {
+        const Offer best = offers_.top();
+        offers_.pop();
+        if (sizes_[best.sequence] >= plan_.most_nodes[best.sequence]) return;
+        ++sizes_[best.sequence];
+        Sequence& sequence = *plan_.sequences[best.sequence];
+        const int32_t made = sequence.child(best.node, best.which, best.value);
+        sequence.count_proposed(made);
+        taken_.push_back({best.sequence, made});
+        const float chance = sequence.nodes()[best.node].proposals[best.which].chance;
+        offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance));
+        offer_first(best.sequence, made);
+    }
+
+    // Keep the nodes, best first, whose sum is worth the most.
+    void cut() {
+        if (!plan_.seconds) return;
+        double value = 0.0, best = 0.0;
+        size_t kept = 0;
+        for (size_t count = 1; count <= taken_.size(); ++count) {
+            const Taken& last = taken_[count - 1];
+            value += plan_.sequences[last.sequence]->nodes()[last.node].value;
+            const double cost = plan_.rate * (plan_.seconds[count] - plan_.seconds[0]);
+            const double worth = value * (1.0 - plan_.margin) - cost;
+            if (worth > best) best = worth, kept = count;
+        }
+        taken_.resize(kept);
+    }
+
+    void write() {
+        int64_t place = 0;
+        for (int64_t one = 0; one < plan_.count; ++one) {
+            Sequence& sequence = *plan_.sequences[one];
+            std::vector<Node>& nodes = sequence.nodes();
+            nodes[0].place = 0;
+            int32_t size = 0;
+            for (const Taken& taken : taken_) {
+                if (taken.sequence != one) continue;
+                Node& node = nodes[taken.node];
+                node.place = ++size;
+                plan_.tokens[place] = node.token;
+                plan_.parents[place] = nodes[node.parent].place;
+                plan_.values[place] = node.value;
+                plan_.sources[place++] = node.source;
+                sequence.count_fed(taken.node);
+            }
+            plan_.sizes[one] = size;
+        }
+    }
+
+    const Plan& plan_;
+    std::priority_queue<Offer> offers_;
+    std::vector<Taken> taken_;
+    std::vector<int64_t> sizes_;
+};
+
+}  // namespace
+
+EXPORTED Shared* tree_shared(int64_t vocab) { return new Shared(vocab); }
+EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
+
+EXPORTED void tree_add_other(Shared* shared, const int32_t* tokens, int64_t count) {
+    shared->others.append(SEPARATOR);
+    for (int64_t place = 0; place < count; ++place) shared->others.append(tokens[place]);
+}
+
+EXPORTED Sequence* tree_sequence(Shared* shared, const Settings* settings, const int32_t* text,
+                                 int64_t count) {
+    Sequence* made = new Sequence(*shared, *settings);
+    for (int64_t place = 0; place < count; ++place) made->append(text[place]);
+    return made;
+}
+EXPORTED void tree_free_sequence(Sequence* sequence) { delete sequence; }
+
+EXPORTED void tree_add_text(Sequence* sequence, int64_t kind, const int32_t* tokens,
+                            int64_t count) {
+    sequence->add_text(kind, tokens, count);
+}
+EXPORTED void tree_set_chain(Sequence* sequence, const int32_t* tokens, const float* chances,
+                             int64_t count) {
+    sequence->set_chain(tokens, chances, count);
+}
+
+EXPORTED void tree_plan(const Plan* plan) { Choice(*plan).run(); }
+
+// `places`: nodes of the draft that the rows come after; `last`: which of them drew the last token.
+EXPORTED void tree_commit(Sequence* sequence, const int32_t* tokens, int64_t count,
+                          int64_t accepted, const int32_t* places, int64_t rows, int64_t last,
+                          const int32_t* ids, const float* logs) {
+    sequence->commit(tokens, count, accepted, {places, rows, last, ids, logs});
+}
+
+EXPORTED void tree_learn_pairs(Shared* shared, const int32_t* pairs, int64_t rows,
+                               const int32_t* ids, const float* logs) {
+    for (int64_t row = 0; row < rows; ++row)
+        shared->rows.learn(pairs[2 * row], pairs[2 * row + 1], ids + row * READ, logs + row * READ);
+}
+
+EXPORTED const Counters* tree_counters(const Shared* shared) { return &shared->counters; }
+EXPORTED const Counters* tree_sequence_counters(const Sequence* sequence) {
+    return &sequence->counters();
+}
+EXPORTED void tree_copy(const Shared* from, Shared* to) { to->chances = from->chances; }
