@@ -15,7 +15,8 @@ import torch
 from hypothesis import settings
 
 import trtla
-from trtla.runtime.models.cpu.library import NotCompiled, compiled_library
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.library import CODE
 from trtla.trtllm.library import installed
 
 torch.set_num_threads(1)
@@ -38,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
     with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
-        library = compiled_library()
+        library = CODE.compiled()
         if cache:
             kept = Path(folder.name) / "trtla" / library.name
             kept.parent.mkdir()

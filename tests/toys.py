@@ -15,6 +15,7 @@ import torch
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Drafter, NoDrafter
+from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
@@ -162,8 +163,9 @@ def toy_executor(
     costs: CostTable | None = None,
     draft_models: tuple[str, ...] = (),
     max_reused_len: int = 0,
+    options: DraftOptions | None = None,
 ) -> tuple[TorchExecutor, ToyModel]:
-    """A `TorchExecutor` over a toy."""
+    """A `TorchExecutor` over a toy; with `options`, its drafters are those of an engine."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
     blocks = num_blocks or per_sequence * max_batch_size
     model = ToyModel(scores)
@@ -172,8 +174,11 @@ def toy_executor(
     lengths = (max_text_len, max_text_len, budget)
     limits = ExecutorLimits(max_batch_size, *lengths, vocab, server, draft_models=draft_models)
     drafters = drafter if isinstance(drafter, DrafterFactory) else Made(drafter)
-    table = costs or CostTable.of([(1, 1.0)])
-    return TorchExecutor(model, cache, limits, drafters, lambda *_: table, max_reused_len), model
+    if options is not None:
+        drafters = Drafters(limits, options, {})
+    table, nodes = costs or CostTable.of([(1, 1.0)]), options.nodes if options else None
+    made = (model, cache, limits, drafters, lambda *_: table, max_reused_len)
+    return TorchExecutor(*made, most_nodes=nodes), model
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:

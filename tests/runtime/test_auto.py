@@ -1,4 +1,4 @@
-"""Lookahead `auto`: the text is plain decoding's, and each step feeds what pays."""
+"""Lookahead `auto`: the text is plain decoding's, and each step feeds the nodes that pay."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
-from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.auto.acceptance import Acceptance
-from trtla.runtime.auto.controller import NOTHING
-from trtla.runtime.auto.policy import AutoPolicy, WindowBudget
+from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import NO_DRAFT, Guess, NoDrafter, StepLimit
-from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
+from trtla.runtime.drafters.lookahead import random_from_prompt
+from trtla.runtime.drafters.window import LookaheadWindow
+from trtla.runtime.sampling.accept import accept
+from trtla.runtime.tree.drafter import TreeDrafter
+from trtla.runtime.tree.library import SharedTrees
+from trtla.runtime.tree.policy import SourceBudget, TreePolicy
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
 COSTLY = CostTable.of([(1, 0.01), (512, 5.12)])
 CPU = CostTable.of([(1, 0.0013), (2, 0.002), (8, 0.003), (32, 0.0058), (128, 0.017)])
 tables = st.sampled_from([FLAT, COSTLY, CPU])
-EARLIER = {"costs": CPU, "drafter": lookahead_drafter}
 
 
 def decode(rule, vocab, triple, requests, **options):
-    options = {**EARLIER, **options}
+    options = {"costs": CPU, "options": DraftOptions(), **options}
     executor, model = toy_executor(
         greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple), **options
     )
@@ -44,7 +44,6 @@ def test_the_text_is_plain_decodings_and_the_budget_holds(case, table):
     outputs, model, _ = decode(rule, vocab, triple, asked, costs=table)
     stats, config = outputs[0][-1].stats, LookaheadConfig(*triple)
     assert tokens_of(outputs[0]) == plain(rule, prompt, count)
-    assert all(1 <= length <= config.ngram_size for length in steps_of(outputs[0]))
     assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
     assert stats.fed == sum(model.fed)
     assert 0 <= stats.accepted <= stats.drafted
@@ -103,105 +102,54 @@ def test_executors_of_fixed_triples_refuse_it():
         executor.submit(request([0], 3, adaptive=True))
 
 
-class Guesses(NoDrafter):
-    """A drafter whose guesses are set by hand."""
-
-    lazy_pooling = False
-
-    def __init__(self, guesses=()):
-        self.found = list(guesses)
-
-    def guesses(self):
-        return self.found
-
-    def observe(self, greedy, committed):
-        """Hand-set guesses do not change."""
+def drafter_of(prompt, output_len, shared=None, window=None, ngram=1, **more):
+    shared = shared or SharedTrees(100)
+    sources = ("own", "others", "expected", "window", "chain")
+    tree = shared.tree(prompt, SamplingParams(), sources, True)
+    return TreeDrafter(tree, shared, 64, output_len, window, ngram, **more)
 
 
-def long_known(number=7, context=3):
-    return [Guess((i, 1, 2, 3, 4, 5), context) for i in range(number)]
-
-
-def taught(table, accepted, guesses, steps=60):
-    """A policy and its controller after steps whose best guess matched `accepted` tokens."""
-    policy = AutoPolicy(table, clock=lambda: 0.0)
-    text = []
-    controller = policy.join(SEVEN, Guesses(guesses), text)
-    for _ in range(steps):
-        policy.plan([controller])
-        best = guesses[0].tokens[:accepted]
-        text += [*best, 99, 99, 99, 99, 99, 99]
-    policy.plan([controller])
-    return controller
-
-
-def test_a_costly_table_gives_plain_steps():
-    assert taught(COSTLY, 0, long_known()).limit is NOTHING
-    assert taught(COSTLY, 1, long_known(7, 1), steps=5).limit.guess_lengths[1:] in ((), (0,) * 6)
-
-
-def test_a_flat_table_gives_whole_guesses():
-    limit = taught(FLAT, 6, long_known(1)).limit
-    assert limit.guess_lengths == (6,)
-    untaught = AutoPolicy(FLAT)
-    controller = untaught.join(SEVEN, Guesses(long_known()), [])
-    untaught.plan([controller])
-    assert controller.limit.guess_lengths == (6,) * 7
-
-
-def test_high_acceptance_keeps_feeding_and_low_stops():
-    assert taught(CPU, 6, long_known(1)).limit.guess_lengths == (6,)
-    assert 1 <= taught(CPU, 2, long_known(1)).limit.guess_lengths[0] <= 3
-    assert taught(CPU, 0, long_known(1)).limit is NOTHING
-
-
-def test_chances_follow_what_was_seen():
-    own, text = Acceptance.prior(3).child(), []
-    for _ in range(80):
-        own.watch([Guess((1, 2, 3), 2)], len(text))
-        text += [1, 2, 9]
-        assert own.saw(text) == 2
-    first, second, third = own.chances(2, 0)
-    assert first > 0.9
-    assert second > 0.9
-    assert third < 0.1
-
-
-def drive(text, prompt, table=CPU):
-    """(fed drafts, tokens, steps) per step of a known text under the policy."""
-    policy = AutoPolicy(table, clock=lambda: 0.0)
-    drafter = LookaheadDrafter(SEVEN, prompt, random_from_prompt(0))
-    output = text[:1]
-    controller, place, steps = policy.join(SEVEN, drafter, output), 1, []
+def drive(text, prompt, table=CPU, drafter=None):
+    """(fed drafts, tokens) of each step of a known text under the policy."""
+    policy = TreePolicy(table, clock=lambda: 0.0)
+    drafter = drafter or drafter_of(prompt, len(text))
+    drafter.observe((), text[:1])
+    place, steps = 1, []
     while place < len(text):
-        fed = policy.plan([controller])
-        draft = drafter.propose(controller.limit) if fed else NO_DRAFT
-        node, accepted = 0, 0
-        while place + accepted < len(text):
-            token = text[place + accepted]
-            node = next(
-                (n for n in draft.candidates
-                 if draft.parents[n - 1] == node and draft.tokens[n - 1] == token), 0
-            )  # fmt: skip
-            if not node:
-                break
-            accepted += 1
-        new = text[place : place + accepted + 1]
-        output += new
-        if draft.read:
-            controller.learn([0] * len(draft.read))
+        policy.plan([drafter], 1, 1000)
+        draft = drafter.propose()
+        draws, node_tokens = {}, {0: ()} | {n: draft.tokens_to(n) for n in range(1, draft.size)}
+        for node, path in node_tokens.items():
+            right = tuple(text[place : place + len(path)]) == path
+            after = place + len(path)
+            draws[node] = text[after] if right and after < len(text) else -2
+        new = [token for token in accept(draft, draws).tokens if token != -2]
+        drafter._accepted = len(new) - 1
+        drafter.observe([0] * len(draft.read), new)
         policy.record(draft.size, 1, 1, len(new), table.seconds(draft.size))
         steps.append((draft.size - 1, len(new)))
         place += len(new)
     return steps
 
 
+def test_a_costly_table_gives_plain_steps_unless_a_token_is_nearly_certain():
+    rng = random.Random(1)
+    text = [rng.randrange(90) for _ in range(200)]
+    assert sum(fed for fed, _ in drive(text, [1, 2, 3], COSTLY)) < 10
+
+
+def test_a_flat_table_gives_long_drafts():
+    steps = drive(list(range(30)) * 8, [1, 2, 3], FLAT)
+    assert max(fed for fed, _ in steps) == 64
+    assert len(steps) < 60
+
+
 def test_text_that_never_repeats_costs_next_to_nothing():
     rng = random.Random(3)
-    text = [rng.randrange(40) for _ in range(201)]  # keys come again, what follows them does not
+    text = [rng.randrange(40) for _ in range(401)]  # tokens come again, what follows them does not
     steps = drive(text, [rng.randrange(40) for _ in range(60)])
-    assert len(steps) > 180
-    assert sum(fed for fed, _ in steps[20:]) < 0.03 * len(steps)
+    assert len(steps) > 380
+    assert sum(fed for fed, _ in steps[100:]) < 0.1 * len(steps)
 
 
 def test_drafts_start_again_when_the_text_becomes_repetitive():
@@ -212,65 +160,76 @@ def test_drafts_start_again_when_the_text_becomes_repetitive():
     assert len(steps) < 150 + 60
 
 
-def test_limits_cut_drafts_and_the_window_waits():
-    drafter = LookaheadDrafter(
-        LookaheadConfig(3, 4, 4), [5, 1, 2, 3, 5, 1, 7, 8, 5], lambda p, n: p[:n]
-    )
-    drafter.observe((), [1])
-    assert drafter.guesses()[0].tokens == (7, 8, 5)  # the youngest of equal contexts
-    assert drafter.propose(StepLimit()).size == 1
-    cut = drafter.propose(StepLimit((2, 1)))
-    assert [cut.tokens[n - 1] for n in cut.candidates] == [7, 8, 2]
-    assert cut.read == ()
-    before = drafter.propose()
-    drafter.observe((), [7])  # a step without the window
-    after = drafter.propose(StepLimit((), with_window=True))
-    assert after.tokens == before.tokens[: before.first_candidate - 1]
-    assert len(after.read) == 3
+def test_texts_of_other_requests_and_expected_outputs_are_drafted_from():
+    text = [(7 * place * place + 3 * place) % 97 for place in range(120)]
+    alone = len(drive(text, [1, 2]))
+    shared = SharedTrees(100)
+    shared.add_text(text)
+    assert len(drive(text, [1, 2], drafter=drafter_of([1, 2], 120, shared))) < alone / 2
+    told = drafter_of([1, 2], 120)
+    told._tree.add_text("expected", text)
+    assert len(drive(text, [1, 2], drafter=told)) < alone / 2
 
 
-def test_equal_beginnings_are_fed_once():
-    drafter = LookaheadDrafter(
-        LookaheadConfig(2, 4, 4), [1, 2, 3, 4, 1, 2, 3, 9, 1], lambda p, n: p[:n]
-    )
-    draft = drafter.propose(StepLimit((2, 3)))
-    assert [draft.tokens[n - 1] for n in draft.candidates] == [2, 3, 4]
-
-
-def test_the_longest_context_comes_first():
-    prompt = [7, 1, 2, 3, 4, 8, 1, 2, 5, 6, 7]
-    drafter = LookaheadDrafter(LookaheadConfig(2, 4, 4), prompt, lambda p, n: p[:n])
-    drafter.observe((), [1])
-    drafter.observe((), [2])
-    found = [(g.tokens, g.context) for g in drafter.guesses()]
-    assert found[0] == ((3, 4, 8), 3)
-    assert found[1] == ((5, 6, 7), 2)
+def test_an_ended_request_serves_the_next():
+    text = [(7 * place * place + 3 * place) % 97 for place in range(120)]
+    shared = SharedTrees(100)
+    first = drafter_of([1, 2], 120, shared)
+    slow = len(drive(text, [1, 2], drafter=first))
+    first.close()
+    assert len(drive(text, [1, 2], drafter=drafter_of([1, 2], 120, shared))) < slow / 2
 
 
 def test_seeds_and_steps_are_deterministic_for_the_same_costs():
     rule = hash_rule(5, 2)
     asked = [request([1, 2, 3], 60, adaptive=True)]
     first, second = (decode(rule, 5, (5, 5, 5), asked, costs=FLAT)[0][0] for _ in range(2))
+    assert steps_of(first)[:3] == steps_of(second)[:3]
     assert tokens_of(first) == tokens_of(second)
 
 
+@pytest.mark.parametrize("nodes", [0, 3, 20])
+def test_a_number_of_nodes_is_fed_whatever_it_costs(nodes):
+    asked = [request([1, 2, 3, 1, 2], 60, adaptive=True)]
+    more = {"costs": COSTLY, "options": DraftOptions(nodes=nodes)}
+    outputs, model, _ = decode(hash_rule(5, 2), 5, (7, 7, 7), asked, **more)
+    assert tokens_of(outputs[0]) == plain(hash_rule(5, 2), [1, 2, 3, 1, 2], 60)
+    assert max(model.fed[1:]) == 1 + nodes
+
+
+def test_sources_that_are_switched_off_propose_nothing():
+    asked = [request([1, 2, 3, 1, 2, 3, 1], 40, adaptive=True)]
+    none = DraftOptions(sources=("others",), nodes=8)
+    outputs, _, _ = decode(hash_rule(5, 2), 5, (7, 7, 7), asked, options=none)
+    assert outputs[0][-1].stats.drafted == 0
+    with pytest.raises(UsageError, match=r"source 'row' is not known.*rows"):
+        DraftOptions(sources=("row",))
+
+
+def windowed(output_len=400):
+    window = LookaheadWindow(SEVEN, random_from_prompt(0)([1, 2, 3], 11))
+    return drafter_of([1, 2, 3], output_len, window=window, ngram=7)
+
+
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
-    free = AutoPolicy(FLAT)
-    controller = free.join(SEVEN, Guesses(), [])
-    free.plan([controller])
-    assert controller.limit == StepLimit((), with_window=True)
-    dear = AutoPolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0)
-    text, fed = [], []
-    controller = dear.join(SEVEN, Guesses(), text)
+    free, drafter = TreePolicy(FLAT), windowed()
+    drafter.observe((), [1])
+    free.plan([drafter], 1, 1000)
+    assert drafter.fed_window
+    assert len(drafter.propose().read) == 7
+    dear, fed = TreePolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0), []
+    drafter = windowed(20_000)
+    rng = random.Random(5)
     for _ in range(10_000):
-        fed.append(dear.plan([controller]) and controller.limit.with_window)
-        text.append(1)
-    assert sum(fed) == 24 * 2  # half a percent of the time
-    assert not any(fed[:4000])
+        drafter.observe([0] * len(drafter.propose().read), [rng.randrange(90)])
+        dear.plan([drafter], 1, 1000)
+        fed.append(drafter.fed_window)
+    assert 24 <= sum(fed) <= 24 * 3  # half a percent of the time
+    assert not any(fed[:3000])
 
 
-def test_a_window_is_judged_by_what_only_it_brings():
-    budget = WindowBudget()
+def test_a_source_is_judged_by_what_only_it_brings():
+    budget = SourceBudget(0.15, 0.005)
     assert budget.pays(0.1, 1.0)
     for _ in range(200):
         budget.saw(0)
@@ -280,69 +239,27 @@ def test_a_window_is_judged_by_what_only_it_brings():
     assert budget.pays(0.5, 1.0)
 
 
-def test_guesses_of_the_window_are_told_apart():
-    rule = hash_rule(5, 2, 1)
-    drafter = LookaheadDrafter(LookaheadConfig(4, 3, 40), [1, 2, 3], lambda p, n: [0] * n)
-    drafter.lazy_pooling = True
-    text = [1, 2, 3, 4]
-    drafter.observe((), [4])
-    seen = set()
-    for _ in range(30):
-        draft = drafter.propose(StepLimit((), with_window=True))
-        text.append(rule(text))
-        drafter.observe([(7 * n) % 5 for n in draft.read], text[-1:])
-        grams = {tuple(text[i : i + 3]) for i in range(len(text) - 2)}
-        for guess in drafter.guesses():
-            seen.add(guess.from_window)
-            assert guess.from_window != ((text[-1], *guess.tokens) in grams)
-    assert seen == {True, False}
-
-
-class Listener(Guesses):
-    """Keeps what it was told."""
-
-    def __init__(self, guesses):
-        super().__init__(guesses)
-        self.told = []
-
-    def observe(self, greedy, committed):
-        self.told.append(list(committed))
-
-
-def test_sequences_sleep_together_and_their_drafters_are_told_later():
-    policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
-    drafters = [Listener(long_known()) for _ in range(4)]
-    controllers = [policy.join(SEVEN, drafter, text) for drafter in drafters]
-    slept = 0
-    for step in range(400):
-        if policy.idle:
-            policy.skip()
-            slept += 1
-        else:
-            policy.plan(controllers)
-        text.append(100 + step)
-    assert slept > 300
-    assert len({len(drafter.told) for drafter in drafters}) == 1
-    for drafter in drafters:
-        told = [token for tokens in drafter.told for token in tokens]
-        assert told == text[: len(told)]
-        assert len(told) > 400 - 64
-
-
-def test_a_sequence_that_begins_wakes_the_others():
-    policy, text = AutoPolicy(COSTLY, clock=lambda: 0.0), []
-    controller = policy.join(SEVEN, Guesses(long_known()), text)
-    while not policy.idle:
-        policy.plan([controller])
-        text.append(99)
-    policy.reset_backoff()
-    assert not policy.idle
+def test_planning_that_finds_nothing_and_takes_long_rests_and_learns_later():
+    times = iter(range(10**9))
+    policy = TreePolicy(COSTLY, clock=lambda: float(next(times)))
+    drafter, rng = drafter_of([1], 1000), random.Random(2)
+    planned = 0
+    for _ in range(400):
+        drafter.observe((), [rng.randrange(90)])
+        drafter.top_rows = 0
+        policy.plan([drafter], 1, 1000)
+        planned += drafter.top_rows > 0
+    assert planned < 40
+    policy.wake()
+    policy.plan([drafter], 1, 1000)
+    assert drafter.top_rows > 0
+    assert drafter._missed == []
 
 
 @pytest.mark.parametrize("how", ["cancelled", "finished"])
-def test_requests_that_end_before_costs_are_known_leave_nothing_behind(how):
-    """Costs are asked for again with a later request: those that have ended are no longer there."""
-    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1))
+def test_requests_that_end_before_costs_are_known_do_no_harm(how):
+    more = {"options": DraftOptions()}
+    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1), **more)
     known = executor._cost_source
     executor._cost_source = lambda *_: None
     for number in range(3):
@@ -353,6 +270,6 @@ def test_requests_that_end_before_costs_are_known_leave_nothing_behind(how):
     while executor.poll():
         pass
     executor._cost_source = known
-    run(executor, [request([0], 3, None, 7, adaptive=True)])
-    assert executor._adaptive._waiting == []
-    assert executor._adaptive._controllers == {}
+    outputs = run(executor, [request([0], 30, None, 7, adaptive=True)])
+    assert tokens_of(outputs[7]) == [0] * 30
+    assert outputs[7][-1].stats.accepted > 0

@@ -22,7 +22,8 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
-from trtla.runtime.models.cpu.library import NotCompiled, compiled_library, library
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.library import CODE, library
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import load_model, not_compiled
@@ -362,24 +363,24 @@ def test_a_compiler_that_fails_or_is_missing_is_no_error(monkeypatch, tmp_path):
     for name, words in (("false", "failed"), ("no-such-compiler", "no C++ compiler")):
         monkeypatch.setenv("CXX", name)
         with pytest.raises(NotCompiled, match=words.replace("+", r"\+")):
-            compiled_library()
+            CODE.compiled()
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_another_level_of_instructions_is_another_library(monkeypatch):
     monkeypatch.delenv("TRTLA_MARCH", raising=False)
-    native = compiled_library()
+    native = CODE.compiled()
     assert native.is_file()
     monkeypatch.setenv("TRTLA_MARCH", "no-such-processor")
     with pytest.raises(NotCompiled, match="no-such-processor"):
-        compiled_library()
+        CODE.compiled()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(NotCompiled, match="cannot be written"):
-        compiled_library()
+        CODE.compiled()
 
 
 COMPILER = """#!/bin/sh
@@ -393,7 +394,7 @@ cat '{library}' >"$made"
 def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
     """The compiler writes half a library, waits for a sign, and then writes the other half."""
     compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
-    compiler.write_text(COMPILER.format(library=compiled_library(), sign=sign))
+    compiler.write_text(COMPILER.format(library=CODE.compiled(), sign=sign))
     compiler.chmod(0o755)
     code = "from trtla.runtime.models.cpu.library import library; print(library().lanes)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
