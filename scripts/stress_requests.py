@@ -98,7 +98,6 @@ def fed(triple: tuple[int, int, int]) -> int:
 
 def _options(dice: Random) -> dict[str, Any]:
     choices = {
-        "keep_pool": dice.choice((0, 0, 50)),
         "cells": dice.choice(("greedy", "drawn")),
         "reference": dice.random() < 0.5,
     }

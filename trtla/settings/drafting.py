@@ -270,12 +270,6 @@ class DraftOptions:
 
     FLAG_PREFIX: ClassVar[str] = "lookahead_"
 
-    keep_pool: int = option(
-        0,
-        "N-grams kept from one request for the next, as further candidates.",
-        metavar="NGRAMS",
-        former="draft_keep_pool",
-    )
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
         "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",

@@ -62,7 +62,6 @@ class Drafters(DrafterFactory):
         """Begin anew with all that requests share."""
         for model in self._models.values():
             model.reset()
-        self._lookahead.reset()
         self._storages = {}
 
     def _make(

@@ -2,7 +2,7 @@
 
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
 with TensorRT-LLM's warm-up, merged prefixes and acceptance from the window, and with n-grams from
-prompt and output in the pool. N-grams that are kept from other requests come in here too.
+prompt and output in the pool.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, Guess, NoDrafter, StepLimit
-from trtla.runtime.drafters.pools import KeptPool, NgramPool
+from trtla.runtime.drafters.pools import NgramPool
 from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.request import DrafterFactory, Request
@@ -37,7 +37,6 @@ class LookaheadDrafter(Drafter):
         window_seed: fills the window at the start.
         pool_from_text: keep n-grams of prompt and output in the pool as well as the window's.
         options: how it drafts.
-        kept: n-grams of other requests, which this one adds to.
     """
 
     adaptive = True
@@ -50,12 +49,9 @@ class LookaheadDrafter(Drafter):
         *,
         pool_from_text: bool = True,
         options: DraftOptions = _OPTIONS,
-        kept: KeptPool | None = None,
     ) -> None:
-        self._ngram, self._most = config.ngram_size, config.verification_set_size
-        self._options, self._kept = options, kept
-        self._text: list[int] = []
-        """Prompt and output, where n-grams are kept for others."""
+        self._ngram = config.ngram_size
+        self._options = options
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
         self._window = LookaheadWindow(
             config, window_seed(prompt, config.window_size + config.ngram_size - 3)
@@ -65,7 +61,6 @@ class LookaheadDrafter(Drafter):
         self._recent = list(prompt)
         self._found: list[Guess] | None = None
         """This step's guesses, once they were asked for."""
-        self._note(prompt)
 
     @property
     def window(self) -> LookaheadWindow:
@@ -81,7 +76,7 @@ class LookaheadDrafter(Drafter):
     def propose(self, limit: StepLimit | None = None) -> Draft:
         """The window, then the pool's continuations of the input token as candidate branches."""
         if limit is None:
-            return self._draft(True, self._branches())
+            return self._draft(True, self.pool.lookup(self._recent[-1]))
         branches = []
         if any(limit.guess_lengths):
             lengths = zip(self.guesses(), limit.guess_lengths, strict=False)
@@ -114,16 +109,6 @@ class LookaheadDrafter(Drafter):
         accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
         return tree, accepted, tuple(nodes[node] for node in read)
 
-    def _branches(self) -> list[tuple[int, ...]]:
-        """Candidates of a step that feeds all: at most G, N-1 tokens each, none twice."""
-        pooled = self.pool.lookup(self._recent[-1])
-        if not self._kept or len(pooled) >= self._most:
-            return pooled
-        return list(dict.fromkeys((*pooled, *self._from_kept(self._kept))))[: self._most]
-
-    def _from_kept(self, kept: KeptPool) -> list[tuple[int, ...]]:
-        return kept.lookup(self._text, 2) + kept.lookup(self._text, 1)
-
     def guesses(self) -> list[Guess]:
         """Continuations of the input token: longest context first, then youngest."""
         if self._found is None:
@@ -132,15 +117,6 @@ class LookaheadDrafter(Drafter):
 
     def _look_up(self) -> list[Guess]:
         self._pool_text()
-        guesses = self._pooled()
-        if self._kept:  # a context in another text says less: those count as the shortest
-            known = {guess.tokens for guess in guesses}
-            others = dict.fromkeys(self._from_kept(self._kept))
-            guesses += [Guess(tokens) for tokens in others if tokens not in known]
-        return guesses
-
-    def _pooled(self) -> list[Guess]:
-        """The pool's guesses."""
         key, found = self._recent[-1], self._pool.lookup(self._recent[-1])
         if not found:
             return []
@@ -172,16 +148,9 @@ class LookaheadDrafter(Drafter):
                     self._only_window.add((key, *value))
                 self._pool.insert(key, tuple(value))
         self._recent += committed
-        self._note(committed)
         self._found = None
         if not self.lazy_pooling:
             self._pool_text()
-
-    def _note(self, tokens: Sequence[int]) -> None:
-        """Keep n-grams of the text for other requests."""
-        if self._kept is not None:
-            self._text += tokens
-            self._kept.insert_text(self._text, len(self._text) - len(tokens))
 
     def _pool_text(self) -> None:
         """Pool the n-grams of committed tokens that are not there yet."""
@@ -202,32 +171,21 @@ def _by_context(guess: Guess) -> int:
 
 
 def lookahead_drafter(
-    config: LookaheadConfig,
-    request: Request,
-    options: DraftOptions = _OPTIONS,
-    kept: KeptPool | None = None,
+    config: LookaheadConfig, request: Request, options: DraftOptions = _OPTIONS
 ) -> LookaheadDrafter | NoDrafter:
     """The drafter for a request with this triple."""
     if config.is_autoregressive:
         return NoDrafter()
     window_seed = random_from_prompt(request.sampling.seed)
-    return LookaheadDrafter(config, request.known_ids, window_seed, options=options, kept=kept)
+    return LookaheadDrafter(config, request.known_ids, window_seed, options=options)
 
 
 class LookaheadDrafters(DrafterFactory):
-    """Makes the drafters of an executor's requests, and holds what is kept from one to the next."""
+    """Makes the drafters of an executor's requests."""
 
     def __init__(self, options: DraftOptions = _OPTIONS) -> None:
         self._options = options
-        self._kept: dict[int, KeptPool] = {}
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """The drafter for a request with this triple; those of one N share what is kept."""
-        size, capacity, kept = lookahead.ngram_size, self._options.keep_pool, None
-        if capacity and size > 1:
-            kept = self._kept.setdefault(size, KeptPool(size, capacity))
-        return lookahead_drafter(lookahead, request, self._options, kept)
-
-    def reset(self) -> None:
-        """Forget what was kept."""
-        self._kept = {}
+        """The drafter for a request with this triple."""
+        return lookahead_drafter(lookahead, request, self._options)

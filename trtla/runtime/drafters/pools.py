@@ -1,4 +1,4 @@
-"""Where drafters look up n-grams: lookahead's pool, one kept between requests, a text index."""
+"""Where lookahead looks n-grams up: continuations by the token before them."""
 
 from __future__ import annotations
 
@@ -41,52 +41,3 @@ class NgramPool:
     def __len__(self) -> int:
         """Number of stored n-grams."""
         return sum(len(values) for values in self._values.values())
-
-
-_MOST_VALUES = 16  # continuations of a key: more are never verified together in common triples
-
-
-class KeptPool:
-    """Continuations of N-1 tokens under the one or two tokens before them.
-
-    Args:
-        ngram_size: N.
-        capacity: most continuations kept; whole keys go, those first that were used longest ago.
-    """
-
-    def __init__(self, ngram_size: int, capacity: int) -> None:
-        self._length, self._capacity = ngram_size - 1, capacity
-        self._values: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
-        self._size = 0
-
-    def insert_text(self, text: Sequence[int], start: int) -> None:
-        """Add the n-grams of a text that end at place `start` or after it."""
-        for end in range(max(start, self._length), len(text)):
-            split = end + 1 - self._length
-            value = tuple(text[split : end + 1])
-            for context in (1, 2)[:split]:
-                self._insert(tuple(text[split - context : split]), value)
-
-    def _insert(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
-        values = self._values.pop(key, {})
-        self._values[key] = values  # the youngest key now
-        self._size += value not in values
-        values.pop(value, None)
-        values[value] = None
-        if len(values) > _MOST_VALUES:
-            del values[next(iter(values))]
-            self._size -= 1
-        while self._size > self._capacity:
-            self._size -= len(self._values.pop(next(iter(self._values))))
-
-    def lookup(self, text: Sequence[int], context: int) -> list[tuple[int, ...]]:
-        """What followed the last `context` tokens (1 or 2) of a text, youngest first."""
-        key = tuple(text[-context:])
-        if len(key) < context or key not in self._values:
-            return []
-        values = self._values[key] = self._values.pop(key)  # the youngest key now
-        return list(reversed(values))
-
-    def __len__(self) -> int:
-        """Number of kept continuations."""
-        return self._size
