@@ -232,19 +232,6 @@ def check_draft_place(
             )
 
 
-def check_auto(settings: DrafterSettings, name: str) -> None:
-    """Refuse lookahead `auto` for other drafters: it knows what lookahead's drafts bring.
-
-    Raises:
-        UsageError: lookahead is not the only drafter.
-    """
-    if settings.drafter != LOOKAHEAD.drafter:
-        raise UsageError(
-            f"{name} asks for lookahead auto with the drafter {settings.name}",
-            "auto chooses among lookahead's drafts only: give a triple, or --drafter lookahead",
-        )
-
-
 def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
     """Refuse drafters that TensorRT-LLM's lookahead engines do not have.
 
@@ -257,6 +244,14 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
             "compiled for lookahead and makes its drafts itself",
             "omit --drafter, or build with --backend torch",
         )
+
+
+def refuse_texts(name: str, what: str) -> UsageError:
+    """The refusal of texts to draft from, such as a corpus, where TensorRT-LLM drafts."""
+    return UsageError(
+        f"{name} brings {what}, but an engine of TensorRT-LLM drafts from its own pool alone",
+        "omit it, or build with --backend torch",
+    )
 
 
 @dataclass(frozen=True, slots=True)
