@@ -178,8 +178,6 @@ def test_a_request_may_not_draft_more_than_the_executor_has_room_for() -> None:
         executor.submit(request([1], 4, drafter=DrafterSettings(("ngram",), gamma=40)))
     with pytest.raises(UsageError, match="draft model other, which is not loaded"):
         executor.submit(request([1], 4, drafter=DrafterSettings(("draft:other",))))
-    with pytest.raises(UsageError, match="auto with the drafter ngram"):
-        executor.submit(request([1], 4, adaptive=True, drafter=DrafterSettings(("ngram",))))
 
 
 def test_counts_of_earlier_requests_are_kept_when_asked() -> None:

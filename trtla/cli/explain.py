@@ -145,11 +145,11 @@ def explain(console: Console, /, **flags: Any) -> None:
     console.color = given.color
     _check(given)
     named = [("--drafter", given.drafter)]
-    models = check_drafters(given.engine_dir, named, given.lookahead, given)
+    models = check_drafters(given.engine_dir, named, given)
     request = _request(given)
     folders = (given.engine_dir, given.tokenizer_dir)
     check_template(console, given.asking, folders, [(request.name, request.prompt)])
-    with open_llm(given, models, max_batch_size=1, lookahead=given.lookahead) as llm:
+    with open_llm(given, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 

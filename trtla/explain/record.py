@@ -147,15 +147,16 @@ def record_run(
     """Answer one prompt and record every step; torch engines only.
 
     Args:
-        llm: opened with a triple, not `auto`.
-        prompt, sampling, lookahead, drafter: as for `LLM.generate`.
+        prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a triple it is the
+            largest one.
 
     Raises:
         UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
         TrtlaError: the executor gave the prompt up.
     """
     watch = RecorderWatch(StepRecorder)
-    chunks = llm.stream(prompt, sampling, lookahead, drafter=drafter, watch=watch)
+    triple = lookahead or llm.limits.lookahead
+    chunks = llm.stream(prompt, sampling, triple, drafter=drafter, watch=watch)
     (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
     recorder = watch.recorders[0]
     return RecordedRun(tuple(recorder.steps), completion, len(recorder.request.input_ids))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from contextlib import suppress
 from typing import TypeVar
@@ -84,6 +84,8 @@ class TorchExecutor(StepLoop):
         self._max_reused_len, self._most_nodes = max_reused_len, most_nodes
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
+        self._added: list[tuple[int, ...]] = []
+        """Texts that were added: the drafters get them again when they begin anew."""
         self._reset()
 
     def _reset(self) -> None:
@@ -196,6 +198,26 @@ class TorchExecutor(StepLoop):
         self._check_open()
         return self._cost_table or self._cost_source(self._forward, self._cache, self._limits, 0)
 
+    def add_texts(self, texts: Iterable[Tokens[int]]) -> None:
+        """Take token ids of texts to draft from, for all requests that come.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+        """
+        self._check_open()
+        added = [tuple(text) for text in texts]
+        for text in added:
+            self._limits.check_ids(text, "a text to draft from")
+        before, self._unfinished = self._unfinished, True
+        self._added += added
+        self._drafters.add_texts(added)
+        self._unfinished = before
+
+    def kept_texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from now."""
+        self._check_open()
+        return self._drafters.texts()
+
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         """How probable the target finds an output, beside the requests in flight.
 
@@ -282,6 +304,7 @@ class TorchExecutor(StepLoop):
                 sequence.drafter.close()
         self._cache.pool.reset()
         self._drafters.reset()
+        self._drafters.add_texts(self._added)
         self._reset()
         for sequence in sequences:
             sequence.rewind()

@@ -150,10 +150,8 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
     return logits.data_ptr() + row * size * logits.itemsize, size
 
 
-CODE = NativeCode(
-    "the CPU forward for this processor, once: up to a minute",
-    Path(__file__).parent / "native" / "step.cpp",
-)
+SOURCES = Path(__file__).parent / "native"
+CODE = NativeCode("the CPU forward for this processor, once: up to a minute", SOURCES / "step.cpp")
 
 
 @lru_cache(maxsize=1)
