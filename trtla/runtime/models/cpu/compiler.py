@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trtla.errors import first_line
@@ -34,10 +34,14 @@ class NativeCode:
     Args:
         name: what it is for, to people who wait for it.
         main: the file to compile; all C++ files of the folders `includes` and of its own count.
+        flags: for the compiler, beside those of all sources.
     """
 
-    def __init__(self, name: str, main: Path, includes: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, name: str, main: Path, includes: Iterable[Path] = (), flags: Iterable[str] = ()
+    ) -> None:
         self._name, self._main = name, main
+        self.flags = (*FLAGS, *flags)
         self._folders = (main.parent, *includes)
 
     def compiled(self) -> Path:
@@ -52,7 +56,7 @@ class NativeCode:
         _log.warning("compiling %s", self._name)
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
-            return _compile(_compiler(), self._main, library)
+            return _compile((_compiler(), _march(), *self.flags), self._main, library)
         except OSError as error:
             raise NotCompiled(f"{library.parent} cannot be written: {error.strerror}") from None
 
@@ -70,7 +74,7 @@ class NativeCode:
 
     def _key(self, compiler: str) -> str:
         """What the library depends on: sources, flags, compiler and processor."""
-        digest = hashlib.sha256(" ".join((compiler, _march(), *FLAGS, *_processor())).encode())
+        digest = hashlib.sha256(" ".join((compiler, _march(), *self.flags, *_processor())).encode())
         for folder in self._folders:
             for source in sorted(folder.iterdir()):
                 digest.update(source.name.encode() + source.read_bytes())
@@ -99,18 +103,18 @@ def _processor() -> tuple[str, ...]:
     return tuple(sorted({line for line in lines if line.startswith(names)}))
 
 
-def _compile(compiler: str, main: Path, library: Path) -> Path:
+def _compile(compiler: Sequence[str], main: Path, library: Path) -> Path:
     """Compile beside the library's place and move it there, so no one ever finds half of it."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
         made = Path(folder) / library.name
-        command = [compiler, _march(), *FLAGS, "-o", str(made), str(main)]
+        command = [*compiler, "-o", str(made), str(main)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise NotCompiled(f"{compiler} took more than {_TIMEOUT_S} s") from None
+            raise NotCompiled(f"{compiler[0]} took more than {_TIMEOUT_S} s") from None
         if done.returncode:
-            raise NotCompiled(f"{compiler} failed: {first_line(done.stderr)}")
+            raise NotCompiled(f"{compiler[0]} failed: {first_line(done.stderr)}")
         made.replace(library)
     return library

@@ -69,12 +69,12 @@ struct Evidence {
 class Chances {
 public:
     Chances() {
-        static const float by_length[] = {0, -2.0f, -0.9f, -0.3f, 0.1f, 0.7f, 1.5f, 2.5f};
-        static const float by_share[] = {0.0f, 0.3f, -0.5f, -1.5f};
-        static const float by_score[] = {-4.5f, -3.4f, -2.5f, -1.7f, -0.9f, -0.3f, 0.4f, 1.5f};
-        static const float by_noise[] = {0.0f, 0.8f, 0.3f, -0.4f, -1.6f};
-        static const float by_kind[] = {0.0f, 0.5f, -0.7f, -1.0f, 0.0f};
-        static const float by_order[] = {0.0f, -0.6f, -1.2f, -1.2f};
+        static const double by_length[] = {0, -2.0, -0.9, -0.3, 0.1, 0.7, 1.5, 2.5};
+        static const double by_share[] = {0.0, 0.3, -0.5, -1.5};
+        static const double by_score[] = {-4.5, -3.4, -2.5, -1.7, -0.9, -0.3, 0.4, 1.5};
+        static const double by_noise[] = {0.0, 0.8, 0.3, -0.4, -1.6};
+        static const double by_kind[] = {0.0, 0.5, -0.7, -1.0, 0.0};
+        static const double by_order[] = {0.0, -0.6, -1.2, -1.2};
         for (int length = 1; length < LENGTHS; ++length)
             for (int share = 0; share < SHARES; ++share)
                 weights_[STARTS[TEXT] + length * SHARES + share] = by_length[length] + by_share[share];
@@ -90,28 +90,28 @@ public:
             for (int depth = 0; depth < DEPTHS; ++depth)
                 weights_[STARTS[ROW_ORDER] + order * DEPTHS + depth] = by_order[order];
         for (int place = 0; place < LENGTHS * SCORES; ++place) {
-            weights_[STARTS[AGREED] + place] = 1.2f;
-            weights_[STARTS[TEXT_ALONE] + place] = -0.15f * (place % SCORES);
-            weights_[STARTS[ROW_ALONE] + place] = -0.15f * (place / SCORES);
+            weights_[STARTS[AGREED] + place] = 1.2;
+            weights_[STARTS[TEXT_ALONE] + place] = -0.15 * (place % SCORES);
+            weights_[STARTS[ROW_ALONE] + place] = -0.15 * (place / SCORES);
         }
     }
 
-    float of(const Evidence& evidence) const {
-        float odds = 0.0f;
+    double of(const Evidence& evidence) const {
+        double odds = 0.0;
         for (const int place : evidence.places)
             if (place >= 0) odds += weights_[place];
-        return std::max(1e-4f, std::min(0.998f, 1.0f / (1.0f + std::exp(-odds))));
+        return std::max(1e-4, std::min(0.998, 1.0 / (1.0 + std::exp(-odds))));
     }
 
-    void learn(const Evidence& evidence, bool hit, float rate) {
-        const float error = (float)hit - of(evidence);
+    void learn(const Evidence& evidence, bool hit, double rate) {
+        const double error = (double)hit - of(evidence);
         for (const int place : evidence.places)
             if (place >= 0) {
                 sums_[place] += error * error;
-                weights_[place] += rate * error / std::sqrt(1.0f + sums_[place]);
+                weights_[place] += rate * error / std::sqrt(1.0 + sums_[place]);
             }
     }
 
 private:
-    float weights_[WEIGHTS] = {}, sums_[WEIGHTS] = {};
+    double weights_[WEIGHTS] = {}, sums_[WEIGHTS] = {};
 };

@@ -19,8 +19,10 @@ struct Counters {
 
 // What requests share.
 struct Shared {
-    Shared(int64_t vocab, int64_t most_tokens) : rows(vocab), others(most_tokens) {}
+    Shared(int64_t vocab, int64_t most_tokens)
+        : vocab(vocab), rows(vocab), others(most_tokens) {}
 
+    const int64_t vocab;
     RowTables rows;
     Texts others;
     Chances chances;
@@ -48,7 +50,7 @@ struct Proposal {
     int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row says so
     double score = 0.0;
     Evidence evidence;
-    float chance = 0.0f;  // right, given that the better ones are wrong
+    double chance = 0.0;  // right, given that the better ones are wrong
     int32_t child = -1;
 
     int source() const { return order < 0 ? kind : kind < 0 ? (int)FROM_ROWS : (int)FROM_BOTH; }
@@ -78,7 +80,6 @@ public:
     }
     void add_text(int kind, const int32_t* tokens, int64_t count) {
         Index& index = kind == EXPECTED ? expected_ : window_;
-        if (index.tokens().size() > MOST_IN_WINDOW && kind == WINDOW) index.clear();
         index.append(SEPARATOR);
         for (int64_t place = 0; place < count; ++place) index.append(tokens[place]);
     }
@@ -89,6 +90,7 @@ public:
 
     // Begin a step's tree: the root is the last token of the text.
     void start() {
+        if (window_.tokens().size() > MOST_IN_WINDOW) window_.clear();  // no node has places of it
         used_ = 0;
         new_node(text_.back(), -1, 1.0);
         started_ = true;
@@ -153,7 +155,7 @@ public:
 
 private:
     static constexpr size_t MOST_IN_WINDOW = 32768;
-    static constexpr float OWN_RATE = 0.4f, SHARED_RATE = 0.6f;
+    static constexpr double OWN_RATE = 0.4, SHARED_RATE = 0.6;
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
 
@@ -324,7 +326,8 @@ private:
         // Tokens that are not kept: as if each were a tenth as likely as the last one kept.
         const double least = std::exp(logs[count - 1]) / 10.0;
         if (rest > 0.0 && least > 0.0)
-            total += rest / least * std::exp(std::log(least) / heat);
+            total += std::min(rest / least, (double)shared_.vocab) *
+                     std::exp(std::log(least) / heat);
         for (int rank = 0; rank < count; ++rank) scores[rank] /= total;
     }
 

@@ -1,6 +1,7 @@
 // The calls that Python makes: the candidate trees of all requests of a step, and which of their
 // nodes pay.
 #include <queue>
+#include <tuple>
 
 #include "sequence.h"
 
@@ -31,7 +32,12 @@ struct Offer {
     int64_t sequence;
     int32_t node, which;
 
-    bool operator<(const Offer& other) const { return value < other.value; }
+    // Of equal values the one of the first sequence goes first, there the one that is older.
+    bool operator<(const Offer& other) const {
+        return value != other.value ? value < other.value
+                                    : std::tie(other.sequence, other.node, other.which) <
+                                          std::tie(sequence, node, which);
+    }
 };
 
 struct Taken {
@@ -77,7 +83,7 @@ private:
         const int32_t made = sequence.child(best.node, best.which, best.value);
         sequence.count_proposed(made);
         taken_.push_back({best.sequence, made});
-        const float chance = sequence.nodes()[best.node].proposals[best.which].chance;
+        const double chance = sequence.nodes()[best.node].proposals[best.which].chance;
         offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance));
         offer_first(best.sequence, made);
     }
