@@ -20,7 +20,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.stats import DraftTotals
 from trtla.runtime.tree.drafter import TreeDrafter
-from trtla.runtime.tree.library import SharedTrees
+from trtla.runtime.tree.open import Trees, open_trees
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -46,7 +46,7 @@ class Drafters(DrafterFactory):
     ) -> None:
         self._limits, self._options, self._models = limits, options, models
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
-        self._trees: SharedTrees | None = None
+        self._trees: Trees | None = None
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
@@ -94,9 +94,9 @@ class Drafters(DrafterFactory):
         """What was added, and outputs of ended requests; the least recently used ones went."""
         return self._shared().texts()
 
-    def _shared(self) -> SharedTrees:
+    def _shared(self) -> Trees:
         if self._trees is None:
-            self._trees = SharedTrees(self._limits.vocab_size)
+            self._trees = open_trees(self._limits.vocab_size)
         return self._trees
 
     def _tree(

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 from trtla.runtime.drafters.lookahead import window_tree
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.tree.library import READ, SharedTrees, Tree
+from trtla.runtime.tree.library import READ
+from trtla.runtime.tree.open import Planner, Tree, Trees
 
 _FIRST_CHANCE = 0.5  # of a token that another drafter proposes
 
@@ -31,7 +32,7 @@ class TreeDrafter(Drafter):
     def __init__(
         self,
         tree: Tree,
-        shared: SharedTrees,
+        shared: Trees,
         most_nodes: int,
         output_len: int,
         window: LookaheadWindow | None = None,
@@ -70,6 +71,10 @@ class TreeDrafter(Drafter):
             self._tree.commit((token,))
         self._missed.clear()
         return self._tree
+
+    def planner(self) -> Planner:
+        """Chooses the nodes of trees such as its own."""
+        return self._shared.planner()
 
     @property
     def most_nodes(self) -> int:

@@ -1,4 +1,7 @@
-"""The candidate trees as Python calls them: C++ code, compiled once for this processor."""
+"""The candidate trees as Python calls them: C++ code, compiled once for this processor.
+
+What the methods mean is said in `open.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
+from trtla.runtime.tree.evidence import MOST_TOKENS
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -30,11 +34,13 @@ if TYPE_CHECKING:
 READ = 16
 """Tokens of a row that a tree learns from; as in `rows.h`."""
 COUNTED_DEPTHS = 32
-MOST_TOKENS = 1_000_000
 _NATIVE = Path(__file__).parent / "native"
 _CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
 CODE = NativeCode(
-    "the candidate trees for this processor, once: some seconds", _NATIVE / "tree.cpp", (_CPU,)
+    "the candidate trees for this processor, once: some seconds",
+    _NATIVE / "tree.cpp",
+    (_CPU,),
+    ("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit
 )
 
 
@@ -71,9 +77,13 @@ class _Plan(Structure):
 def _library() -> CDLL:
     """Raises `NotCompiled` where there is none."""
     try:
-        library = CDLL(str(CODE.compiled()))
+        return declared(CDLL(str(CODE.compiled())))
     except OSError as error:
         raise NotCompiled(str(error)) from None
+
+
+def declared(library: CDLL) -> CDLL:
+    """The library, with the types of its calls."""
     pointer, number = c_void_p, c_int64
     calls: dict[str, tuple[Any, list[Any]]] = {
         "tree_shared": (pointer, [number, number]),
@@ -142,11 +152,11 @@ class SharedTrees:
         """The texts that are drafted from in all requests."""
         start = POINTER(c_int32)()
         size = self._library.tree_others(self._handle, byref(start))
-        tokens, found = start[:size], list[tuple[int, ...]]()
-        begins = [place + 1 for place, token in enumerate(tokens) if token < 0]
-        for begin, end in zip(begins, (*begins[1:], size + 1), strict=True):
-            found.append(tuple(tokens[begin : end - 1]))
-        return [text for text in found if text]
+        tokens = start[:size]
+        begins = [place for place, token in enumerate(tokens) if token < 0]
+        ends = (*begins[1:], size)
+        texts = (tuple(tokens[begin + 1 : end]) for begin, end in zip(begins, ends, strict=False))
+        return [text for text in texts if text]
 
     def tree(
         self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
@@ -156,6 +166,10 @@ class SharedTrees:
         settings = _Settings(sampling.greedy, sampling.temperature, sampling.seed, bits, by_noise)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
+
+    def planner(self) -> Planner:
+        """Chooses the nodes of these trees."""
+        return Planner()
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
         """Take rows that stand after pairs of tokens: two numbers for each row."""
@@ -189,13 +203,7 @@ class Tree:
         self._library.tree_set_chain(self.handle, _ids(tokens), floats, len(tokens))
 
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
-        """The text has gone on.
-
-        Args:
-            accepted: the first of these tokens, which were nodes of the planned draft.
-            rows: what the target held for likely after nodes of it, the path's last one at
-                `rows.last`.
-        """
+        """The text has gone on."""
         own = _ids(tokens)
         nodes: tuple[Any, ...] = (None, 0, -1, None, None)
         if rows is not None:
@@ -221,7 +229,7 @@ class Planner:
 
     def plan(
         self,
-        trees: Sequence[Tree],
+        trees: Sequence[Any],
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
@@ -230,17 +238,7 @@ class Planner:
         margin: float = 0.0,
         least: float = 0.0,
     ) -> list[Draft]:
-        """The nodes of each tree that pay, best first.
-
-        Args:
-            most_nodes: of each tree; `most_depth` likewise.
-            most: nodes of all trees.
-            seconds: an array of doubles: a step's time with 0, 1, ... `most` nodes; None: all that
-                fit are taken.
-            rate: tokens a second that are reached on average.
-            margin: what nodes must bring beyond their cost, as a share of what they should bring.
-            least: chance below which no node is looked at.
-        """
+        """The nodes of each tree that pay, best first."""
         count = len(trees)
         self._grow(most)
         sizes = (c_int64 * count)()

@@ -12,7 +12,7 @@ from ctypes import Array, c_double
 
 from trtla.runtime.costs import CostTable
 from trtla.runtime.tree.drafter import TreeDrafter
-from trtla.runtime.tree.library import Planner
+from trtla.runtime.tree.open import Planner
 from trtla.runtime.tree.step_costs import StepCosts
 
 _MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
@@ -44,7 +44,7 @@ class TreePolicy:
     ) -> None:
         self._costs, self._clock = StepCosts(table), clock
         self._fixed = most_nodes
-        self._planner = Planner()
+        self._planner: Planner | None = None
         self._speed_up = 1.0
         self._window = SourceBudget(_FIRST_WINDOW_GAIN, _WINDOW_SHARE)
         self._others = SourceBudget(_FIRST_CHAIN_GAIN, _CHAIN_SHARE)
@@ -84,6 +84,7 @@ class TreePolicy:
         nodes = [self._most(one) for one in drafters]
         depths = [one.most_depth for one in drafters]
         most = min(room - sizes, sum(nodes), _MOST_NODES)
+        self._planner = self._planner or drafters[0].planner()
         drafts = self._planner.plan(
             trees, nodes, depths, most, *self._price(base + sizes, count, most)
         )

@@ -1,0 +1,329 @@
+"""What speaks for a proposed token, in plain Python: texts, rows of logits, and learnt weights.
+
+The same as `native/index.h`, `rows.h` and `chances.h`, for machines without a compiler, and for
+those who want to read how it works.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SEPARATOR = -1
+"""Between two texts; no token."""
+LONGEST_MATCH = 32
+_STRETCHES = (4, 2, 1)
+_MOST_LOOKED = 16
+MOST_TOKENS = 1_000_000
+"""Of other requests' texts."""
+
+
+class Place(NamedTuple):
+    """A place of an index where a text goes on from a match."""
+
+    next: int
+    """Place of the token that continues the match."""
+    match: int
+    """Tokens before it that are the tail's."""
+
+
+class Index:
+    """Texts that drafts are taken from: for each tail, the places before that end as it does."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._latest: dict[tuple[int, ...], int] = {}
+        """The latest place that ends in a stretch of tokens."""
+        self._before: dict[int, list[int]] = {length: [] for length in _STRETCHES}
+        """For each place, the latest one before that ends in the same tokens."""
+
+    def append(self, token: int) -> None:
+        """A text goes on; `SEPARATOR`: another one begins."""
+        self.tokens.append(token)
+        for length in _STRETCHES:
+            stretch = tuple(self.tokens[-length:])
+            before = -1
+            if len(stretch) == length and SEPARATOR not in stretch:
+                before = self._latest.get(stretch, -1)
+                self._latest[stretch] = len(self.tokens) - 1
+            self._before[length].append(before)
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """One more text."""
+        self.append(SEPARATOR)
+        for token in tokens:
+            self.append(token)
+
+    def find(self, tail: Sequence[int]) -> list[Place]:
+        """Where a tail stood before and what followed: longer stretches first, then latest ones.
+
+        Args:
+            tail: up to `LONGEST_MATCH` tokens, in the order of the text.
+        """
+        found: dict[int, Place] = {}
+        for length in _STRETCHES:
+            place = self._latest.get(tuple(tail[-length:]), -1) if len(tail) >= length else -1
+            for _ in range(_MOST_LOOKED):
+                if place < 0:
+                    break
+                if self._goes_on(place + 1) and place + 1 not in found:
+                    found[place + 1] = Place(place + 1, self._match(tail, place))
+                place = self._before[length][place]
+        return list(found.values())
+
+    def follow(self, places: Iterable[Place], token: int) -> list[Place]:
+        """What of a node's places goes on with a token: the places of its child."""
+        return [
+            Place(place.next + 1, min(place.match + 1, LONGEST_MATCH))
+            for place in places
+            if self.tokens[place.next] == token and self._goes_on(place.next + 1)
+        ]
+
+    def _goes_on(self, place: int) -> bool:
+        return place < len(self.tokens) and self.tokens[place] != SEPARATOR
+
+    def _match(self, tail: Sequence[int], place: int) -> int:
+        """How many tokens up to a place are the tail's last ones."""
+        match = 0
+        for token in reversed(tail):
+            if match > place or self.tokens[place - match] != token:
+                break
+            match += 1
+        return match
+
+
+class Texts:
+    """Texts of other requests, at most so many tokens: the least recently used ones go."""
+
+    def __init__(self, most: int) -> None:
+        self.index, self.version = Index(), 0
+        """The version changes with the places of the index."""
+        self._most, self._now = most, 0
+        self._starts: list[int] = []
+        self._texts: list[tuple[int, ...]] = []
+        self._used: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self._texts)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """One more text; of one that is too long, its end."""
+        kept = tuple(tokens[-self._most :])
+        if len(self.index.tokens) + len(kept) > self._most:
+            self._drop(self._most - self._most // 4 - len(kept))
+        self._now += 1
+        self._place(kept, self._now)
+
+    def touch(self, place: int) -> None:
+        """A place of the index was of use."""
+        self._now += 1
+        self._used[bisect_right(self._starts, place) - 1] = self._now
+
+    def _place(self, text: tuple[int, ...], used: int) -> None:
+        self._starts.append(len(self.index.tokens) + 1)
+        self._texts.append(text)
+        self._used.append(used)
+        self.index.add(text)
+
+    def _drop(self, room: int) -> None:
+        """Begin anew with the most recently used texts, of so many tokens together."""
+        old = list(zip(self._texts, self._used, strict=True))
+        self.index, self._starts, self._texts, self._used = Index(), [], [], []
+        self.version += 1
+        kept = set()
+        for text, used in sorted(old, key=lambda one: -one[1]):
+            room -= len(text) + 1
+            if room < 0:
+                break
+            kept.add(used)
+        for text, used in old:
+            if used in kept:
+                self._place(text, used)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The most probable tokens after some text, best first."""
+
+    ids: tuple[int, ...]
+    logs: tuple[float, ...]
+    """Logarithms of their probabilities."""
+
+    @classmethod
+    def of(cls, ids: Sequence[int], logs: Sequence[float]) -> Row:
+        """A row that is padded with -1."""
+        count = ids.index(-1) if -1 in ids else len(ids)
+        return cls(tuple(ids[:count]), tuple(logs[:count]))
+
+    def rounded(self) -> Row:
+        """As tables keep it: logarithms in 1/256."""
+        return Row(self.ids, tuple(_steps(log) / -256.0 for log in self.logs))
+
+
+def _steps(log: float) -> int:
+    return int(min(65534.0, max(0.0, -256.0 * log)))
+
+
+_SETS_BITS, _WAYS = 15, 4
+
+
+class RowTables:
+    """What the target held for likely after a token, and after two; the former for all tokens."""
+
+    def __init__(self) -> None:
+        self._after_one: dict[int, Row] = {}
+        self._after_two: dict[int, dict[tuple[int, int], Row]] = {}
+        """Sets of a few pairs, the one that was written longest ago first."""
+
+    def after(self, token: int) -> Row | None:
+        """The latest row after a token."""
+        return self._after_one.get(token)
+
+    def after_pair(self, before: int, token: int) -> Row | None:
+        """The latest row after two tokens, if it was kept."""
+        return self._after_two.get(_set_of(before, token), {}).get((before, token))
+
+    def learn(self, before: int, token: int, row: Row) -> None:
+        """Keep a row.
+
+        Args:
+            before: the token before `token`; -1: there is none.
+        """
+        self._after_one[token] = kept = row.rounded()
+        if before < 0:
+            return
+        entries = self._after_two.setdefault(_set_of(before, token), {})
+        if entries.pop((before, token), None) is None and len(entries) == _WAYS:
+            del entries[next(iter(entries))]
+        entries[before, token] = kept
+
+
+def _set_of(before: int, token: int) -> int:
+    mixed = (before << 32 | token) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+    return mixed >> 64 - _SETS_BITS
+
+
+KINDS, ORDERS = 5, 4
+"""Of texts that propose, and of rows."""
+_DEPTHS, _LENGTHS, _SHARES, _NOISES, _RANKS, _SCORES = 4, 8, 4, 5, 5, 8
+_DEPTH_BOUNDS = (2, 4, 8)
+_LENGTH_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
+_NOISE_BOUNDS = (0.2, 0.6, 1.5)
+_SCORE_BOUNDS = (0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.9)
+_BY_LENGTH = (0.0, -2.0, -0.9, -0.3, 0.1, 0.7, 1.5, 2.5)
+_BY_SHARE = (0.0, 0.3, -0.5, -1.5)
+_BY_SCORE = (-4.5, -3.4, -2.5, -1.7, -0.9, -0.3, 0.4, 1.5)
+_BY_NOISE = (0.0, 0.8, 0.3, -0.4, -1.6)
+_BY_KIND = (0.0, 0.5, -0.7, -1.0, 0.0)
+_BY_ORDER = (0.0, -0.6, -1.2, -1.2)
+
+
+def share_class(own: int, every: int) -> int:
+    """How many of a tail's places go on with a token; 0: there is one place."""
+    if every == 1:
+        return 0
+    return 1 if 10 * own >= 7 * every else 2 if 10 * own >= 4 * every else 3
+
+
+@dataclass(slots=True)
+class Facts:
+    """All that is known of a proposed token when its chance is asked for."""
+
+    depth: int
+    drawn: bool
+    """Whether rows are ranked with the noise of a sampled request."""
+    kind: int = -1
+    """Of text; -1: none proposes it."""
+    match: int = 0
+    share: int = 0
+    smallness: float = 1.0
+    order: int = -1
+    """Of row; -1: none proposes it."""
+    rank: int = 0
+    score: float = 0.0
+    other_match: int = 0
+    """The longest match of any text here."""
+    other_score: float = -1.0
+    """The score of the first row's best token; -1: there is no row."""
+
+
+def weights_of(facts: Facts) -> tuple[int, ...]:
+    """The weights that speak for a token, as places in the model."""
+    found: list[int] = []
+    depth, length = bisect_right(_DEPTH_BOUNDS, facts.depth), _length_class(facts.match)
+    if facts.kind >= 0:
+        found.append(_TEXT + length * _SHARES + facts.share)
+        found.append(_TEXT_KIND + facts.kind * _DEPTHS + depth)
+        if facts.drawn:
+            noise = 1 + bisect_right(_NOISE_BOUNDS, facts.smallness)
+            found.append(_TEXT_NOISE + noise * _LENGTHS + length)
+    if facts.order >= 0:
+        score = _score_class(facts.score)
+        rank = facts.drawn * _RANKS + min(facts.rank, _RANKS - 1)
+        found.append(_ROW + rank * _SCORES + score)
+        found.append(_ROW_ORDER + facts.order * _DEPTHS + depth)
+        if facts.kind >= 0:
+            found.append(_AGREED + length * _SCORES + score)
+        elif facts.other_match:
+            found.append(_ROW_ALONE + _length_class(facts.other_match) * _SCORES + score)
+    elif facts.kind >= 0 and facts.other_score >= 0.0:
+        found.append(_TEXT_ALONE + length * _SCORES + _score_class(facts.other_score))
+    return tuple(found)
+
+
+def _length_class(match: int) -> int:
+    return bisect_right(_LENGTH_BOUNDS, match)
+
+
+def _score_class(score: float) -> int:
+    return bisect_right(_SCORE_BOUNDS, score)
+
+
+def _first_weights() -> list[list[float]]:
+    """Groups of weights as they are before anything was learnt."""
+    lengths, scores = range(_LENGTHS), range(_SCORES)
+    text = [0.0] * _SHARES
+    text += [_BY_LENGTH[length] + share for length in lengths[1:] for share in _BY_SHARE]
+    return [
+        text,
+        [kind for kind in _BY_KIND for _ in range(_DEPTHS)],
+        [noise for noise in _BY_NOISE for _ in lengths],
+        [score for _ in range(2 * _RANKS) for score in _BY_SCORE],
+        [order for order in _BY_ORDER for _ in range(_DEPTHS)],
+        [1.2 for _ in lengths for _ in scores],
+        [-0.15 * score for _ in lengths for score in scores],
+        [-0.15 * length for length in lengths for _ in scores],
+    ]
+
+
+_STARTS = [sum(map(len, _first_weights()[:group])) for group in range(8)]
+_TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE = _STARTS
+
+
+class Chances:
+    """How likely proposals are: a logistic model of what speaks for them.
+
+    It learns at every committed token from all that was proposed there, whether it was fed or not.
+    """
+
+    def __init__(self, known: Chances | None = None) -> None:
+        first = [weight for group in _first_weights() for weight in group]
+        self._weights: list[float] = list(known._weights) if known else first
+        self._sums: list[float] = list(known._sums) if known else [0.0] * len(first)
+
+    def of(self, weights: Iterable[int]) -> float:
+        """The chance of a token for which these weights speak."""
+        odds = 0.0
+        for place in weights:
+            odds += self._weights[place]
+        return max(1e-4, min(0.998, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))
+
+    def learn(self, weights: Iterable[int], hit: bool, rate: float) -> None:
+        """A token was right or wrong."""
+        error = hit - self.of(weights)
+        for place in weights:
+            self._sums[place] += error * error
+            self._weights[place] += rate * error / math.sqrt(1.0 + self._sums[place])

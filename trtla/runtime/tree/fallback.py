@@ -1,0 +1,149 @@
+"""The candidate trees in plain Python, for machines without a compiler, and which nodes pay.
+
+The same as `native/tree.cpp`: the same nodes in the same order, much slower. What the methods mean
+is said in `open.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
+from trtla.runtime.tree.evidence import MOST_TOKENS
+from trtla.runtime.tree.plain_tree import Node, PlainTree, Shared, rows_of
+
+if TYPE_CHECKING:
+    from trtla.settings.sampling import SamplingParams
+
+
+class PlainTrees:
+    """What the trees of all requests share, and those trees."""
+
+    def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
+        self._shared = Shared(vocab_size, most_tokens)
+
+    def add_text(self, tokens: Sequence[int]) -> None:
+        """Draft from a text in all requests."""
+        self._shared.others.add(tokens)
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from in all requests."""
+        return [text for text in self._shared.others if text]
+
+    def tree(
+        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+    ) -> PlainTree:
+        """The tree of a request whose text so far is this."""
+        return PlainTree(self._shared, text, sampling, sources, by_noise)
+
+    def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
+        """Take rows that stand after pairs of tokens: two numbers for each row."""
+        for before, token, row in zip(pairs[::2], pairs[1::2], rows_of(rows), strict=True):
+            self._shared.rows.learn(before, token, row)
+
+    def planner(self) -> PlainPlanner:
+        """Chooses the nodes of these trees."""
+        return PlainPlanner()
+
+
+class PlainPlanner:
+    """Chooses the nodes of a step."""
+
+    def plan(
+        self,
+        trees: Sequence[Any],
+        most_nodes: Sequence[int],
+        most_depth: Sequence[int],
+        most: int,
+        seconds: Sequence[float] | None = None,
+        rate: float = 0.0,
+        margin: float = 0.0,
+        least: float = 0.0,
+    ) -> list[Draft]:
+        """The nodes of each tree that pay, best first."""
+        choice = _Choice([tree.handle for tree in trees], most_nodes, most_depth, least)
+        taken = choice.taken(most)
+        if seconds is not None:
+            values = [node.value for _, node in taken]
+            taken = taken[: _worth_most(values, seconds, rate, margin)]
+        return [_draft(tree.handle, at, taken) for at, tree in enumerate(trees)]
+
+
+class _Choice:
+    """Takes nodes from the likeliest on.
+
+    A node is at most as likely as the one above it and the better ones beside it, so the first k
+    that are taken are the best k.
+    """
+
+    def __init__(
+        self,
+        trees: Sequence[PlainTree],
+        most_nodes: Sequence[int],
+        most_depth: Sequence[int],
+        least: float,
+    ) -> None:
+        self._trees, self._left = trees, list(most_nodes)
+        self._most_depth, self._least = most_depth, least
+        self._offers: list[tuple[float, int, int, int, float, Node]] = []
+        """(-value, tree, node's number, proposal, chance that better ones are wrong, node)."""
+        for at, tree in enumerate(trees):
+            root = tree.start()
+            if most_nodes[at] > 0:
+                self._offer_first(at, root)
+
+    def taken(self, most: int) -> list[tuple[int, Node]]:
+        """The best nodes, each with the place of its tree."""
+        found: list[tuple[int, Node]] = []
+        while self._offers and len(found) < most:
+            value, at, _, which, wrong, node = heappop(self._offers)
+            if not self._left[at]:
+                continue
+            self._left[at] -= 1
+            proposal = self._trees[at].expanded(node)[which]
+            made = self._trees[at].child(node, proposal, -value)
+            found.append((at, made))
+            self._offer(at, node, which + 1, wrong * (1.0 - proposal.chance))
+            self._offer_first(at, made)
+        return found
+
+    def _offer_first(self, at: int, node: Node) -> None:
+        if node.depth < self._most_depth[at]:
+            self._offer(at, node, 0, 1.0)
+
+    def _offer(self, at: int, node: Node, which: int, wrong: float) -> None:
+        proposals = self._trees[at].expanded(node)
+        if which < len(proposals):
+            value = node.value * proposals[which].chance * wrong
+            if value >= self._least:
+                heappush(self._offers, (-value, at, node.number, which, wrong, node))
+
+
+def _worth_most(
+    values: Sequence[float], seconds: Sequence[float], rate: float, margin: float
+) -> int:
+    """How many nodes, best first, are worth the most."""
+    kept, best, total = 0, 0.0, 0.0
+    for count, value in enumerate(values, 1):
+        total += value
+        worth = total * (1.0 - margin) - rate * (seconds[count] - seconds[0])
+        if worth > best:
+            best, kept = worth, count
+    return kept
+
+
+def _draft(tree: PlainTree, at: int, taken: Sequence[tuple[int, Node]]) -> Draft:
+    """A tree's nodes of those that were taken."""
+    tree.fed += [node for place, node in taken if place == at]
+    if len(tree.fed) == 1:
+        return NO_DRAFT
+    places = {id(node): place for place, node in enumerate(tree.fed)}
+    nodes = tree.fed[1:]
+    return Draft(
+        tuple(node.token for node in nodes),
+        tuple(places[id(node.parent)] for node in nodes),
+        values=tuple(node.value for node in nodes),
+        sources=tuple(node.source for node in nodes),
+    )

@@ -1,0 +1,102 @@
+"""Who computes candidate trees: C++, or plain Python where there is no compiler.
+
+Both take the same nodes. Only what drafting costs differs, and adaptive requests see that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trtla.runtime.draft import Draft, TopRows
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.tree.fallback import PlainTrees
+from trtla.runtime.tree.library import SharedTrees
+
+if TYPE_CHECKING:
+    from trtla.settings.sampling import SamplingParams
+
+
+class Tree(Protocol):
+    """One request's tree."""
+
+    @property
+    def handle(self) -> Any:
+        """How its planner knows it."""
+
+    def gained(self, source: str) -> float:
+        """Accepted tokens that a source alone held for likeliest."""
+
+    def add_text(self, source: str, tokens: Sequence[int]) -> None:
+        """Draft from a text: of the source `expected` or `window`."""
+
+    def set_chain(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """What another drafter says of this step, and how sure it is of each token."""
+
+    def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
+        """The text has gone on.
+
+        Args:
+            accepted: the first of these tokens, which were nodes of the planned draft.
+            rows: what the target held for likely after nodes of it, the path's last one at
+                `rows.last`.
+        """
+
+
+class Planner(Protocol):
+    """Chooses the nodes of a step, of trees of its own kind."""
+
+    def plan(
+        self,
+        trees: Sequence[Tree],
+        most_nodes: Sequence[int],
+        most_depth: Sequence[int],
+        most: int,
+        seconds: Any = None,
+        rate: float = 0.0,
+        margin: float = 0.0,
+        least: float = 0.0,
+    ) -> list[Draft]:
+        """The nodes of each tree that pay, best first.
+
+        Args:
+            most_nodes: of each tree; `most_depth` likewise.
+            most: nodes of all trees.
+            seconds: a ctypes array of doubles: a step's time with 0, 1, ... `most` nodes; None: all
+                that fit are taken.
+            rate: tokens a second that are reached on average.
+            margin: what nodes must bring beyond their cost, as a share of what they should bring.
+            least: chance below which no node is looked at.
+        """
+
+
+class Trees(Protocol):
+    """What the trees of all requests share: rows, other requests' texts, chances."""
+
+    def add_text(self, tokens: Sequence[int]) -> None:
+        """Draft from a text in all requests; the least recently used texts go."""
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from in all requests."""
+
+    def tree(
+        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+    ) -> Tree:
+        """The tree of a request whose text so far is this."""
+
+    def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
+        """Take rows that stand after pairs of tokens: two numbers for each row."""
+
+    def planner(self) -> Planner:
+        """Chooses the nodes of these trees."""
+
+
+def open_trees(vocab_size: int) -> Trees:
+    """Trees of requests over this vocabulary, as fast as this machine can have them.
+
+    Without a compiler drafting is slower and the text the same; `trtla doctor` says so.
+    """
+    try:
+        return SharedTrees(vocab_size)
+    except NotCompiled:
+        return PlainTrees(vocab_size)

@@ -1,0 +1,323 @@
+"""The candidate tree of one request in plain Python: who proposes what, and how likely it is.
+
+The same as `native/sequence.h`, chances to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trtla.runtime.draft import TopRows
+from trtla.runtime.sampling.draw import smallness, uniform
+from trtla.runtime.tree.evidence import (
+    LONGEST_MATCH,
+    Chances,
+    Facts,
+    Index,
+    Place,
+    Row,
+    RowTables,
+    Texts,
+    share_class,
+    weights_of,
+)
+from trtla.settings.drafting import PROPOSERS, SOURCES
+
+if TYPE_CHECKING:
+    from trtla.settings.sampling import SamplingParams
+
+_OWN, _EXPECTED, _OTHERS, _WINDOW, _CHAIN, _ROWS = range(6)  # places in SOURCES
+_BOTH = PROPOSERS.index("both")
+_AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
+_MOST_PROPOSALS = 32  # at a node
+_MOST_IN_WINDOW = 32768
+_OWN_RATE, _SHARED_RATE = 0.4, 0.6
+_USEFUL_MATCH = 4
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A token that may follow a node, and who says so."""
+
+    token: int
+    kind: int = -1
+    """Of text; -1: none."""
+    match: int = 0
+    share: int = 0
+    order: int = -1
+    """Of row; -1: none."""
+    rank: int = 0
+    score: float = 0.0
+    weights: tuple[int, ...] = ()
+    chance: float = 0.0
+    """To be right, given that the better ones are wrong."""
+    child: Node | None = None
+
+    @property
+    def source(self) -> int:
+        """Its place in `PROPOSERS`."""
+        return self.kind if self.order < 0 else _ROWS if self.kind < 0 else _BOTH
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A token of the tree, where one continuation of the text ends."""
+
+    token: int
+    parent: Node | None = None
+    number: int = 0
+    """Nodes that were made before it."""
+    depth: int = 0
+    value: float = 1.0
+    """The chance that all tokens down to here are right."""
+    source: int = 0
+    places: dict[int, list[Place]] = field(default_factory=dict)
+    """Where texts go on, by kind."""
+    proposals: list[Proposal] | None = None
+    """What is proposed below it, likeliest first; None: nobody was asked."""
+
+
+class Shared:
+    """What the trees of all requests share."""
+
+    def __init__(self, vocab_size: int, most_tokens: int) -> None:
+        self.vocab_size = vocab_size
+        self.rows, self.others, self.chances = RowTables(), Texts(most_tokens), Chances()
+
+
+def rows_of(rows: TopRows) -> list[Row]:
+    """The rows of a step, one by one."""
+    return [Row.of(*pair) for pair in zip(rows.ids.tolist(), rows.logs.tolist(), strict=True)]
+
+
+class PlainTree:
+    """One request's tree."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        text: Sequence[int],
+        sampling: SamplingParams,
+        sources: Sequence[str],
+        by_noise: bool,
+    ) -> None:
+        self._shared, self._chances = shared, Chances(shared.chances)
+        self._greedy, self._seed = sampling.greedy, sampling.seed
+        self._heat = 1.0 if sampling.greedy else max(sampling.temperature, 0.05)
+        self._drawn = by_noise and not sampling.greedy
+        self._sources = {SOURCES.index(name) for name in sources}
+        self._text: list[int] = []
+        self._indexes = {_OWN: Index(), _EXPECTED: Index(), _WINDOW: Index()}
+        self._version = shared.others.version
+        self._chain: tuple[int, ...] = ()
+        self._chain_chances: tuple[float, ...] = ()
+        self._last_row = Row((), ())
+        """What the target held for likely where it drew the last token."""
+        self._gained = [0.0] * len(SOURCES)
+        self._nodes: list[Node] = []
+        self.fed: list[Node] = []
+        """The root, and the nodes of the draft."""
+        for token in text:
+            self._append(token)
+
+    @property
+    def handle(self) -> PlainTree:
+        """What its planner chooses from: itself."""
+        return self
+
+    def gained(self, source: str) -> float:
+        """Accepted tokens that a source alone held for likeliest."""
+        return self._gained[SOURCES.index(source)]
+
+    def add_text(self, source: str, tokens: Sequence[int]) -> None:
+        """Draft from a text: of the source `expected` or `window`."""
+        self._indexes[SOURCES.index(source)].add(tokens)
+
+    def set_chain(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """What another drafter says of this step, and how sure it is of each token."""
+        self._chain, self._chain_chances = tuple(tokens), tuple(chances)
+
+    def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
+        """The text has gone on."""
+        at: Node | None = self.fed[0] if self.fed else self.start()
+        for place, token in enumerate(tokens):
+            if at is not None:
+                at = self._judge(at, token, place < accepted)
+        self._last_row = Row((), ())
+        if rows is not None:
+            self._learn(rows)
+        for token in tokens:
+            self._append(token)
+        self.fed = []
+
+    def _append(self, token: int) -> None:
+        self._text.append(token)
+        if _OWN in self._sources:
+            self._indexes[_OWN].append(token)
+
+    def _learn(self, rows: TopRows) -> None:
+        found = rows_of(rows)
+        for place, row in zip(rows.nodes, found, strict=True):
+            node = self.fed[place]
+            above = node.parent.token if node.parent else self._above_root()
+            self._shared.rows.learn(above, node.token, row)
+        if rows.last >= 0:
+            self._last_row = found[rows.last]
+
+    def _above_root(self) -> int:
+        return self._text[-2] if len(self._text) > 1 else -1
+
+    def _judge(self, node: Node, token: int, accepted: bool) -> Node | None:
+        """Learn from a node's proposals what the text says after it; its child, if accepted."""
+        for one in self.expanded(node):
+            hit = one.token == token
+            self._chances.learn(one.weights, hit, _OWN_RATE)
+            self._shared.chances.learn(one.weights, hit, _SHARED_RATE)
+            if hit:
+                if accepted and one.kind >= 0 and (one.order < 0 or one.rank):
+                    self._gained[one.kind] += 1.0
+                return one.child if accepted else None
+        return None
+
+    def start(self) -> Node:
+        """Begin a step's tree: the root is the last token of the text."""
+        if len(self._indexes[_WINDOW].tokens) > _MOST_IN_WINDOW:
+            self._indexes[_WINDOW] = Index()  # no node has places of it
+        self._nodes = [Node(self._text[-1])]
+        self.fed = self._nodes[:1]
+        return self._nodes[0]
+
+    def child(self, parent: Node, proposal: Proposal, value: float) -> Node:
+        """Make a proposal a node."""
+        made = Node(
+            proposal.token, parent, len(self._nodes), parent.depth + 1, value, proposal.source
+        )
+        self._nodes.append(made)
+        proposal.child = made
+        return made
+
+    def expanded(self, node: Node) -> list[Proposal]:
+        """What is proposed below a node, the most likely first."""
+        if node.proposals is None:
+            found: dict[int, Proposal] = {}
+            noise = uniform(self._seed, len(self._text) + node.depth) if self._drawn else 0.0
+            tail = self._tail(node)
+            self._propose_texts(node, tail, found)
+            self._propose_chain(node, found)
+            if _ROWS in self._sources:
+                self._propose_rows(node, tail, noise, found)
+            node.proposals = self._ordered(node, noise, list(found.values()))
+        return node.proposals
+
+    def _tail(self, node: Node) -> list[int]:
+        """The last tokens that a node sees, itself included."""
+        path: list[int] = []
+        while node.parent is not None:
+            path.append(node.token)
+            node = node.parent
+        return (self._text[-LONGEST_MATCH:] + path[::-1])[-LONGEST_MATCH:]
+
+    def _propose_texts(self, node: Node, tail: list[int], found: dict[int, Proposal]) -> None:
+        others = self._shared.others
+        if self._version != others.version:  # places of nodes above are of an older index
+            for one in self._nodes:
+                one.places.pop(_OTHERS, None)
+            self._version = others.version
+        indexes = {**self._indexes, _OTHERS: others.index}
+        for kind in sorted(self._sources & indexes.keys()):
+            index = indexes[kind]
+            above = node.parent.places.get(kind, ()) if node.parent else ()
+            places = index.follow(above, node.token) or index.find(tail)
+            node.places[kind] = places
+            _propose_text(kind, places, index, found)
+        for place in node.places.get(_OTHERS, ()):
+            if node.parent is None and place.match >= _USEFUL_MATCH:
+                others.touch(place.next)
+
+    def _propose_chain(self, node: Node, found: dict[int, Proposal]) -> None:
+        """Another drafter's tokens, one below the other; its match says how sure that one is."""
+        depth, one = node.depth, node
+        if depth >= len(self._chain):
+            return
+        while one.parent is not None:
+            if one.token != self._chain[one.depth - 1]:
+                return
+            one = one.parent
+        match = int(1 + 31 * self._chain_chances[depth])
+        _offer_text(found, self._chain[depth], _CHAIN, match, 0)
+
+    def _propose_rows(
+        self, node: Node, tail: list[int], noise: float, found: dict[int, Proposal]
+    ) -> None:
+        rows, two = self._shared.rows, None
+        if len(tail) > 1:
+            two = rows.after_pair(tail[-2], tail[-1])
+        if two is not None:
+            self._offer_row(two, _AFTER_TWO, noise, found)
+        one = rows.after(tail[-1])
+        if one is not None:
+            self._offer_row(one, _AFTER_ONE if two is None else _AFTER_ONE_TOO, noise, found)
+        if node.parent is None:
+            # What the row that gave the input token held for likely may come one place later.
+            last = self._last_row
+            left = [pair for pair in zip(last.ids, last.logs, strict=True) if pair[0] != tail[-1]]
+            ids, logs = zip(*left, strict=True) if left else ((), ())
+            self._offer_row(Row(ids, logs), _NEXT_NEXT, noise, found)
+
+    def _offer_row(self, row: Row, order: int, noise: float, found: dict[int, Proposal]) -> None:
+        """A row's tokens by their shares; what a longer context has said of a token stays."""
+        scores = self._scores(row, noise)
+        for rank, place in enumerate(sorted(range(len(scores)), key=lambda at: -scores[at])):
+            one = found.setdefault(row.ids[place], Proposal(row.ids[place]))
+            if one.order < 0:
+                one.order, one.rank, one.score = order, rank, scores[place]
+
+    def _scores(self, row: Row, noise: float) -> list[float]:
+        """Each token's share where the row is right: its probability, or what noise makes of it."""
+        rest, total, scores = 1.0, 0.0, []
+        for token, log in zip(row.ids, row.logs, strict=True):
+            rest -= math.exp(log)
+            score = math.exp(log / self._heat)
+            scores.append(score / smallness(noise, token) if self._drawn else score)
+            total += scores[-1]
+        # Tokens that are not kept: as if each were a tenth as likely as the last one kept.
+        least = math.exp(row.logs[-1]) / 10.0 if row.logs else 0.0
+        if rest > 0.0 and least > 0.0:
+            count = min(rest / least, float(self._shared.vocab_size))
+            total += count * math.exp(math.log(least) / self._heat)
+        return [score / total for score in scores]
+
+    def _ordered(self, node: Node, noise: float, found: list[Proposal]) -> list[Proposal]:
+        longest = max((one.match for one in found if one.kind >= 0), default=0)
+        best = next((one.score for one in found if one.order >= 0 and not one.rank), -1.0)
+        for one in found:
+            small = smallness(noise, one.token) if self._drawn and one.kind >= 0 else 1.0
+            one.weights = weights_of(
+                Facts(
+                    node.depth + 1, self._drawn, one.kind, one.match, one.share, small,
+                    one.order, one.rank, one.score, longest, best,
+                )
+            )  # fmt: skip
+            one.chance = self._chances.of(one.weights)
+        return sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
+
+
+def _propose_text(
+    kind: int, places: Sequence[Place], index: Index, found: dict[int, Proposal]
+) -> None:
+    """What texts go on with, each token with its longest match."""
+    ahead = [(index.tokens[place.next], place.match) for place in places]
+    for token in dict.fromkeys(token for token, _ in ahead):
+        longest = max(match for other, match in ahead if other == token)
+        rivals = [other for other, match in ahead if match >= longest]
+        _offer_text(found, token, kind, longest, share_class(rivals.count(token), len(rivals)))
+
+
+def _offer_text(found: dict[int, Proposal], token: int, kind: int, match: int, share: int) -> None:
+    """Of texts that propose the same the one with the longest match counts."""
+    one = found.setdefault(token, Proposal(token))
+    if one.kind < 0 or one.match < match:
+        one.kind, one.match, one.share = kind, match, share
