@@ -213,6 +213,8 @@ _DEPTH_BOUNDS = (2, 4, 8)
 _LENGTH_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
 _NOISE_BOUNDS = (0.2, 0.6, 1.5)
 _SCORE_BOUNDS = (0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.9)
+_PLACES = 4
+_CHANCE_BOUNDS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
 _BY_LENGTH = (0.0, -2.0, -0.9, -0.3, 0.1, 0.7, 1.5, 2.5)
 _BY_SHARE = (0.0, 0.3, -0.5, -1.5)
 _BY_SCORE = (-4.5, -3.4, -2.5, -1.7, -0.9, -0.3, 0.4, 1.5)
@@ -296,11 +298,23 @@ def _first_weights() -> list[list[float]]:
         [1.2 for _ in lengths for _ in scores],
         [-0.15 * score for _ in lengths for score in scores],
         [-0.15 * length for length in lengths for _ in scores],
+        [0.0] * ((len(_CHANCE_BOUNDS) + 1) * _PLACES * _DEPTHS),
     ]
 
 
-_STARTS = [sum(map(len, _first_weights()[:group])) for group in range(8)]
-_TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE = _STARTS
+_STARTS = [sum(map(len, _first_weights()[:group])) for group in range(9)]
+(
+    _TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE, _CORRECTION
+) = _STARTS  # fmt: skip
+
+
+def correction_of(chance: float, place: int, depth: int) -> int:
+    """The weight that corrects a chance for its place among those beside it.
+
+    Of many estimates the highest is rather too high, and the place tells how much.
+    """
+    at = bisect_right(_CHANCE_BOUNDS, chance) * _PLACES + min(place, _PLACES - 1)
+    return _CORRECTION + at * _DEPTHS + bisect_right(_DEPTH_BOUNDS, depth)
 
 
 class Chances:
@@ -319,11 +333,22 @@ class Chances:
         odds = 0.0
         for place in weights:
             odds += self._weights[place]
-        return max(1e-4, min(0.998, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))
+        return _chance(odds)
+
+    def corrected(self, chance: float, correction: int) -> float:
+        """A chance, less what the likeliest of many is overrated."""
+        return _chance(math.log(chance / (1.0 - chance)) + self._weights[correction])
 
     def learn(self, weights: Iterable[int], hit: bool, rate: float) -> None:
         """A token was right or wrong."""
-        error = hit - self.of(weights)
+        self.change(weights, hit - self.of(weights), rate)
+
+    def change(self, weights: Iterable[int], error: float, rate: float) -> None:
+        """A token was right (1) or wrong (0), less what was expected of it."""
         for place in weights:
             self._sums[place] += error * error
             self._weights[place] += rate * error / math.sqrt(1.0 + self._sums[place])
+
+
+def _chance(odds: float) -> float:
+    return max(1e-4, min(0.998, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))

@@ -21,6 +21,7 @@ from trtla.runtime.tree.evidence import (
     Row,
     RowTables,
     Texts,
+    correction_of,
     share_class,
     weights_of,
 )
@@ -52,6 +53,7 @@ class Proposal:
     rank: int = 0
     score: float = 0.0
     weights: tuple[int, ...] = ()
+    correction: int = 0
     chance: float = 0.0
     """To be right, given that the better ones are wrong."""
     child: Node | None = None
@@ -176,6 +178,8 @@ class PlainTree:
             hit = one.token == token
             self._chances.learn(one.weights, hit, _OWN_RATE)
             self._shared.chances.learn(one.weights, hit, _SHARED_RATE)
+            self._chances.change((one.correction,), hit - one.chance, _OWN_RATE)
+            self._shared.chances.change((one.correction,), hit - one.chance, _SHARED_RATE)
             if hit:
                 if accepted and one.kind >= 0 and (one.order < 0 or one.rank):
                     self._gained[one.kind] += 1.0
@@ -302,7 +306,13 @@ class PlainTree:
                 )
             )  # fmt: skip
             one.chance = self._chances.of(one.weights)
-        return sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
+        best_first = sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
+        above = 1.0  # the order stays
+        for place, one in enumerate(best_first):
+            one.correction = correction_of(one.chance, place, node.depth + 1)
+            above = min(above, self._chances.corrected(one.chance, one.correction))
+            one.chance = above
+        return best_first
 
 
 def _propose_text(

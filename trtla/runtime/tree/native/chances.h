@@ -66,6 +66,16 @@ struct Evidence {
     void set(int group, int place) { places[group] = STARTS[group] + place; }
 };
 
+// Of many estimates the highest is rather too high: the place that a proposal gets among those
+// beside it tells how much. A class of its chance x place x depth.
+constexpr int CHANCES = 9, PLACES = 4, CORRECTIONS = CHANCES * PLACES * DEPTHS;
+
+inline int correction_class(double chance, int place, int depth) {
+    static const double bounds[] = {0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85};
+    return (class_of(chance, bounds, 8) * PLACES + std::min(place, PLACES - 1)) * DEPTHS +
+           depth_class(depth);
+}
+
 class Chances {
 public:
     Chances() {
@@ -100,18 +110,33 @@ public:
         double odds = 0.0;
         for (const int place : evidence.places)
             if (place >= 0) odds += weights_[place];
-        return std::max(1e-4, std::min(0.998, 1.0 / (1.0 + std::exp(-odds))));
+        return from(odds);
+    }
+
+    double corrected(double chance, int correction) const {
+        return from(std::log(chance / (1.0 - chance)) + weights_[WEIGHTS + correction]);
     }
 
     void learn(const Evidence& evidence, bool hit, double rate) {
         const double error = (double)hit - of(evidence);
         for (const int place : evidence.places)
-            if (place >= 0) {
-                sums_[place] += error * error;
-                weights_[place] += rate * error / std::sqrt(1.0 + sums_[place]);
-            }
+            if (place >= 0) change(place, error, rate);
+    }
+
+    // Args: hit or not, less the chance that was corrected.
+    void correct(int correction, double error, double rate) {
+        change(WEIGHTS + correction, error, rate);
     }
 
 private:
-    double weights_[WEIGHTS] = {}, sums_[WEIGHTS] = {};
+    static double from(double odds) {
+        return std::max(1e-4, std::min(0.998, 1.0 / (1.0 + std::exp(-odds))));
+    }
+
+    void change(int place, double error, double rate) {
+        sums_[place] += error * error;
+        weights_[place] += rate * error / std::sqrt(1.0 + sums_[place]);
+    }
+
+    double weights_[WEIGHTS + CORRECTIONS] = {}, sums_[WEIGHTS + CORRECTIONS] = {};
 };

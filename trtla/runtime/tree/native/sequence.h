@@ -50,6 +50,7 @@ struct Proposal {
     int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row says so
     double score = 0.0;
     Evidence evidence;
+    int correction = 0;
     double chance = 0.0;  // right, given that the better ones are wrong
     int32_t child = -1;
 
@@ -346,6 +347,12 @@ private:
             node.proposals.begin(), node.proposals.end(),
             [](const Proposal& a, const Proposal& b) { return a.chance > b.chance; });
         if (node.proposals.size() > MOST_PROPOSALS) node.proposals.resize(MOST_PROPOSALS);
+        double above = 1.0;  // the order stays
+        for (size_t place = 0; place < node.proposals.size(); ++place) {
+            Proposal& one = node.proposals[place];
+            one.correction = correction_class(one.chance, place, node.depth + 1);
+            one.chance = above = std::min(above, chances_.corrected(one.chance, one.correction));
+        }
     }
 
     // Args: the longest match of any text here, and the best score of a row; -1: there is none.
@@ -379,6 +386,8 @@ private:
             const bool hit = one.token == token;
             chances_.learn(one.evidence, hit, OWN_RATE);
             shared_.chances.learn(one.evidence, hit, SHARED_RATE);
+            chances_.correct(one.correction, (double)hit - one.chance, OWN_RATE);
+            shared_.chances.correct(one.correction, (double)hit - one.chance, SHARED_RATE);
             if (!hit) continue;
             if (!accepted) return -1;
             count(&Counters::accepted, nodes_[one.child].source, node.depth + 1, 1.0);

@@ -1,0 +1,107 @@
+"""How likely nodes are: chances that come true, and the noise that ranks a sampled request's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+
+import pytest
+import torch
+
+from tests.runtime.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
+from trtla.runtime.sampling.draw import draw_at, smallness, uniform
+from trtla.settings.drafting import PROPOSERS
+from trtla.settings.sampling import SamplingParams
+
+VOCAB = 24
+
+
+def markov_rows(rng):
+    """What follows each pair of tokens: few likely tokens, or many."""
+    rows = {}
+    for before in range(VOCAB):
+        for token in range(VOCAB):
+            power = rng.choice([2, 8, 20])
+            weights = [rng.random() ** power for _ in range(VOCAB)]
+            rows[before, token] = [weight / sum(weights) for weight in weights]
+    return rows
+
+
+def noisy(row, rng):
+    """A row as a model might see it."""
+    weights = [chance * rng.uniform(0.7, 1.3) for chance in row]
+    return {token: weight / sum(weights) for token, weight in enumerate(weights)}
+
+
+def markov_text(rows, rng, count):
+    text = [0, 1]
+    while len(text) < count:
+        text += rng.choices(range(VOCAB), rows[text[-2], text[-1]])
+    return text
+
+
+def decode(kind, text, rows, rng, nodes, warm):
+    """By source, what fed nodes promised and what came true, once `warm` tokens are behind."""
+    shared = kind(VOCAB)
+    tree = shared.tree(text[:2], GREEDY, ("own", "rows"), True)
+    promised, kept, place = defaultdict(float), defaultdict(int), 2
+    while place < len(text) - 12:
+        draft = plan(tree, shared, nodes, 10)
+        path = accepted_path(draft, text[place:])
+        if place >= warm:
+            for value, source in zip(draft.values, draft.sources, strict=True):
+                promised[PROPOSERS[source]] += value
+            for node in path:
+                kept[PROPOSERS[draft.sources[node - 1]]] += 1
+        seen = [
+            noisy(rows[text[place + step - 2], text[place + step - 1]], rng)
+            for step in range(len(path) + 1)
+        ]
+        new = text[place : place + len(path) + 1]
+        tree.commit(new, len(path), top_rows(seen, (0, *path), len(path)))
+        place += len(new)
+    return promised, kept
+
+
+@both_kinds
+@pytest.mark.parametrize("nodes", [4, 12])
+def test_as_many_tokens_are_accepted_as_were_promised(kind, nodes):
+    rng = Random(1)
+    rows = markov_rows(rng)
+    promised, kept = decode(kind, markov_text(rows, rng, 1500), rows, rng, nodes, 500)
+    print(dict(promised), dict(kept))
+    assert sum(promised.values()) == pytest.approx(sum(kept.values()), rel=0.1)
+    assert sum(count > 100 for count in kept.values()) > 0
+    for source, count in kept.items():
+        if count > 100:
+            assert promised[source] == pytest.approx(count, rel=0.25), source
+
+
+def test_a_token_has_the_noise_that_draws_it():
+    noise = uniform(7, 123)
+    lowest = min(range(50), key=lambda token: smallness(noise, token))
+    params = SamplingParams(temperature=1.0)
+    assert draw_at(torch.zeros(1, 50), params, [noise]).tolist() == [lowest]
+
+
+def first_hits(kind, by_noise, temperature):
+    """How often the first proposal of a row that is exact is what will be drawn, of 60 places."""
+    rng, shared = Random(5), kind(12)
+    logits = torch.tensor([[rng.gauss(0.0, 1.5) for _ in range(12)]])
+    row = dict(enumerate(logits.softmax(-1)[0].tolist()))
+    learn(shared, {(-1, token): row for token in range(12)})
+    hits = 0
+    for place in range(60):
+        params = SamplingParams(temperature=temperature, seed=place)
+        text = [rng.randrange(12) for _ in range(1 + place)]
+        tree = shared.tree(text, params, ("rows",), by_noise)
+        drawn = draw_at(logits, params, [uniform(place, len(text))]).tolist()
+        hits += plan(tree, shared, 1).tokens == tuple(drawn)
+    return hits
+
+
+@both_kinds
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_noise_tells_what_an_exact_row_will_draw(kind, temperature):
+    assert first_hits(kind, True, temperature) >= 59  # rows are kept in steps of 1/256
+    assert first_hits(kind, False, temperature) < 50

@@ -1,0 +1,283 @@
+"""Which nodes candidate trees propose and take, against brute force, in C++ and in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from ctypes import c_double
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.runtime.trees import GREEDY, Session, accepted_path, both_kinds, learn, plan, top_rows
+from trtla.runtime.draft import depths
+from trtla.runtime.tree.evidence import Chances, Facts, _set_of, share_class, weights_of
+from trtla.runtime.tree.fallback import PlainTrees
+from trtla.runtime.tree.library import SharedTrees
+
+KIND_OF = {"own": 0, "expected": 1, "others": 2, "window": 3}
+
+
+def found_places(tokens, tail):
+    """{place of the next token: length of the match}, in the order in which they are found."""
+    found = {}
+    for length in (4, 2, 1):
+        stretch = tail[-length:]
+        ends = [
+            end
+            for end in reversed(range(length - 1, len(tokens)))
+            if len(stretch) == length and tokens[end - length + 1 : end + 1] == stretch
+        ]
+        for end in ends[:16]:
+            if end + 1 < len(tokens) and tokens[end + 1] >= 0:
+                pairs = zip(reversed(tokens[: end + 1]), reversed(tail[-32:]), strict=False)
+                match = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                found.setdefault(end + 1, match)
+    return found
+
+
+def expected_children(tokens, places, kind, depth):
+    """(token, chance) of what texts propose, best first: the longest match and its share count."""
+    scored = []
+    for token in dict.fromkeys(tokens[place] for place in places):
+        longest = max(match for place, match in places.items() if tokens[place] == token)
+        rivals = [tokens[place] for place, match in places.items() if match >= longest]
+        share = share_class(rivals.count(token), len(rivals))
+        facts = Facts(depth, False, kind, longest, share)
+        scored.append((token, Chances().of(weights_of(facts))))
+    return sorted(scored, key=lambda one: -one[1])[:32]
+
+
+def assert_as_brute_force(draft, tokens, text, kind):
+    """All nodes of a draft, and their values, are what brute force finds below their parents."""
+    places = {0: found_places(tokens, text)}
+    value = {0: 1.0} | dict(enumerate(draft.values, 1))
+    depth = depths(draft.parents)
+    for node in range(draft.size):
+        if node:
+            above, token = places[draft.parents[node - 1]], draft.tokens[node - 1]
+            places[node] = {
+                place + 1: min(match + 1, 32)
+                for place, match in above.items()
+                if tokens[place] == token and place + 1 < len(tokens) and tokens[place + 1] >= 0
+            } or found_places(tokens, [*text, *draft.tokens_to(node)])
+        children = [n for n, parent in enumerate(draft.parents, 1) if parent == node]
+        wanted = expected_children(tokens, places[node], kind, depth[node] + 1)
+        assert len(children) <= len(wanted)
+        left = value[node]
+        for child, (token, chance) in zip(children, wanted, strict=False):
+            assert (draft.tokens[child - 1], value[child]) == (token, pytest.approx(left * chance))
+            left *= 1.0 - chance
+
+
+texts = st.one_of(
+    st.lists(st.integers(0, 3), min_size=1, max_size=120),
+    st.tuples(st.integers(0, 3), st.integers(1, 90)).map(lambda one: [one[0]] * one[1]),
+    st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 12)).map(
+        lambda one: one[0] * one[1]
+    ),
+)
+
+
+@both_kinds
+@examples(100)
+@given(text=texts)
+def test_own_text_is_looked_up_as_by_brute_force(kind, text):
+    shared = kind(10)
+    draft = plan(shared.tree(text, GREEDY, ("own",), True), shared, 24)
+    assert_as_brute_force(draft, text, text, KIND_OF["own"])
+    assert bool(draft.tokens) == (text[-1] in text[:-1])
+
+
+@both_kinds
+@pytest.mark.parametrize("source", ["expected", "others", "window"])
+@examples(60)
+@given(several=st.lists(texts, max_size=4), text=texts)
+def test_other_texts_are_apart_from_each_other(kind, source, several, text):
+    shared = kind(10)
+    tree = shared.tree(text, GREEDY, (source,), True)
+    for one in several:
+        shared.add_text(one) if source == "others" else tree.add_text(source, one)
+    tokens = [token for one in several for token in (-1, *one)]
+    assert_as_brute_force(plan(tree, shared, 24), tokens, text, KIND_OF[source])
+    assert shared.texts() == ([tuple(one) for one in several] if source == "others" else [])
+
+
+@both_kinds
+def test_a_window_forgets_when_it_has_grown_long_but_not_within_a_step(kind):
+    shared = kind(10)
+    tree = shared.tree([5, 1, 2], GREEDY, ("window",), True)
+    tree.add_text("window", [1, 2, 3, 4])
+    assert plan(tree, shared, depth=2).tokens == (3, 4)
+    for gram in ([9] * 33_000, [3, 4]):
+        tree.add_text("window", gram)
+    tree.commit([3, 4, 1], 2)  # looks below nodes that have places of the texts
+    tree.commit([2])
+    assert plan(tree, shared).tokens == ()
+    tree.add_text("window", [1, 2, 8])
+    assert plan(tree, shared).tokens == (8,)
+
+
+@both_kinds
+def test_the_least_recently_used_texts_go(kind):
+    shared = kind(100, 38)
+    texts = [tuple(range(start, start + 9)) for start in (0, 10, 20)]
+    for text in texts:
+        shared.add_text(text)
+    plan(shared.tree([0, 1, 2, 3], GREEDY, ("others",), True), shared)
+    shared.add_text(range(30, 39))
+    assert shared.texts() == [texts[0], texts[2], tuple(range(30, 39))]
+    shared.add_text(range(50, 99))
+    assert shared.texts() == [tuple(range(61, 99))]
+
+
+def children_of(shared, text):
+    """What rows propose after a text, best first."""
+    return plan(shared.tree(text, GREEDY, ("rows",), True), shared, depth=1).tokens
+
+
+@both_kinds
+def test_rows_after_two_tokens_go_before_rows_after_one(kind):
+    shared = kind(50)
+    learn(shared, {(1, 2): {5: 0.9, 6: 0.1}, (3, 2): {7: 0.9, 6: 0.1}, (-1, 4): {8: 1.0}})
+    assert children_of(shared, [1, 2])[0] == 5
+    assert set(children_of(shared, [1, 2])) == {5, 6, 7}
+    assert children_of(shared, [3, 2])[0] == 7
+    assert children_of(shared, [9, 2]) == (7, 6)
+    assert children_of(shared, [2]) == (7, 6)
+    assert children_of(shared, [9, 4]) == (8,)
+    assert children_of(shared, [2, 1]) == ()
+
+
+@both_kinds
+def test_a_full_set_of_pairs_forgets_the_one_that_was_written_longest_ago(kind):
+    shared, last = kind(200_000), 7
+    numbers = range(200_000)
+    alike = [one for one in numbers if _set_of(one, last) == _set_of(0, last)][:5]
+    learn(shared, {(one, last): {10 + place: 1.0} for place, one in enumerate(alike[:4])})
+    learn(shared, {(alike[0], last): {20: 1.0}})
+    learn(shared, {(alike[4], last): {14: 1.0}})
+    heads = [children_of(shared, [one, last])[0] for one in alike]
+    assert heads == [20, 14, 12, 13, 14]  # of the second one, only what follows the token is known
+
+
+@both_kinds
+def test_short_rows_and_impossible_tokens(kind):
+    shared = kind(50)
+    learn(shared, {(1, 2): {}, (1, 3): {5: 0.7, 6: 0.3, 7: 0.0}})
+    assert children_of(shared, [1, 2]) == ()
+    assert children_of(shared, [1, 3]) == (5, 6, 7)
+    tree = shared.tree([1, 4], GREEDY, ("rows",), True)
+    tree.commit([9], rows=top_rows([{8: 0.5, 9: 0.5, 11: 0.0}], [0], 0))
+    draft = plan(tree, shared)
+    assert set(draft.tokens) == {8, 11}  # likely in the place before, so maybe in this one
+    assert all(math.isfinite(value) for value in draft.values)
+
+
+ROWS = {
+    (before, token): {0: 0.6 - 0.1 * token, 1: 0.3 + 0.05 * before, 2: 0.1}
+    for before in range(3)
+    for token in range(3)
+}
+
+
+@both_kinds
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_taken_is_the_best_tree_of_its_size(kind, seed):
+    rng, shared = Random(seed), kind(3)
+    learn(shared, ROWS)
+    trees = [
+        shared.tree([rng.randrange(3) for _ in range(4)], GREEDY, ("rows", "own"), True)
+        for _ in range(2)
+    ]
+    planner = shared.planner()
+    every = planner.plan(trees, [99, 99], [2, 1], 99)
+    values, parents = [], []
+    for draft in every:
+        first = len(values)
+        values += draft.values
+        parents += [first + parent - 1 if parent else -1 for parent in draft.parents]
+    assert len(values) >= 10
+    nodes = range(len(values))
+    for size in range(1, 6):
+        best = max(
+            sum(values[node] for node in some)
+            for some in itertools.combinations(nodes, size)
+            if all(parents[node] < 0 or parents[node] in some for node in some)
+        )
+        taken = planner.plan(trees, [99, 99], [2, 1], size)
+        assert sum(len(draft.tokens) for draft in taken) == size
+        assert sum(sum(draft.values) for draft in taken) == pytest.approx(best, rel=1e-5)
+
+
+@both_kinds
+@examples(40)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(0, 9), depth=st.integers(0, 5))
+def test_caps_hold_and_parents_come_first(kind, seed, nodes, depth):
+    session = Session(kind(12), Random(seed))
+    for _ in range(3):
+        session.step()
+    drafts = session.planner.plan(session.trees, [nodes, 5], [depth, 3], 11)
+    assert sum(len(draft.tokens) for draft in drafts) <= 11
+    for draft, most, deepest in zip(drafts, [nodes, 5], [depth, 3], strict=True):
+        assert len(draft.tokens) <= most
+        assert max(depths(draft.parents)) <= deepest
+        assert all(parent <= place for place, parent in enumerate(draft.parents))
+        assert list(draft.values) == sorted(draft.values, reverse=True)
+        pairs = list(zip(draft.parents, draft.tokens, strict=True))
+        assert len(set(pairs)) == len(pairs)
+
+
+@both_kinds
+@examples(60)
+@given(
+    costs=st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.3]), min_size=12, max_size=12),
+    rate=st.sampled_from([0.5, 1.0, 4.0]),
+    margin=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_as_many_nodes_are_fed_as_are_worth_the_most(kind, costs, rate, margin):
+    shared = kind(3)
+    learn(shared, ROWS)
+    tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
+    values = plan(tree, shared, 12).values
+    seconds = (c_double * 13)(*itertools.accumulate(costs, initial=1.0))
+    worth = [
+        sum(values[:count]) * (1.0 - margin) - rate * (seconds[count] - seconds[0])
+        for count in range(13)
+    ]
+    kept = plan(tree, shared, 12, seconds=seconds, rate=rate, margin=margin)
+    assert kept.values == values[: len(kept.tokens)]
+    assert worth[len(kept.tokens)] == pytest.approx(max(worth), abs=1e-5)
+
+
+@both_kinds
+def test_nodes_behind_a_step_in_the_cost_pay_for_those_before(kind):
+    shared = kind(10)
+    text = [1, 2, 3, 4, 5, 6] * 5
+    tree = shared.tree(text, GREEDY, ("own",), True)
+    values = plan(tree, shared, 6).values
+    seconds = (c_double * 7)(1.0, *[1.0 + values[0] + values[1]] * 6)
+    assert len(plan(tree, shared, 6, seconds=seconds, rate=1.0).tokens) == 6
+    assert plan(tree, shared, 2, seconds=seconds, rate=1.01).tokens == ()
+
+
+@both_kinds
+def test_nodes_below_the_least_chance_are_not_looked_at(kind):
+    shared = kind(3)
+    learn(shared, ROWS)
+    tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
+    every = plan(tree, shared, 60).values
+    likely = tuple(value for value in every if value >= 0.02)
+    assert plan(tree, shared, 60, least=0.02).values == likely
+    assert 0 < len(likely) < len(every)
+
+
+def test_a_path_is_what_a_text_says_of_a_draft():
+    shared = PlainTrees(10)
+    draft = plan(shared.tree([1, 2, 3, 1], GREEDY, ("own",), True), shared, 3)
+    assert draft.tokens_to(accepted_path(draft, [2, 3, 9])[-1]) == (2, 3)
+    assert accepted_path(draft, [9]) == []
+    assert SharedTrees(10).texts() == []
