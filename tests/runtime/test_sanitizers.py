@@ -1,4 +1,4 @@
-"""The C++ of the CPU's forward under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The C++ of the forward and the candidate trees under Address- and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from trtla.runtime.models.cpu.compiler import FLAGS
 from trtla.runtime.models.cpu.library import SOURCES
+from trtla.runtime.tree.library import SOURCE as TREE
 
 pytestmark = pytest.mark.sanitizer
 COMPILER = shutil.which("g++")
@@ -62,6 +63,11 @@ def run(library, *command):
 
 def test_forwards_and_choices_stay_inside_their_arrays(build):
     done = run(build(SOURCES / "step.cpp"), "-m", "tests.runtime.sanitized_forwards")
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
+
+
+def test_candidate_trees_stay_inside_their_arrays(build):
+    done = run(build(TREE), "-m", "tests.runtime.sanitized_trees")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 READ = 16
 """Tokens of a row that a tree learns from; as in `rows.h`."""
 COUNTED_DEPTHS = 32
-_NATIVE = Path(__file__).parent / "native"
+SOURCE = Path(__file__).parent / "native" / "tree.cpp"
 _CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
 CODE = NativeCode(
     "the candidate trees for this processor, once: some seconds",
-    _NATIVE / "tree.cpp",
+    SOURCE,
     (_CPU,),
     ("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit
 )
