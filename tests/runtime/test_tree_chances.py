@@ -10,6 +10,8 @@ import torch
 
 from tests.runtime.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
 from trtla.runtime.sampling.draw import draw_at, smallness, uniform
+from trtla.runtime.tree.fallback import PlainTrees
+from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS
 from trtla.settings.sampling import SamplingParams
 
@@ -63,15 +65,13 @@ def decode(kind, text, rows, rng, nodes, warm):
     return promised, kept
 
 
-@both_kinds
-@pytest.mark.parametrize("nodes", [4, 12])
+@pytest.mark.parametrize(("kind", "nodes"), [(SharedTrees, 4), (SharedTrees, 12), (PlainTrees, 4)])
 def test_as_many_tokens_are_accepted_as_were_promised(kind, nodes):
     rng = Random(1)
     rows = markov_rows(rng)
     promised, kept = decode(kind, markov_text(rows, rng, 1500), rows, rng, nodes, 500)
-    print(dict(promised), dict(kept))
     assert sum(promised.values()) == pytest.approx(sum(kept.values()), rel=0.1)
-    assert sum(count > 100 for count in kept.values()) > 0
+    assert max(kept.values()) > 100
     for source, count in kept.items():
         if count > 100:
             assert promised[source] == pytest.approx(count, rel=0.25), source

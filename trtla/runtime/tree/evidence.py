@@ -160,11 +160,9 @@ class Row:
 
     def rounded(self) -> Row:
         """As tables keep it: logarithms in 1/256."""
-        return Row(self.ids, tuple(_steps(log) / -256.0 for log in self.logs))
-
-
-def _steps(log: float) -> int:
-    return int(min(65534.0, max(0.0, -256.0 * log)))
+        return Row(
+            self.ids, tuple(int(min(65534.0, max(0.0, -256.0 * log))) / -256.0 for log in self.logs)
+        )
 
 
 _SETS_BITS, _WAYS = 15, 4
@@ -206,8 +204,6 @@ def _set_of(before: int, token: int) -> int:
     return mixed >> 64 - _SETS_BITS
 
 
-KINDS, ORDERS = 5, 4
-"""Of texts that propose, and of rows."""
 _DEPTHS, _LENGTHS, _SHARES, _NOISES, _RANKS, _SCORES = 4, 8, 4, 5, 5, 8
 _DEPTH_BOUNDS = (2, 4, 8)
 _LENGTH_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
@@ -303,9 +299,8 @@ def _first_weights() -> list[list[float]]:
 
 
 _STARTS = [sum(map(len, _first_weights()[:group])) for group in range(9)]
-(
-    _TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE, _CORRECTION
-) = _STARTS  # fmt: skip
+_TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE = _STARTS[:8]
+_CORRECTION = _STARTS[8]
 
 
 def correction_of(chance: float, place: int, depth: int) -> int:
