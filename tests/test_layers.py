@@ -41,7 +41,7 @@ RUNTIME = (
     "limits sequence",
     "executor sampling",
     "models",
-    "drafters auto",
+    "drafters tree",
     "loop",
 )
 SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}
@@ -54,7 +54,7 @@ TORCH_FREE = (
     "formats/engine.py",
     "formats/engine_limits.py",
     "runtime/*.py",
-    "runtime/auto/[!p]*.py",
+    "runtime/tree/s*.py",
     "runtime/drafters/[!df]*.py",
 )
 

@@ -23,7 +23,6 @@ from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import executor as recovery
 from trtla.runtime import sequence
-from trtla.runtime.auto import steps as adaptive
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import draft_model, factory
 from trtla.runtime.loop import executor as torch_executor
@@ -31,6 +30,7 @@ from trtla.runtime.loop import scheduler
 from trtla.runtime.loop import step as step_loop
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
+from trtla.runtime.tree import steps as adaptive
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
