@@ -30,6 +30,7 @@ class Says(NoDrafter):
 
     def skip(self):
         self.asked.append("nothing")
+        return Draft(top=self.draft.top)
 
     def ranked(self, tops):
         self.tops.append(tops)
