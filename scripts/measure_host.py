@@ -25,6 +25,7 @@ import torch
 from measure_acceptance import SHIPPED
 
 from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.costs import CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop import executor as torch_executor
@@ -33,7 +34,6 @@ from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
-from trtla.runtime.tree.probe import measure_costs
 
 SEVEN = LookaheadConfig(7, 7, 7)
 ARMS: dict[str, LookaheadConfig | None] = {

@@ -41,7 +41,9 @@ RUNTIME = (
     "limits sequence",
     "executor sampling",
     "models",
-    "drafters tree",
+    "tree",
+    "drafters",
+    "auto",
     "loop",
 )
 SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}
@@ -54,7 +56,7 @@ TORCH_FREE = (
     "formats/engine.py",
     "formats/engine_limits.py",
     "runtime/*.py",
-    "runtime/tree/s*.py",
+    "runtime/auto/[!p]*.py",
     "runtime/drafters/[!df]*.py",
 )
 

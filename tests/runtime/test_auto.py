@@ -13,13 +13,13 @@ from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.lookahead import random_from_prompt
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.sampling.accept import accept
-from trtla.runtime.tree.drafter import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.policy import SourceBudget, TreePolicy
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])

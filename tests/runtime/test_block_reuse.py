@@ -26,13 +26,13 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
+from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.tree.probe import measure_costs
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 

@@ -30,6 +30,7 @@ class Says(NoDrafter):
 
     def skip(self):
         self.asked.append("nothing")
+        return Draft(top=self.draft.top)
 
     def ranked(self, tops):
         self.tops.append(tops)
@@ -142,7 +143,7 @@ def test_who_comes_when_the_tree_is_full_is_asked_for_nothing() -> None:
     assert spare.told == last.told == [([], [1, 7])]
     roomy, (_, spare) = chain_of(Draft.chain([1, 2]), Draft.chain([3]), budget=3)
     assert roomy.propose().tokens == (1, 2, 3)
-    assert spare.asked == [None]
+    assert spare.asked == ["draft"]
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.8])

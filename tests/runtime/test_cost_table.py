@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trtla import LLM, SamplingParams
+from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.costs import CostPlan, CostTable, get, load, save
-from trtla.runtime.tree.probe import measure_costs
 from trtla.settings.lookahead import LookaheadConfig
 
 PLAN = CostPlan(batches=(1, 4), needed=2)
@@ -142,7 +142,7 @@ def test_nothing_is_kept_where_nothing_can_be_measured(tmp_path):
 def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
     from trtla.formats.engine import engine_from_hugging_face
     from trtla.formats.engine_limits import BuildSettings
-    from trtla.runtime.tree.probe import cost_key
+    from trtla.runtime.auto.probe import cost_key
 
     engine = engine_from_hugging_face(tiny_llama, BuildSettings(LookaheadConfig(3, 3, 3)))
     cpu = torch.device("cpu")

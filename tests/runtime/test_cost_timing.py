@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from trtla.runtime.auto.probe import measure
 from trtla.runtime.costs import CostPlan, CostTable
-from trtla.runtime.tree.probe import measure
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from trtla import LookaheadConfig
+from trtla.runtime.auto.policy import TreePolicy
+from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.tree.drafter import TreeDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.policy import TreePolicy
-from trtla.runtime.tree.step_costs import StepCosts
 from trtla.settings.sampling import SamplingParams
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])

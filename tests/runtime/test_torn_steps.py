@@ -23,6 +23,7 @@ from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import executor as recovery
 from trtla.runtime import sequence
+from trtla.runtime.auto import steps as adaptive
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import draft_model, factory
 from trtla.runtime.loop import executor as torch_executor
@@ -30,7 +31,6 @@ from trtla.runtime.loop import scheduler
 from trtla.runtime.loop import step as step_loop
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
-from trtla.runtime.tree import steps as adaptive
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -191,9 +191,9 @@ class Raising(NoDrafter):
             if self.left < 0:
                 raise self.error
 
-    def propose(self, limit=None):
+    def propose(self):
         self.count("propose")
-        return super().propose(limit)
+        return super().propose()
 
     def observe(self, greedy, committed):
         self.count("observe")

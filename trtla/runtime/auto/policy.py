@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_double
 
+from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
-from trtla.runtime.tree.drafter import TreeDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import Planner
-from trtla.runtime.tree.step_costs import StepCosts
 
 _MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
 _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothing
