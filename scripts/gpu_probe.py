@@ -44,7 +44,8 @@ from torch import Tensor
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.opened import read_bandwidth
-from trtla.runtime.sampling.draw import draw_at, uniform
+from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sampling.noise import uniform
 
 SHIPPED = Path(__file__).resolve().parent.parent / "trtla" / "assets" / "tiny-llama"
 PROMPTS = ["def fibonacci(n):\n", "import os\n\nclass Reader:\n", "for i in range(10):\n    print("]

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from trtla import SamplingParams
 from trtla.llm.llm import Completion
-from trtla.runtime.sampling.draw import draw_at, uniform
+from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sampling.noise import uniform
 
 _ROUNDING = 1e-5
 """Logits of PyTorch's operations differ by about this with the shape of the batch."""
@@ -49,10 +50,6 @@ class Plain:
         if key not in self._known:
             [self._known[key]] = self.llm.generate([tuple(prompt)], SamplingParams(**asked))
         return self._known[key]
-
-    def spell(self, prompt: Sequence[int], sampling: dict[str, Any]) -> str:
-        """The text of a plain answer."""
-        return self.answer(prompt, sampling).text or ""
 
 
 class Judge:

@@ -16,7 +16,7 @@ from hypothesis import settings
 
 import trtla
 from trtla.runtime.models.cpu.compiler import NotCompiled
-from trtla.runtime.models.cpu.library import CODE as FORWARD
+from trtla.runtime.models.cpu.library import CODE
 from trtla.runtime.tree.library import CODE as TREES
 from trtla.trtllm.library import installed
 
@@ -40,11 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
     with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
-        for library in (FORWARD.compiled(), TREES.compiled()):
-            if cache:
-                kept = Path(folder.name) / "trtla" / library.name
-                kept.parent.mkdir(exist_ok=True)
-                kept.symlink_to(library.resolve())
+        libraries = [code.compiled() for code in (CODE, TREES)]
+        if cache:
+            kept = Path(folder.name) / "trtla"
+            kept.mkdir()
+            for library in libraries:
+                (kept / library.name).symlink_to(library.resolve())
     os.environ["XDG_CACHE_HOME"] = folder.name
 
 

@@ -27,12 +27,7 @@ from tests.toys import (
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import StepLimit
-from trtla.runtime.drafters.lookahead import (
-    LookaheadDrafter,
-    LookaheadDrafters,
-    random_from_prompt,
-)
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, random_from_prompt
 from trtla.settings.executor import ExecutorOptions
 from trtla.trtllm.start import refuse_torch_choices
 
@@ -46,9 +41,7 @@ FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
 
 
 def decode(scores, vocab, triple, requests, chosen, **more):
-    executor, model = toy_executor(
-        scores, vocab, LookaheadConfig(*triple), drafter=LookaheadDrafters(chosen), **more
-    )
+    executor, model = toy_executor(scores, vocab, LookaheadConfig(*triple), options=chosen, **more)
     return run(executor, requests), model, executor
 
 
@@ -61,7 +54,7 @@ def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(case, cho
     outputs, model, executor = decode(scores, vocab, triple, asked, chosen, costs=FLAT)
     stats, total, config = outputs[0][-1].stats, executor.stats(), LookaheadConfig(*triple)
     assert tokens_of(outputs[0]) == plain(rule, prompt, count)
-    assert all(1 <= length <= config.ngram_size for length in stats.step_lengths)
+    assert adaptive or all(1 <= n <= config.ngram_size for n in stats.step_lengths)
     assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
     assert stats.fed == sum(model.fed) == total.fed
     assert sum(stats.step_lengths) == count
@@ -165,13 +158,9 @@ def candidates(draft):
 def test_candidates_that_begin_alike_are_fed_once():
     prompt = [0, 1, 2, 3, 4, 0, 1, 2, 9, 9, 0, 1, 7, 7, 7, 0]
     apart = drafter_of(prompt, (2, 5, 4), REFERENCE).propose()
-    together = drafter_of(prompt, (2, 5, 4), DEFAULT).propose(StepLimit((4, 4, 4)))
+    together = drafter_of(prompt, (2, 5, 4), DEFAULT).propose()
     assert len(candidates(apart)) == 12
-    assert sorted(candidates(together)) == [1, 2, 3, 4, 7, 7, 7, 9, 9]
-    cut = drafter_of(prompt, (2, 5, 4), DEFAULT).propose(StepLimit((3, 3, 2)))
-    assert candidates(cut) == [1, 7, 7, 2, 9]  # the youngest first
-    with_window = drafter_of(prompt, (2, 5, 4), DEFAULT).propose()
-    assert apart.size - with_window.size >= 3
+    assert apart.size - together.size >= 3
 
 
 def test_values_out_of_range_are_named():

@@ -14,7 +14,8 @@ from tests.examples import examples
 from tests.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.errors import UsageError
 from trtla.runtime.drafters.lookahead import lookahead_drafter
-from trtla.runtime.sampling.draw import draw, draw_at, probabilities, uniform
+from trtla.runtime.sampling.draw import draw, draw_at, probabilities
+from trtla.runtime.sampling.noise import uniform
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.runtime.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
-from trtla.runtime.sampling.draw import draw_at, smallness, uniform
+from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sampling.noise import smallness, uniform
 from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS

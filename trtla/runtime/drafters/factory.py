@@ -15,11 +15,11 @@ from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_mo
 from trtla.runtime.drafters.lookahead import lookahead_drafter, random_from_prompt
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.stats import DraftTotals
-from trtla.runtime.tree.drafter import TreeDrafter
 from trtla.runtime.tree.open import Trees, open_trees
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig

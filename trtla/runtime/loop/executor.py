@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.runtime.auto.probe import measure_costs, measured_costs
+from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
@@ -28,8 +30,6 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, FinishReason, Hypothesis, Output, Request
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, RequestStats
-from trtla.runtime.tree.probe import measure_costs, measured_costs
-from trtla.runtime.tree.steps import AdaptiveSteps
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trtla.runtime.draft import Draft
-from trtla.runtime.sampling.draw import draw_weighted, probabilities, uniform
+from trtla.runtime.sampling.draw import draw_weighted, probabilities
+from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.predict import Prediction
 from trtla.runtime.sequence import Feed
 

@@ -8,51 +8,17 @@ which a window of drawn cells lives on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from trtla.runtime.request import NO_TOKEN
+from trtla.runtime.sampling.noise import FIRST, GOLDEN, ODD, SECOND, uniform
 from trtla.settings.sampling import SamplingParams
 
-_MASK = (1 << 64) - 1
-# The constants of splitmix64 as signed integers: tensors have no others.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
-_ODD = 0xD1B54A32D192ED03 - (1 << 64)
-
-
-def uniform(seed: int, position: int) -> float:
-    """The noise of one position: 53 bits in [0, 1), from two rounds of the splitmix64 finaliser."""
-    return (_mix(_mixed_seed(seed) + position) >> 11) * 2.0**-53
-
-
-def smallness(noise: float, token: int) -> float:
-    """e to the minus Gumbel noise of a token, from its position's noise in [0, 1)."""
-    key = int(noise * 2.0**53)
-    bits = _finished(key * (_ODD & _MASK) + token * (_GOLDEN & _MASK)) >> 12
-    return -math.log((bits + 0.5) * 2.0**-52)
-
-
-@lru_cache(maxsize=1024)
-def _mixed_seed(seed: int) -> int:
-    return _mix(seed)
-
-
-def _mix(value: int) -> int:
-    return _finished(value + 0x9E3779B97F4A7C15)
-
-
-def _finished(value: int) -> int:
-    """The finaliser of splitmix64."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+# As signed integers: tensors have no others.
+_GOLDEN, _FIRST, _SECOND, _ODD = (number - (1 << 64) for number in (GOLDEN, FIRST, SECOND, ODD))
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.draw import smallness, uniform
+from trtla.runtime.sampling.noise import smallness, uniform
 from trtla.runtime.tree.evidence import (
     LONGEST_MATCH,
     Chances,
