@@ -33,7 +33,7 @@ from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.llm.text_stream import StopStrings
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch, Request
+from trtla.runtime.request import DrafterWatch, DraftMemory, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
@@ -217,6 +217,14 @@ class LLM:
         self.limits.check(request)
         text = prompt_text(prompt, request.given_ids, self.tokenizer)
         return Answer(index, request, text, new_stream())
+
+    def use_memory(self, memory: DraftMemory) -> None:
+        """Draft with what this memory holds of earlier prompts; `DraftMemory()` forgets all.
+
+        Raises:
+            UsageError: prompts are being answered.
+        """
+        self._shared.call(lambda executor: executor.use_memory(memory))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from trtla.results.documents import Figure, Part
+from trtla.results.documents import Figure, Part, Sources
 
 Number = int | FiniteFloat
 Shares = tuple[FiniteFloat, ...]
 
 
 def _listed(value: Any) -> Any:
-    """A list is a text in a table."""
+    """A list or a dictionary is a text in a table."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -54,6 +54,7 @@ class BenchRow(Cell):
     ms_per_token: Figure = None
     tokens_per_step: Figure = None
     accepted_per_pos: Annotated[Shares | None, BeforeValidator(_listed)] = None
+    sources: Annotated[Sources, BeforeValidator(_listed)] = None
     speedup_vs_ar: Figure = None
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
