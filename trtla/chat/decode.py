@@ -124,7 +124,7 @@ def decode(
         how: its sampling, lookahead and drafter count.
         stopped: asked after every step.
         report: makes what is yielded of every step.
-        watch: look at what is drafted; torch engines only, not with lookahead auto.
+        watch: look at what is drafted; torch engines only.
         name: what errors call the prompt.
 
     Raises:

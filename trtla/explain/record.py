@@ -1,4 +1,7 @@
-"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them."""
+"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them.
+
+Of `auto` the draft itself says what proposed each node; its window is recorded where it was fed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
 from trtla.runtime.drafters.window import LookaheadWindow
+from trtla.runtime.tree.drafter import TreeDrafter
 
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion
@@ -68,6 +72,11 @@ class RecordedRun:
     start: int
     """The position of the first output token."""
 
+    @property
+    def is_tree(self) -> bool:
+        """Whether the candidate tree drafted, as with `auto`."""
+        return self.completion.stats.sources is not None
+
     def text_before(self, step: RecordedStep) -> tuple[int, ...]:
         """Prompt and output up to the step's input token, which is the last one."""
         return (*self.completion.input_ids, *self.completion.output_ids[: step.before])
@@ -93,7 +102,10 @@ class StepRecorder(DraftRecorder):
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
-        return super().propose()
+        draft, tree = super().propose(), self.tree
+        if isinstance(tree, TreeDrafter) and draft.first_candidate > 1:
+            self._window = copy.deepcopy(tree.window)
+        return draft
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the step is over."""
@@ -147,7 +159,7 @@ def record_run(
     """Answer one prompt and record every step; torch engines only.
 
     Args:
-        llm: opened with a triple, not `auto`.
+        llm: the model.
         prompt, sampling, lookahead, drafter: as for `LLM.generate`.
 
     Raises:

@@ -182,7 +182,7 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Like `generate`, but yields what each step brings; checks come first.
 
-        `watch` looks at every prompt's drafts; triples, not `auto`, on torch engines only.
+        `watch` looks at every prompt's drafts; on torch engines only.
         """
         answers = [
             self._answer(index, *one, margins, watch)

@@ -89,6 +89,11 @@ class TreeDrafter(Drafter):
         return self._left - 1
 
     @property
+    def window(self) -> LookaheadWindow | None:
+        """Its window as it stands, fed or not: read it, do not change it."""
+        return self._window
+
+    @property
     def window_tokens(self) -> int:
         """Of its window, beside the input token; 0: it has none."""
         return len(self._window.tokens()) if self._window else 0
