@@ -2,7 +2,7 @@
 """Step compression S and fed tokens a step of the shipped model: by triple, options, temperature.
 
     .venv/bin/python scripts/measure_acceptance.py --prompts code,chat --lookahead 7,7,7 3,4,2 \
-        --draft default keep_pool=20000,cells=drawn reference --temperature 0 0.8
+        --draft default cells=drawn reference --temperature 0 0.8
 
 Prompts are shipped sets of trtla bench, or `held-out`: the beginnings of functions and classes in
 the held-out files of the Python standard library (scripts/tiny_llama_data.py says which). Greedy

@@ -24,6 +24,8 @@ class Asked:
     drafter: dict[str, Any] | None
     call: int
     """Requests of one call go into one batch."""
+    expected: tuple[int, ...] = ()
+    """The output that is expected, right or wrong."""
     leave: int | None = None
     """Chunks after which the consumer of the call leaves."""
 
@@ -98,7 +100,6 @@ def fed(triple: tuple[int, int, int]) -> int:
 
 def _options(dice: Random) -> dict[str, Any]:
     choices = {
-        "keep_pool": dice.choice((0, 0, 50)),
         "cells": dice.choice(("greedy", "drawn")),
         "reference": dice.random() < 0.5,
     }
@@ -127,7 +128,8 @@ def random_requests(world: World, vocab_size: int, spell: Spell) -> World:
             if world.text and dice.random() < 0.3:
                 sampling["stop"] = _stops(dice, spell(prompt, sampling))
             lookahead, drafter = _drafting(dice, world)
-            asked.append(Asked(prompt, sampling, lookahead, drafter, call, leave))
+            expected = _ids(dice, vocab_size, 20) if dice.random() < 0.2 else ()
+            asked.append(Asked(prompt, sampling, lookahead, drafter, call, expected, leave))
     return replace(world, asked=tuple(asked))
 
 
@@ -171,7 +173,7 @@ def _drafting(
     )
     lookahead = (1, 1, 0) if smaller[1] == 1 else smaller
     if dice.random() < 0.4:
-        return dice.choice((None, "auto", "auto", lookahead)), None
+        return dice.choice((None, "auto", world.triple, lookahead)), None
     drafts = [f"draft:{number}" for number in range(len(world.drafts))]
     known = ["lookahead", "ngram", "prompt-lookup", *drafts[:1]]
     chain = dice.sample(known, dice.choice((1, 1, 2, 3)))
@@ -188,4 +190,4 @@ def _drafting(
         }
     if chain[0].startswith("draft:") and dice.random() < 0.4:
         settings |= {"egag": True, "gamma_min": dice.choice((0, 1)), "ema": dice.choice((0.0, 0.9))}
-    return lookahead if "lookahead" in chain else None, settings
+    return dice.choice((None, lookahead, world.triple)), settings

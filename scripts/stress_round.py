@@ -137,6 +137,7 @@ class _Call:
             [SamplingParams(**a.sampling) for a in self._asked],
             [_triple(a) for a in self._asked],
             drafter=[self._drafter(a) for a in self._asked],
+            expected_output=[a.expected for a in self._asked],
         )
 
     def _drafter(self, asked: Asked) -> DrafterSettings | None:

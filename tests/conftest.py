@@ -17,6 +17,7 @@ from hypothesis import settings
 import trtla
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.library import CODE
+from trtla.runtime.tree.library import CODE as TREES
 from trtla.trtllm.library import installed
 
 torch.set_num_threads(1)
@@ -39,11 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
     with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
-        library = CODE.compiled()
+        libraries = [code.compiled() for code in (CODE, TREES)]
         if cache:
-            kept = Path(folder.name) / "trtla" / library.name
-            kept.parent.mkdir()
-            kept.symlink_to(library.resolve())
+            kept = Path(folder.name) / "trtla"
+            kept.mkdir()
+            for library in libraries:
+                (kept / library.name).symlink_to(library.resolve())
     os.environ["XDG_CACHE_HOME"] = folder.name
 
 

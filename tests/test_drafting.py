@@ -9,7 +9,6 @@ from trtla.settings.drafting import (
     LOOKAHEAD,
     NO_DRAFTER,
     DrafterSettings,
-    check_auto,
     check_drafts_itself,
     check_used,
     parse_drafter,
@@ -74,10 +73,8 @@ def test_egag_needs_a_draft_model_somewhere() -> None:
     check_used([egag, DrafterSettings(("draft:a",), egag=True)])
 
 
-def test_auto_and_tensorrt_llm_know_lookahead_alone() -> None:
+def test_tensorrt_llm_knows_lookahead_alone() -> None:
     ngram = DrafterSettings(("ngram",))
-    with pytest.raises(UsageError, match="auto with the drafter ngram"):
-        check_auto(ngram, "--drafter")
     with pytest.raises(UsageError, match="compiled for lookahead"):
         check_drafts_itself(ngram, "--drafter")
     check_drafts_itself(NO_DRAFTER, "--drafter")

@@ -41,7 +41,9 @@ RUNTIME = (
     "limits sequence",
     "executor sampling",
     "models",
-    "drafters auto",
+    "tree",
+    "drafters",
+    "auto",
     "loop",
 )
 SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}

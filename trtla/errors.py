@@ -33,6 +33,10 @@ class UsageError(TrtlaError):
     exit_code = 2
 
 
+class TrtlaWarning(UserWarning):
+    """What was done otherwise than asked for; commands print it as a note."""
+
+
 class CheckFailed(TrtlaError):
     """The work was done and a check on it failed, e.g. ROUGE below its threshold (exit code 3)."""
 

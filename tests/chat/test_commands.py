@@ -225,7 +225,7 @@ def test_a_side_names_what_drafts_there():
     by_ngrams = changed(ChatSettings(), {"drafter.drafter": ("ngram",)})
     assert read_side("lookahead 3,3,3", by_ngrams).settings.drafter.drafter == ("lookahead",)
     adaptive = changed(ChatSettings(), {"lookahead": "auto"})
-    assert read_side("drafter ngram; gamma 8", adaptive).settings.lookahead is None
+    assert read_side("drafter ngram; gamma 8", adaptive).settings.lookahead == "auto"
     assert read_side("drafter ngram; gamma 8", adaptive).settings.drafter.gamma == 8
     off = changed(ChatSettings(), {"speculative": False})
     assert read_side("gamma 8", off).settings.speculative

@@ -152,7 +152,7 @@ def test_stopping_keeps_what_was_written(session):
 
 
 def test_debug_shows_what_was_rejected(session):
-    lines(session, "/length 40", "/debug on")
+    lines(session, "/length 40", "/lookahead 7,7,7", "/debug on")
     steps = [e.step for e in lines(session, ASK) if isinstance(e, Streamed)]
     assert any(step.rejected for step in steps)
     assert all(step.chunk.accepted < len(step.chunk.token_ids) for step in steps[:-1])
@@ -310,9 +310,12 @@ def test_what_the_model_cannot_do_is_refused_at_once(session, line, part, tmp_pa
     assert session.settings == before
 
 
-def test_auto_with_another_drafter_is_refused(session):
-    lines(session, "/lookahead auto")
-    assert "auto" in refusal(session, "/drafter ngram")
+def test_auto_goes_with_every_drafter(session):
+    (plain,) = answers(lines(session, "/lookahead off", ASK))
+    for drafter in ("ngram", "ngram,lookahead"):
+        asked = ("/reset", "/lookahead auto", f"/drafter {drafter}", ASK)
+        (answer,) = answers(lines(session, *asked))
+        assert answer.ids == plain.ids
 
 
 def test_cache_says_that_it_is_always_on(session):
@@ -322,7 +325,7 @@ def test_cache_says_that_it_is_always_on(session):
 
 def test_a_setting_alone_shows_its_value(session):
     assert lines(session, "/gamma", "/lookahead") == [
-        Noted("/gamma is 4"), Noted("/lookahead is 7,7,7"),
+        Noted("/gamma is 4"), Noted("/lookahead is auto"),
     ]  # fmt: skip
 
 

@@ -339,7 +339,7 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--processor", "greedy", "--top-p", "0.9"), ("--ablation does not read --top-p",)),
         (("--batch-size", "4"), ("--ablation does not read --batch-size",)),
         (("--compare", "hf"), ("--ablation does not read --compare",)),
-        (("--lookahead-keep-pool", "3"), ("--ablation does not read --lookahead-keep-pool",)),
+        (("--lookahead-cells", "drawn"), ("--ablation does not read --lookahead-cells",)),
         (("--threads", "1,2"), ("--threads has 2 numbers",)),
         (("--prompt", ""), ("empty",)),
         (("--prompt", "x", "--categories", "code"), ("exclude",)),

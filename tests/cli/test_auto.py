@@ -15,16 +15,18 @@ PROMPT = ("--input-text", "abcabcabcabc", "--max-output-len", "24", "--json")
 
 @pytest.fixture
 def copied(engine: Path, tmp_path: Path) -> Path:
-    """An engine folder of its own, with the files of the session's."""
+    """An engine folder of its own, with the files of the session's but for costs."""
     folder = tmp_path / "engine"
     folder.mkdir()
-    for path in engine.iterdir():
+    for path in set(engine.iterdir()) - set(engine.glob("trtla-cost-*")):
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
 
-def test_auto_says_what_plain_decoding_says_and_keeps_its_costs(copied: Path) -> None:
-    ran = trtla("run", "--engine-dir", copied, *PROMPT, "--lookahead", "auto", "--check-lossless")
+def test_auto_is_the_default_says_what_plain_decoding_says_and_keeps_its_costs(
+    copied: Path,
+) -> None:
+    ran = trtla("run", "--engine-dir", copied, *PROMPT, "--check-lossless")
     assert ran.code == 0, ran.err
     (result,) = ran.json["results"]
     assert result["lossless"] is True
@@ -36,11 +38,28 @@ def test_auto_says_what_plain_decoding_says_and_keeps_its_costs(copied: Path) ->
     assert trtla("inspect", copied).code == 0
 
 
+@pytest.mark.parametrize("lookahead", ["4,3,4", "1,1,0"])
+def test_a_triple_that_is_named_is_what_runs(copied: Path, lookahead: str) -> None:
+    """No cost is measured for it, whatever other requests would be decoded with."""
+    fed = []
+    for flags in ((), ("--lookahead", "4,3,4")):
+        flags = (*flags, "--request-lookahead", lookahead)
+        ran = trtla("run", "--engine-dir", copied, *PROMPT, *flags)
+        assert ran.code == 0, ran.err
+        (result,) = ran.json["results"]
+        assert result["lookahead"] == [int(part) for part in lookahead.split(",")]
+        fed.append(result["drafted"])
+    assert fed[0] == fed[1]
+    assert (fed[0] == 0) == (lookahead == "1,1,0")
+    assert not list(copied.glob("trtla-cost-*.json"))
+
+
 def test_prompts_choose_for_themselves(copied: Path, tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
-    lines = [{"text": "one", "lookahead": "auto"}, {"text": "one"}]
+    lines = [{"text": "one", "lookahead": "auto", "drafter": "lookahead"}, {"text": "one"}]
     file.write_text("\n".join(map(json.dumps, lines)))
-    ran = trtla("run", "--engine-dir", copied, "--input-file", file, "--json")
+    given = ("--input-file", file, "--lookahead", "4,3,4", "--json")
+    ran = trtla("run", "--engine-dir", copied, *given)
     assert ran.code == 0, ran.err
     first, second = ran.json["results"]
     assert first["output_ids"] == second["output_ids"]
@@ -71,8 +90,9 @@ def test_run_reports_a_triple_that_costs_more_than_it_brings(
     (kept,) = copied.glob("trtla-cost-*.json")
     rows = [{"sequences": 1, "points": [[1, 1.0], [16, seconds]]}]
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "rows": rows}))
+    args = (*args, "--lookahead", "4,3,4")
     ran = trtla(*args)
     assert ("note: 4,3,4 fed " in ran.err) is said
     assert ("times as fast here; try --request-lookahead auto\n" in ran.err) is said
-    for other in ("--lookahead=auto", "--no-lookahead", "--check-lossless", "--quiet"):
+    for other in ("--request-lookahead=auto", "--no-lookahead", "--check-lossless", "--quiet"):
         assert " fed " not in trtla(*args, other).err

@@ -174,6 +174,8 @@ def test_presets_have_the_names_with_underscores(engine: Path, tmp_path: Path) -
         (("--check-lossless",), "--check-lossless does not go", "omit it"),
         (("--request-lookahead", "2,2,2"), "--request-lookahead does not go", "without drafts"),
         (("--lookahead", "auto"), "--lookahead auto does not go", "without drafts"),
+        (("--corpus", "x"), "--corpus does not go", "without drafts"),
+        (("--expected-output", "x"), "expected_output of text 0 does not go", "without drafts"),
         (("--drafter", "ngram"), "--drafter does not go", "without drafts"),
         (("--num-beams", "0"), "num_beams is 0", "at least 1"),
         (("--expansions", "0"), "expansions is 0", "at least 1"),

@@ -68,7 +68,7 @@ def test_quiet_leaves_answers_and_errors(engine: Path) -> None:
 
 
 def test_color_always_tints_accepted_tokens(tiny_llama: Path) -> None:
-    args = ("--no-chat", "--max-output-len", "40", "--color", "always")
+    args = ("--no-chat", "--max-output-len", "40", "--color", "always", "--lookahead", "7,7,7")
     ran = chat(tiny_llama, *args, lines="/debug on\nclass Queue:\n")
     assert "\x1b[32m" in ran.out  # accepted
     assert "\x1b[31m-" in ran.out  # rejected

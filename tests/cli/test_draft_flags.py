@@ -10,10 +10,12 @@ import pytest
 from tests.cli.conftest import refused, trtla
 from trtla.cli.app import cli
 
-NEW = ("--lookahead-keep-pool", "100", "--lookahead-cells", "drawn")
-FORMER = ("--draft-keep-pool", "100", "--draft-cells", "drawn")
-SAMPLED = ("--input-text", "abcabcabc", "abcabcabc", "--temperature", "0.8", "--json")
-"""Texts that the options draft otherwise for."""
+NEW, FORMER = ("--lookahead-cells", "drawn"), ("--draft-cells", "drawn")
+SAMPLED = (
+    "--lookahead", "4,3,4", "--input-text", "abcabcabc", "abcabcabc", "--temperature", "0.8",
+    "--json",
+)  # fmt: skip
+"""Texts that the option drafts otherwise for."""
 
 
 def decode(engine: Path, *flags: object, **more: object) -> dict:
@@ -40,11 +42,10 @@ def test_former_names_are_taken_from_flags_environment_and_presets(
     expected = told(decode(engine, *NEW))
     assert told(decode(engine, *FORMER)) == expected
     former, new = tmp_path / "former.yaml", tmp_path / "new.yaml"
-    former.write_text("draft_keep_pool: 100\ndraft_cells: drawn\ndraft_merge: true\n")
-    new.write_text("lookahead_keep_pool: 100\nlookahead_cells: drawn\n")
+    former.write_text("draft_cells: drawn\ndraft_merge: true\n")
+    new.write_text("lookahead_cells: drawn\n")
     for preset in (former, new):
         assert told(decode(engine, "--config", preset)) == expected
-    monkeypatch.setenv("TRTLA_RUN_DRAFT_KEEP_POOL", "100")
     monkeypatch.setenv("TRTLA_RUN_DRAFT_CELLS", "greedy")
     assert told(decode(engine, "--lookahead-cells", "drawn")) == expected  # a flag wins
 
@@ -60,9 +61,19 @@ def test_prompt_lookup_is_a_drafter_of_its_own(engine: Path) -> None:
 
 
 def test_values_out_of_range_are_refused(engine: Path) -> None:
-    for flag, value in (("lookahead-keep-pool", "-1"), ("lookahead-cells", "both")):
-        ran = trtla("run", "--engine-dir", engine, "--input-text", "a", f"--{flag}", value)
-        refused(ran, 2, f"--{flag}")
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--lookahead-cells", "both")
+    refused(ran, 2, "--lookahead-cells")
+
+
+def test_keeping_a_pool_is_no_longer_an_option(no_weights: Path, tmp_path: Path) -> None:
+    """Neither under its last name nor under the one before."""
+    preset = tmp_path / "preset.yaml"
+    for name in ("lookahead_keep_pool", "draft_keep_pool"):
+        preset.write_text(f"{name}: 100\n")
+        given = ("run", "--engine-dir", no_weights, "--input-text", "a")
+        refused(trtla(*given, "--config", preset), 2, f'the unknown key "{name}"')
+        flag = "--" + name.replace("_", "-")
+        refused(trtla(*given, flag, "100"), 2, f"no such option '{flag}'")
 
 
 def test_commands_that_decode_share_the_flags() -> None:

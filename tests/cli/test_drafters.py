@@ -46,7 +46,6 @@ BAD = [
     (("--drafter", "draft:nowhere"), "nowhere does not exist", "check the path"),
     (("--drafter", "ngram", "--egag"), "egag needs a draft model", "--drafter draft:PATH"),
     (("--drafter", "ngram", "--rejection"), "rejection needs a draft model", "draft:PATH"),
-    (("--drafter", "ngram", "--lookahead", "auto"), "auto with the drafter ngram", "triple"),
 ]
 
 
@@ -62,7 +61,7 @@ def test_texts_of_another_draw_are_not_compared(no_weights: Path) -> None:
 
 
 def test_bench_and_summarize_refuse_them_as_well(no_weights: Path, articles: Path) -> None:
-    for flags, message, hint in BAD[:-1]:
+    for flags, message, hint in BAD:
         if flags[0] == "--top-p":
             continue
         refused(trtla("bench", "--engine-dir", no_weights, "--drafter", "ngram", *flags), 2, hint)
@@ -84,7 +83,6 @@ def test_prompt_files_refuse_bad_drafters_with_their_line(no_weights: Path, tmp_
         ({"drafter": ["ngram", "none"]}, "none cannot be combined with others"),
         ({"ngram_order": 1}, "ngram_order is 1"),
         ({"ngram_kind": "both"}, "ngram_kind"),
-        ({"drafter": "ngram", "lookahead": "auto"}, "auto with the drafter ngram"),
     ):
         file = tmp_path / "prompts.jsonl"
         file.write_text('{"text": "a"}\n' + json.dumps({"text": "b", **line}))

@@ -13,7 +13,6 @@ import torch
 from trtla.formats.engine import open_encoder_decoder
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.t5.load import load_t5
@@ -114,5 +113,5 @@ def executor(
     if draft is not None:
         cache = draft.new_cache(4 * max_batch_size)
         models["small"] = DraftModelDrafters(draft, cache, settings, limits, vocab)
-    drafters = Drafters(limits, LookaheadDrafters(DraftOptions()), models)
+    drafters = Drafters(limits, DraftOptions(), models)
     return TorchExecutor(model, model.new_cache(8 * max_batch_size), limits, drafters)

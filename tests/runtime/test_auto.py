@@ -13,13 +13,13 @@ from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.lookahead import random_from_prompt
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.sampling.accept import accept
-from trtla.runtime.tree.drafter import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.policy import SourceBudget, TreePolicy
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
@@ -202,7 +202,7 @@ def test_sources_that_are_switched_off_propose_nothing():
     none = DraftOptions(sources=("others",), nodes=8)
     outputs, _, _ = decode(hash_rule(5, 2), 5, (7, 7, 7), asked, options=none)
     assert outputs[0][-1].stats.drafted == 0
-    with pytest.raises(UsageError, match=r"source 'row' is not known.*rows"):
+    with pytest.raises(UsageError, match=r"source 'row' is not known\n.*rows"):
         DraftOptions(sources=("row",))
 
 
@@ -220,12 +220,12 @@ def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
     dear, fed = TreePolicy(CostTable.of([(1, 0.01), (42, 0.02)]), clock=lambda: 0.0), []
     drafter = windowed(20_000)
     rng = random.Random(5)
-    for _ in range(10_000):
+    for _ in range(6000):
         drafter.observe([0] * len(drafter.propose().read), [rng.randrange(90)])
         dear.plan([drafter], 1, 1000)
         fed.append(drafter.fed_window)
     assert 24 <= sum(fed) <= 24 * 3  # half a percent of the time
-    assert not any(fed[:3000])
+    assert not any(fed[:1000])
 
 
 def test_a_source_is_judged_by_what_only_it_brings():

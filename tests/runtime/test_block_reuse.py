@@ -30,7 +30,6 @@ from trtla.runtime.auto.probe import measure_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.kv_cache import KVCache
@@ -225,7 +224,7 @@ def every_drafter(server, batch, budget, num_blocks):
     cache = KVCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(hash_scores(VOCAB, 1))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
-    factory = Drafters(limits, LookaheadDrafters(DraftOptions()), {"toy": group})
+    factory = Drafters(limits, DraftOptions(), {"toy": group})
     return reusing(
         num_blocks, scores=hash_scores(VOCAB), vocab=VOCAB, server=server, drafter=factory,
         max_batch_size=batch, max_num_tokens=budget, draft_models=("toy",),

@@ -117,7 +117,9 @@ def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(dtype):
         pytest.skip("the processor does not multiply bfloat16")
     found = []
     for reuse in (False, True):
-        with LLM(SHIPPED, dtype=dtype, block_reuse=reuse) as llm:
+        with LLM(
+            SHIPPED, lookahead=LookaheadConfig(7, 7, 7), dtype=dtype, block_reuse=reuse
+        ) as llm:
             logits, forward = [], llm._executor._forward
             llm._executor._forward = lambda feeds, f=forward, kept=logits: (
                 kept.append((sum(feed.length for feed in feeds), f(feeds).logits.clone()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor, plain_texts
 from tests.toys import cyclic_window, request, run, tokens_of
-from trtla.runtime.draft import Draft, StepLimit
+from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
@@ -17,16 +17,20 @@ from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
 
-class Says:
+class Says(NoDrafter):
     """Proposes what it is given, and notes what it is told."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft, self.told, self.tops, self.closed = draft, [], [], False
         self.asked = []
 
-    def propose(self, limit=None):
-        self.asked.append(limit)
+    def propose(self):
+        self.asked.append("draft")
         return self.draft
+
+    def skip(self):
+        self.asked.append("nothing")
+        return Draft(top=self.draft.top)
 
     def ranked(self, tops):
         self.tops.append(tops)
@@ -131,15 +135,15 @@ def test_who_comes_when_the_tree_is_full_is_asked_for_nothing() -> None:
         Draft.chain([1, 2]), Draft.chain([3]), window, Draft.chain([], top=2), budget=4
     )
     assert chain.propose().tokens == (50, 51, 1, 2)  # the window takes its room before all others
-    assert [one.asked for one in (first, lookahead)] == [[None], [None]]
-    assert [one.asked for one in (spare, last)] == [[StepLimit()], [StepLimit()]]
+    assert [one.asked for one in (first, lookahead)] == [["draft"]] * 2
+    assert [one.asked for one in (spare, last)] == [["nothing"]] * 2
     chain.ranked([(7, 8, 9)])
     chain.observe([5, 6], [1, 7])
     assert last.tops == [[(7, 8)]]  # it still learns what it learns from
     assert spare.told == last.told == [([], [1, 7])]
     roomy, (_, spare) = chain_of(Draft.chain([1, 2]), Draft.chain([3]), budget=3)
     assert roomy.propose().tokens == (1, 2, 3)
-    assert spare.asked == [None]
+    assert spare.asked == ["draft"]
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.8])
@@ -180,8 +184,8 @@ def note_rooms(executor, told: list[int], gamma: int) -> None:
         chain = make(triple, request)
         propose = chain.drafters[0].propose
 
-        def noted(limit=None):
-            draft = propose(limit)
+        def noted():
+            draft = propose()
             told.append(gamma - len(draft.tokens))
             return draft
 

@@ -27,6 +27,7 @@ from tests.toys import (
 )
 from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafter, DraftModelDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
@@ -69,14 +70,14 @@ class Decoded:
         return self.outputs[request_id][-1].stats
 
 
-class Watched:
+class Watched(NoDrafter):
     """A drafter whose cache is looked at after every step (I9)."""
 
     def __init__(self, drafter):
         self.drafter, self.length = drafter, len(drafter.sequence.prompt)
 
-    def propose(self, limit=None):
-        draft = self.drafter.propose(limit)
+    def propose(self):
+        draft = self.drafter.propose()
         self.fed = max(len(draft.tokens), 1) if self.drafter.choice else 0
         self.proposed = draft.tokens
         return draft

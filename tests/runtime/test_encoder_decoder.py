@@ -150,7 +150,8 @@ def test_bfloat16_weights_decode() -> None:
 
 def test_streams_are_what_generate_says() -> None:
     with open_t5() as llm:
-        chunks = list(llm.stream(PROMPTS, SamplingParams(max_output_len=COUNT)))
+        sampling = SamplingParams(max_output_len=COUNT)
+        chunks = list(llm.stream(PROMPTS, sampling, llm.limits.lookahead))
     for index, text in enumerate(greedy_texts("T5", COUNT)):
         own = [chunk for chunk in chunks if chunk.index == index]
         assert tuple(token for chunk in own for token in chunk.token_ids) == text

@@ -21,7 +21,6 @@ from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
@@ -97,7 +96,7 @@ def mixed_executor(
     cache = KVCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(scores or hash_scores(VOCAB, draft_salt))
     group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
-    factory = Drafters(limits, LookaheadDrafters(options), {"toy": group})
+    factory = Drafters(limits, options, {"toy": group})
     executor, target = toy_executor(
         scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
         max_num_tokens=budget, draft_models=("toy",), max_reused_len=max_reused_len,
@@ -178,8 +177,6 @@ def test_a_request_may_not_draft_more_than_the_executor_has_room_for() -> None:
         executor.submit(request([1], 4, drafter=DrafterSettings(("ngram",), gamma=40)))
     with pytest.raises(UsageError, match="draft model other, which is not loaded"):
         executor.submit(request([1], 4, drafter=DrafterSettings(("draft:other",))))
-    with pytest.raises(UsageError, match="auto with the drafter ngram"):
-        executor.submit(request([1], 4, adaptive=True, drafter=DrafterSettings(("ngram",))))
 
 
 def test_counts_of_earlier_requests_are_kept_when_asked() -> None:

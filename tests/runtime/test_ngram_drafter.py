@@ -32,7 +32,6 @@ from tests.toys import (
     toy_executor,
 )
 from trtla import LLM
-from trtla.runtime.draft import StepLimit
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import top_tokens
@@ -273,8 +272,6 @@ def test_unknown_contexts_end_a_draft_or_are_filled():
     drafted = filling.propose().tokens
     assert len(drafted) == 4
     assert set(drafted) <= set(range(9))
-    assert filling.propose(StepLimit((2,))).size == 3
-    assert filling.propose(StepLimit()).tokens == ()
 
 
 def test_shared_counts_help_the_next_request_and_change_no_text():

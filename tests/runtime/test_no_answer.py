@@ -12,7 +12,7 @@ from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of,
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.drafters.lookahead import LookaheadDrafters, lookahead_drafter
+from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.models.batch import Forwarded
@@ -73,7 +73,7 @@ def broken_after(rule, count, bad=NAN):
 def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temperature):
     rule = hash_rule(6, 2)
     executor, _ = toy_executor(broken_after(rule, 30), 6, LookaheadConfig(4, 4, 4))
-    executor._drafters = Drafters(executor.limits, LookaheadDrafters(DraftOptions()), {})
+    executor._drafters = Drafters(executor.limits, DraftOptions(), {})
     settings = {"drafter": DrafterSettings((names,)), "temperature": temperature}
     asked = [
         request(prompt, 60, None, index, **settings)

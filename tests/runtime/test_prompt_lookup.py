@@ -22,7 +22,7 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.runtime.draft import NO_DRAFT, StepLimit
+from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -65,8 +65,8 @@ def test_i2_sampled_texts_of_a_batch_are_those_of_plain_decoding(prompts, gamma,
         assert tokens_of(outputs[one.request_id]) == tokens_of(run(alone, [one])[one.request_id])
 
 
-def drafted(text, gamma=4, limit=None, **room):
-    return PromptLookupDrafter(gamma, text, **room).propose(limit).tokens
+def drafted(text, gamma=4, **room):
+    return PromptLookupDrafter(gamma, text, **room).propose().tokens
 
 
 def test_the_longest_match_wins_then_the_youngest():
@@ -90,9 +90,6 @@ def test_drafts_end_where_the_output_must():
     for fed in (4, 3, 2, 1, 0):
         assert len(drafter.propose().tokens) == fed
         drafter.observe((), drafter.propose().tokens[:1])
-    assert drafted([1, 2, 1, 2], limit=StepLimit((2, 4))) == (1, 2)
-    assert drafted([1, 2, 1, 2], limit=StepLimit((9,))) == (1, 2, 1, 2)
-    assert drafted([1, 2, 1, 2], limit=StepLimit()) == ()
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4, 8])

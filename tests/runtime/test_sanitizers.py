@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trtla.runtime.models.cpu import library as compiler
+from trtla.runtime.models.cpu.compiler import FLAGS
+from trtla.runtime.models.cpu.library import SOURCES
 
 pytestmark = pytest.mark.sanitizer
 COMPILER = shutil.which("g++")
@@ -39,7 +40,7 @@ def build(tmp_path_factory):
 
     def compile_(source):
         made = tmp_path_factory.mktemp("sanitized") / "step.so"
-        command = [COMPILER, *compiler._FLAGS, *SANITIZED, "-o", str(made), str(source)]
+        command = [COMPILER, *FLAGS, *SANITIZED, "-o", str(made), str(source)]
         subprocess.run(command, check=True)
         return made
 
@@ -60,7 +61,7 @@ def run(library, *command):
 
 
 def test_forwards_and_choices_stay_inside_their_arrays(build):
-    done = run(build(compiler.SOURCES / "step.cpp"), "-m", "tests.runtime.sanitized_forwards")
+    done = run(build(SOURCES / "step.cpp"), "-m", "tests.runtime.sanitized_forwards")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 

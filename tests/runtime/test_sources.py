@@ -16,10 +16,10 @@ from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.request import DraftMemory
 from trtla.runtime.stats import SourceCounts
-from trtla.runtime.tree.drafter import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS
 from trtla.settings.lookahead import AUTOREGRESSIVE

@@ -7,10 +7,13 @@ import random
 import pytest
 
 from trtla import LookaheadConfig
-from trtla.runtime.auto.policy import AutoPolicy
+from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import Guess, NoDrafter
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
+from trtla.runtime.tree.library import SharedTrees
+from trtla.settings.sampling import SamplingParams
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])
 FLAT = CostTable.of([(1, 0.0175), (2, 0.0178)])  # the start of it, which says 0.023 for 20
@@ -71,36 +74,32 @@ def test_no_step_leads_to_impossible_costs():
 
 
 class Foresight(NoDrafter):
-    """A drafter whose guess comes true for so many tokens: the text counts up."""
-
-    lazy_pooling = False
+    """A drafter of whose six tokens so many come true: the text counts up."""
 
     def __init__(self, text, right):
         self._text, self._right = text, right
 
-    def guesses(self):
+    def propose(self):
         start = len(self._text)
-        tokens = tuple(start + i if i < self._right else -1 for i in range(6))
-        return [Guess(tokens, 3)]
+        return Draft.chain([(start + i) % 97 if i < self._right else 98 for i in range(6)])
 
     def observe(self, greedy, committed):
-        """It knows already."""
+        self._text += committed
 
 
 def decode(believed, true, right, steps):
     """(seconds, tokens) of each step, under a policy that begins with the believed table."""
-    policy, text = AutoPolicy(believed, clock=lambda: 0.0), []
-    controller = policy.join(SEVEN, Foresight(text, right), text)
+    policy, shared, text = TreePolicy(believed, clock=lambda: 0.0), SharedTrees(100), []
+    tree = shared.tree([99], SamplingParams(), ("chain",), True)
+    drafter = TreeDrafter(tree, shared, 64, 10**6, others=[Foresight(text, right)])
+    drafter.observe((), [0])
     found = []
     for _ in range(steps):
-        fed, count = 1, 1
-        if policy.idle:
-            policy.skip()
-        elif policy.plan([controller]):
-            limit = controller.limit
-            fed += sum(limit.guess_lengths) + limit.with_window * controller.window_tokens
-            count += min(right, *(limit.guess_lengths[:1] or (0,)))
-        text += range(len(text), len(text) + count)
+        policy.plan([drafter], 1, 1000)
+        draft = drafter.propose()
+        fed, count = draft.size, 1 + min(right, len(draft.tokens))
+        drafter._accepted = count - 1
+        drafter.observe((), [place % 97 for place in range(len(text), len(text) + count)])
         policy.record(fed, 1, 1, count, true.seconds(fed))
         found.append((true.seconds(fed), count))
     return found

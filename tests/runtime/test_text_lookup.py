@@ -1,4 +1,4 @@
-"""What is looked up beside the pool: the text's own end, and n-grams of earlier requests."""
+"""What is looked up beside the pool: the text's own end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import pairwise, takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.pools import KeptPool
 from trtla.runtime.drafters.prompt_lookup import TextIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -51,39 +50,3 @@ def test_an_index_that_grows_finds_what_a_new_one_finds(text, lengths):
     for length in lengths:
         grown += text[len(grown) : len(grown) + length]
         assert index.continuation(3) == found(grown)
-
-
-def test_kept_ngrams_are_found_by_two_tokens_and_by_one():
-    pool = KeptPool(3, 100)
-    pool.insert_text([1, 2, 3, 4, 2, 5, 6], 0)
-    assert pool.lookup([9, 2], 1) == [(5, 6), (3, 4)]
-    assert pool.lookup([1, 2], 2) == [(3, 4)]
-    assert pool.lookup([2], 2) == []
-    assert pool.lookup([6], 1) == []
-
-
-@given(st.lists(texts, max_size=8), st.integers(2, 5), st.integers(1, 40))
-def test_kept_ngrams_are_bounded_and_stood_in_a_text(several, ngram_size, capacity):
-    pool = KeptPool(ngram_size, capacity)
-    for text in several:
-        for start in range(0, len(text), 3):  # as a text grows
-            pool.insert_text(text[: start + 3], start)
-        assert len(pool) <= capacity
-    for context in (1, 2):
-        for key in ([a, b] for a in range(3) for b in range(3)):
-            for value in pool.lookup(key, context):
-                gram = [*key[-context:], *value]
-                assert any(
-                    text[i : i + len(gram)] == gram for text in several for i in range(len(text))
-                )
-
-
-def test_the_key_that_was_used_longest_ago_goes_first():
-    pool = KeptPool(2, 4)
-    pool.insert_text([1, 2], 0)  # 1 -> 2
-    pool.insert_text([3, 4], 0)  # 3 -> 4
-    assert pool.lookup([1], 1) == [(2,)]
-    for token in (5, 7, 9):
-        pool.insert_text([token, token + 1], 0)
-    assert pool.lookup([1], 1) == [(2,)]
-    assert pool.lookup([3], 1) == []

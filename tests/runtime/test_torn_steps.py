@@ -191,9 +191,9 @@ class Raising(NoDrafter):
             if self.left < 0:
                 raise self.error
 
-    def propose(self, limit=None):
+    def propose(self):
         self.count("propose")
-        return super().propose(limit)
+        return super().propose()
 
     def observe(self, greedy, committed):
         self.count("observe")

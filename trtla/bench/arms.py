@@ -138,7 +138,7 @@ class Arm:
 
 
 class EngineArm(Arm):
-    """Our engine with one drafter for all requests; None is the engine's own triple.
+    """Our engine with one drafter for all requests; no triple is what the `LLM` was opened with.
 
     What its drafts learn serves its own later batches of the round, and no other arm.
 
@@ -294,8 +294,13 @@ def _engine_bytes(llm: LLM) -> int:
 def engine_arms(
     llm: LLM, triples: Sequence[Lookahead], drafters: Sequence[DrafterSettings] = ()
 ) -> list[Arm]:
-    """`ar`, the triples of lookahead alone, then other drafters and chains; none twice."""
+    """`ar`, the triples of lookahead alone, then other drafters and chains; none twice.
+
+    Those draft with the largest triple where one is named, else with what the model is opened with.
+    """
     alone = (LOOKAHEAD.drafter, NO_DRAFTER.drafter)
     arms: list[Arm] = [EngineArm(llm, triple) for triple in (AUTOREGRESSIVE, *triples)]
-    arms += [EngineArm(llm, None, one) for one in drafters if one.drafter not in alone]
+    fixed = llm.limits.lookahead if any(triple != "auto" for triple in triples) else None
+    others = (one for one in drafters if one.drafter not in alone)
+    arms += [EngineArm(llm, fixed, one, one.name) for one in others]
     return list({arm.name: arm for arm in arms}.values())

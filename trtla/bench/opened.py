@@ -42,7 +42,7 @@ class Setup:
 
     model: str
     lookahead: LookaheadConfig | None
-    """The triple to open the model with; None is the engine's own."""
+    """The triple to open the model with; None: the engine's, or auto."""
     tokenizer_dir: str | None
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -61,6 +61,8 @@ class Setup:
     draft_device: str | None = None
     """Where they run; None: where the model does. `draft_dtype` likewise."""
     draft_dtype: str | None = None
+    corpus: tuple[str, ...] = ()
+    """Files of text to draft from."""
     asking: Asking = AS_TEXT
     """Whether texts are put into the chat template."""
 
@@ -84,6 +86,7 @@ class Setup:
             draft_models=self.draft_models,
             draft_device=self.draft_device,
             draft_dtype=self.draft_dtype,
+            corpus=self.corpus,
         )
 
 

@@ -41,11 +41,12 @@ from trtla.settings.sampling import Filters, SamplingParams
 class Sweep(Setup):
     """What to measure: every combination of the lists is a cell.
 
-    Triples and drafters are arms beside plain decoding; without any, lookahead is one.
+    Triples and drafters are arms beside plain decoding; without any, lookahead is one, with auto
+    where the engine has that.
     """
 
     triples: tuple[Lookahead, ...]
-    """Empty: the engine's own, where lookahead drafts."""
+    """Empty: what the model is opened with, where lookahead drafts."""
     peers: tuple[str, ...]
     hf_model_dir: str | None
     assistant_dir: str | None
@@ -125,7 +126,7 @@ class _Bench:
                 check_request(triple, limit, "--lookahead")
         drafters, triples = self._sweep.drafters, self._sweep.triples
         if not triples and (not drafters or LOOKAHEAD.drafter in (d.drafter for d in drafters)):
-            triples = (limit,)
+            triples = (self._llm.lookahead,)
         arms = engine_arms(self._llm, triples, drafters)
         peers = {arm.name: arm for arm in (*self._hugging_face_arms(), *self._llama_cpp_arms())}
         return arms + [peers[name] for name in self._sweep.peers]

@@ -244,9 +244,6 @@ def _together(settings: ChatSettings, given: set[str]) -> ChatSettings:
     """What one side names drafts, whatever drafts otherwise: a triple, or a drafter."""
     if "lookahead" in given and "drafter" not in given and not settings.drafter.uses_lookahead:
         return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})
-    alone = settings.drafter.drafter == LOOKAHEAD.drafter
-    if "lookahead" not in given and settings.lookahead == "auto" and not alone:
-        return replace(settings, lookahead=None)
     return settings
 
 

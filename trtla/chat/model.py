@@ -57,9 +57,9 @@ class ChatModel:
         return self.limits.max_text_len
 
     def resolved(self, settings: ChatSettings) -> ChatSettings:
-        """The settings for this model: its own triple, and no template where it has none."""
+        """The settings for this model: its own default, and no template where it has none."""
         chat = settings.chat and self.tokenizer.has_chat_template
-        lookahead = settings.lookahead or self.limits.lookahead
+        lookahead = settings.lookahead or self._llm.lookahead
         return replace(settings, chat=chat, lookahead=lookahead)
 
     def check(self, settings: ChatSettings, name: str) -> None:

@@ -47,7 +47,7 @@ class ChatSettings:
     def by_ngrams(self) -> ChatSettings:
         """With n-gram drafts."""
         drafter = replace(self.drafter, drafter=("ngram",), egag=False, rejection=False)
-        return replace(self, drafter=drafter, lookahead=None)
+        return replace(self, drafter=drafter)
 
     @property
     def answering(self) -> ChatSettings:

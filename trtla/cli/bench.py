@@ -20,7 +20,7 @@ from trtla.cli.bench_flags import (
     shared_setup,
 )
 from trtla.cli.command import Command
-from trtla.cli.drafter_options import check_drafters, drafter_arms
+from trtla.cli.drafter_options import check_drafters, corpus_flag, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     MODEL,
@@ -83,7 +83,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     "--lookahead",
     section="Arms",
     type=LOOKAHEAD,
-    show_default="the engine's",
+    show_default="auto; of a TensorRT-LLM engine its own",
     help="Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
     "the engine's. A Hugging Face folder takes any.",
 )
@@ -167,6 +167,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     help="Runs of every arm.",
 )
 @drafter_arms
+@corpus_flag
 @draft_flags
 @ablation_flags
 @trtllm_flags
@@ -229,6 +230,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
         batch_sizes=given.batch_size,
         trtllm=given.trtllm,
         draft_options=given.draft_options,
+        corpus=given.corpus,
         triples=given.lookahead,
         peers=tuple(dict.fromkeys(given.compare)),
         hf_model_dir=given.hf_model_dir,

@@ -50,6 +50,7 @@ class BenchFlags(DraftFlags):
     output_format: str
     drafters: tuple[str, ...]
     """Those of --drafter; `drafter` has what they have in common."""
+    corpus: tuple[str, ...]
     trtllm: TrtllmSettings
     ablation: bool
     prompt: str | None

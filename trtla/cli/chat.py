@@ -17,12 +17,14 @@ import click
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
     DRAFTERS,
-    ModelFlags,
+    CorpusFlags,
+    check_corpus,
     check_drafters,
+    corpus_flags,
     drafter_flags,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
-from trtla.cli.loading import loading, open_llm
+from trtla.cli.loading import loading, open_llm, save_corpus
 from trtla.cli.options import (
     PATH,
     color_flag,
@@ -70,7 +72,7 @@ _SHIPPED_NOTE = (
 
 
 @dataclass(frozen=True)
-class ChatFlags(ModelFlags):
+class ChatFlags(CorpusFlags):
     """The command's flags as click parsed them."""
 
     chat: bool
@@ -105,6 +107,7 @@ class ChatFlags(ModelFlags):
     metavar="PATH",
     help="Draft models to load, so that /drafter draft:PATH can choose them.",
 )
+@corpus_flags
 @draft_flags
 @trtllm_flags
 @setting(
@@ -144,7 +147,8 @@ def chat(console: Console, /, **flags: Any) -> None:
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in given.draft_model
     ]
-    models = check_drafters(given.engine_dir, named, given.lookahead, given)
+    models = check_drafters(given.engine_dir, named, given)
+    check_corpus(given)
     with _open(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
@@ -152,6 +156,7 @@ def chat(console: Console, /, **flags: Any) -> None:
         session = _session(llm, sampling, given)
         _remember(model)
         _converse(session, llm, console)
+        save_corpus(console, llm, given.save_corpus)
 
 
 def _model(named: str | None, console: Console) -> str:
@@ -218,7 +223,7 @@ def _open(given: ChatFlags, draft_models: list[str]) -> LLM:
     if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
         trtllm = replace(given.trtllm, kv_cache_enable_block_reuse=True)
         return open_llm(given, draft_models, max_batch_size=1, trtllm=trtllm)
-    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True)
+    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True, corpus=given.corpus)
 
 
 def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:

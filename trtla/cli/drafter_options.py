@@ -5,22 +5,23 @@ From flags to `DrafterSettings`, and what can be refused of them before torch is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import DTYPES, options_of, setting, several, stack
+from trtla.cli.options import DTYPES, PATH, options_of, setting, several, stack
+from trtla.cli.settings import check_folder
 from trtla.cli.values import DEVICE, TEXT
 from trtla.errors import UsageError
 from trtla.settings.drafting import (
     DrafterSettings,
     DraftOptions,
-    check_auto,
     check_draft_place,
     check_drafts_itself,
     check_used,
+    refuse_texts,
 )
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.fields import declared
@@ -53,6 +54,14 @@ class ModelFlags(DraftFlags):
     lookahead: Lookahead | None
     trtllm: TrtllmSettings
     sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class CorpusFlags(ModelFlags):
+    """Texts that drafts are taken from, beside the request's own."""
+
+    corpus: tuple[str, ...]
+    save_corpus: str | None
 
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
@@ -92,10 +101,42 @@ drafter_arms = stack(
 """Several, to compare."""
 
 
+corpus_flag = several(
+    "--corpus",
+    section=DRAFTERS,
+    type=PATH,
+    help="Texts to draft from: text files, .jsonl files with text, and files of --save-corpus. Of "
+    "more than 1,000,000 tokens the last ones count.",
+)
+corpus_flags = stack(
+    corpus_flag,
+    setting(
+        "--save-corpus",
+        section=DRAFTERS,
+        type=PATH,
+        help="Write the texts that were drafted from, outputs too, to this file, for --corpus.",
+    ),
+)
+
+
+def check_corpus(given: CorpusFlags) -> None:
+    """Refuse a corpus for an engine that drafts from none, and a file that cannot be written.
+
+    Raises:
+        UsageError: TensorRT-LLM runs the engine, or another file is in the place.
+    """
+    if (given.corpus or given.save_corpus) and is_trtllm(Path(given.engine_dir)):
+        raise refuse_texts(given.engine_dir, "a corpus")
+    if given.save_corpus is not None:
+        from trtla.llm.corpus import check_replaced
+
+        check_folder(Path(given.save_corpus), "--save-corpus")
+        check_replaced(Path(given.save_corpus))
+
+
 def check_drafters(
     engine_dir: str,
     settings: Iterable[tuple[str, DrafterSettings]],
-    lookahead: Lookahead | None = None,
     flags: DraftFlags | None = None,
 ) -> list[str]:
     """Check drafters against the model that they draft for, without loading any.
@@ -103,7 +144,6 @@ def check_drafters(
     Args:
         engine_dir: an engine or a Hugging Face folder.
         settings: (name, drafter) of the command and of every request that brings its own.
-        lookahead: the default triple.
         flags: the command's, for the device and the type of draft models.
 
     Returns:
@@ -123,11 +163,23 @@ def check_drafters(
     if flags is not None:
         place = (flags.draft_device, flags.draft_dtype)
         check_draft_place(*place, bool(models), engine_dir if trtllm else None)
-    if lookahead == "auto":
-        check_auto(given[0][1], given[0][0])
     for path in models:
         check_vocabulary(path, folder)
     return list(models)
+
+
+def check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
+    """Refuse to compare samples that only share a distribution.
+
+    Raises:
+        UsageError: one of these drafters, each with its name, asks for rejection.
+    """
+    for name, settings in drafters:
+        if settings.rejection:
+            raise UsageError(
+                f"{name} asks for rejection, which draws other samples of the same distribution",
+                "omit --check-lossless or --rejection",
+            )
 
 
 def _draft_models(settings: Iterable[DrafterSettings]) -> list[str]:

@@ -37,7 +37,7 @@ from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
@@ -147,11 +147,11 @@ def explain(console: Console, /, **flags: Any) -> None:
     console.color = given.color
     _check(given)
     named = [("--drafter", given.drafter)]
-    models = check_drafters(given.engine_dir, named, given.lookahead, given)
+    models = check_drafters(given.engine_dir, named, given)
     request = _request(given)
     folders = (given.engine_dir, given.tokenizer_dir)
     check_template(console, given.asking, folders, [(request.name, request.prompt)])
-    with open_llm(given, models, max_batch_size=1, lookahead=given.lookahead) as llm:
+    with open_llm(given, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 
@@ -195,7 +195,10 @@ def _record_and_report(
     from trtla.explain.record import record_run
     from trtla.explain.words import Words, document
 
-    run = record_run(llm, request.prompt, request.sampling, given.request_lookahead)
+    lookahead: Lookahead | None = given.request_lookahead
+    if lookahead is None and given.lookahead == "auto":
+        lookahead = "auto"
+    run = record_run(llm, request.prompt, request.sampling, lookahead)
     completion = run.completion
     decode = llm.tokenizer.decode if llm.tokenizer else None
     words = Words(decode, (*completion.input_ids, *completion.output_ids))

@@ -10,8 +10,11 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -19,7 +22,7 @@ from click.core import ParameterSource
 from trtla.cli.app import cli
 from trtla.cli.command import ModelPath
 from trtla.console import Console
-from trtla.errors import CheckFailed, TrtlaError, did_you_mean, sentence
+from trtla.errors import CheckFailed, TrtlaError, TrtlaWarning, did_you_mean, sentence
 from trtla.trtllm import library as mpi
 
 
@@ -50,7 +53,8 @@ def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) ->
     if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 is refused where it is read
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
-        code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
+        with _warnings_as_notes(console):
+            code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
         sys.stdout.flush()
     except Exception as error:
         if interrupted() or isinstance(error, click.Abort):
@@ -59,6 +63,23 @@ def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) ->
             return _broken_pipe()
         return _report(error, console)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _warnings_as_notes(console: Console) -> Iterator[None]:
+    """Print trtla's own warnings as notes; those of other libraries stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrtlaWarning):
+                console.note(f"note: {message}")
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = note
+        warnings.simplefilter("always", TrtlaWarning)
+        yield
 
 
 def _early(args: list[str], *names: str) -> bool:

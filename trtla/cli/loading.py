@@ -5,15 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from trtla.settings.drafting import LOOKAHEAD
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtla.cli.drafter_options import ModelFlags
+    from trtla.console import Console
     from trtla.llm.llm import LLM
-    from trtla.settings.lookahead import LookaheadConfig
 
 
 @contextmanager
@@ -31,13 +28,11 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-def usual_lookahead(given: ModelFlags) -> LookaheadConfig | Literal["auto"] | None:
-    """What --lookahead is where it is not given: an engine's own triple; auto for other models."""
-    from trtla.formats.folder import folder_kind
-
-    if given.lookahead is not None or given.drafter.drafter != LOOKAHEAD.drafter:
-        return given.lookahead
-    return None if folder_kind(Path(given.engine_dir)) == "engine" else "auto"
+def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
+    """Write what --save-corpus asks for, if anything."""
+    if path is not None:
+        llm.save_corpus(path)
+        console.note(f"note: wrote {path}")
 
 
 def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -> LLM:
@@ -53,7 +48,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
 
         set_threads(given.threads)
         settings: dict[str, Any] = {
-            "lookahead": usual_lookahead(given),
+            "lookahead": given.lookahead,
             "tokenizer_dir": given.tokenizer_dir,
             "device": given.device,
             "dtype": given.dtype,

@@ -194,10 +194,10 @@ opening_flags = stack(
         section="Model",
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
-        show_default="the engine's; auto for a model that is not built",
+        show_default="auto; of a TensorRT-LLM engine its own",
         help="window,ngram,verification of all requests; must give the same max_draft_len as the "
-        "engine's. auto: the engine's, of which each step uses only as many draft tokens as are "
-        "worth their cost (torch engines).",
+        "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
+        "most those of the engine's triple; whatever drafts (torch engines).",
     ),
 )
 """How a model is opened."""

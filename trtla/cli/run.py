@@ -20,12 +20,15 @@ from trtla.cli.beam_options import (
 )
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    ModelFlags,
+    CorpusFlags,
+    check_comparable,
+    check_corpus,
     check_drafters,
+    corpus_flags,
     drafter_flags,
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
-from trtla.cli.loading import open_llm
+from trtla.cli.loading import open_llm, save_corpus
 from trtla.cli.options import (
     chat_flags,
     color_flag,
@@ -42,13 +45,20 @@ from trtla.cli.options import (
     trtllm_flags,
     with_processor,
 )
-from trtla.cli.run_prompts import USUAL_LEN, announce_stdin, as_messages, fitted, sized
+from trtla.cli.run_prompts import (
+    USUAL_LEN,
+    announce_stdin,
+    as_messages,
+    check_expected,
+    fitted,
+    sized,
+)
 from trtla.cli.settings import source
 from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError, trtllm_cannot
-from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, check_auto
+from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
@@ -68,7 +78,7 @@ _LENGTH = {
 
 
 @dataclass(frozen=True)
-class RunFlags(ModelFlags):
+class RunFlags(CorpusFlags):
     """The command's flags as click parsed them."""
 
     request_lookahead: tuple[Lookahead, ...]
@@ -76,6 +86,7 @@ class RunFlags(ModelFlags):
     max_batch_size: int | None
     input_text: tuple[str, ...]
     input_file: str | None
+    expected_output: tuple[str, ...]
     asking: Asking
     stream: bool
     check_lossless: bool
@@ -110,6 +121,14 @@ class RunFlags(ModelFlags):
     help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
     "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
 )
+@several(
+    "--expected-output",
+    section="Prompts",
+    type=TEXT,
+    metavar="TEXT|@FILE",
+    help="What the outputs are expected to be like, such as a text that a prompt asks to edit: "
+    "drafts are taken from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
+)
 @chat_flags
 @model_flags
 @several(
@@ -138,6 +157,7 @@ class RunFlags(ModelFlags):
 )
 @beam_flags
 @drafter_flags
+@corpus_flags
 @draft_flags
 @trtllm_flags
 @switch("--stream", section="Output", help="Print text as it comes.")
@@ -165,15 +185,14 @@ def run(console: Console, /, **flags: Any) -> None:
         check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
     drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
-    models = check_drafters(given.engine_dir, drafters, given.lookahead, given)
+    models = check_drafters(given.engine_dir, drafters, given)
+    check_corpus(given)
+    check_expected(given.engine_dir, requests)
     if given.check_lossless:
-        _check_comparable(drafters)
-    for request in requests:
-        if request.lookahead == "auto":
-            check_auto(request.drafter or drafter, request.name)
+        check_comparable(drafters)
     asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
     check_template(console, given.asking, (given.engine_dir, given.tokenizer_dir), asked)
-    with open_llm(given, models, max_batch_size=given.max_batch_size) as llm:
+    with open_llm(given, models, max_batch_size=given.max_batch_size, corpus=given.corpus) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         requests = as_messages(llm, requests)
@@ -183,16 +202,7 @@ def run(console: Console, /, **flags: Any) -> None:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
             _decode_and_report(console, llm, requests, given)
-
-
-def _check_comparable(drafters: Sequence[tuple[str, DrafterSettings]]) -> None:
-    """Refuse to compare samples that only share a distribution."""
-    for name, settings in drafters:
-        if settings.rejection:
-            raise UsageError(
-                f"{name} asks for rejection, which draws other samples of the same distribution",
-                "omit --check-lossless or --rejection",
-            )
+        save_corpus(console, llm, given.save_corpus)
 
 
 def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
@@ -205,7 +215,8 @@ def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
         )
     announce_stdin(console, named=bool(given.input_text) or given.input_file is not None)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
-    requests = gather(texts, file, given.sampling, triples, given.drafter, given.asking)
+    how = (given.sampling, triples, given.drafter, given.asking, given.expected_output)
+    requests = gather(texts, file, *how)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
@@ -306,6 +317,9 @@ def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
         yield "--request-lookahead", _UNDRAFTED
     if given.lookahead == "auto":
         yield "--lookahead auto", _UNDRAFTED
+    for flag in ("corpus", "save_corpus"):
+        if source(context, flag) == "flag":
+            yield f"--{flag.replace('_', '-')}", _UNDRAFTED
     # Presets and the environment name a drafter for whatever can be drafted for.
     if source(context, "drafter") == "flag" and given.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
@@ -325,5 +339,7 @@ def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]
             yield f"allotted_time_ms of {request.name}", _UNTIMED
         if request.lookahead not in (None, AUTOREGRESSIVE):
             yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
+        if request.expected_output:
+            yield f"expected_output of {request.name}", _UNDRAFTED
         if drafter.drafter != NO_DRAFTER.drafter:
             yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtla.cli.engine_check import is_trtllm
 from trtla.console import Console
+from trtla.settings.drafting import refuse_texts
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -35,6 +38,13 @@ def announce_stdin(console: Console, *, named: bool) -> None:
     with suppress(OSError):  # Windows waits for sockets only
         if not select.select([sys.stdin], [], [], _WAIT_S)[0]:
             console.note("note: reads the prompt from stdin; --input-text gives another one")
+
+
+def check_expected(engine_dir: str, requests: Sequence[PromptRequest]) -> None:
+    """Refuse expected outputs where TensorRT-LLM makes the drafts."""
+    asked = [request.name for request in requests if request.expected_output]
+    if asked and is_trtllm(Path(engine_dir)):
+        raise refuse_texts(asked[0], "an expected output")
 
 
 def as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:

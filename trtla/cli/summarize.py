@@ -15,12 +15,14 @@ import click
 
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    ModelFlags,
+    CorpusFlags,
+    check_corpus,
     check_drafters,
+    corpus_flags,
     drafter_flags,
 )
 from trtla.cli.engine_check import check_triples
-from trtla.cli.loading import open_llm
+from trtla.cli.loading import open_llm, save_corpus
 from trtla.cli.options import (
     MODEL,
     PATH,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SummarizeFlags(ModelFlags):
+class SummarizeFlags(CorpusFlags):
     """The command's flags as click parsed them."""
 
     hf_model_dir: str | None
@@ -109,6 +111,7 @@ class SummarizeFlags(ModelFlags):
 @chat_flags
 @sampling_flags
 @drafter_flags
+@corpus_flags
 @draft_flags
 @trtllm_flags
 @switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
@@ -136,7 +139,8 @@ def summarize(console: Console, /, **flags: Any) -> None:
     given = parsed(SummarizeFlags, flags)
     _check(given)
     check_triples(given.engine_dir, given.lookahead)
-    check_drafters(given.engine_dir, [("--drafter", given.drafter)], given.lookahead, given)
+    check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
+    check_corpus(given)
     work.require_extras(given.dataset)
     folder = given.tokenizer_dir or given.hf_model_dir
     check_texts(console, given.asking, (given.engine_dir, folder))
@@ -173,7 +177,7 @@ def _measure(
 
     folder = given.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
-    with open_llm(given, tokenizer_dir=folder, max_batch_size=size) as llm:
+    with open_llm(given, tokenizer_dir=folder, max_batch_size=size, corpus=given.corpus) as llm:
         if not llm.is_leader:
             return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
@@ -184,6 +188,7 @@ def _measure(
         sides: list[Measured] = []
         if given.run_engine:
             sides += _engine_sides(llm, prompts, given, console.progress)
+        save_corpus(console, llm, given.save_corpus)
         engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
         arithmetic = (given.device, given.dtype, engine_dtype)

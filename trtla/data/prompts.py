@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class _Line(BaseModel):
     category: Any = None
     reference: Any = None
     lookahead: str | list[int] | None = None
+    expected_output: str | list[int] | None = None
 
 
 def prompt_line(*kinds: type) -> type[_Line]:
@@ -77,6 +79,8 @@ class PromptRequest:
     """Its place in a conversation; a later turn continues the request before, with its answer."""
     is_chat: bool = False
     """A text that is asked as a chat where the model has a template."""
+    expected_output: str | tuple[int, ...] | None = None
+    """What its output is expected to be like: drafts are taken from it."""
 
 
 def gather(
@@ -86,6 +90,7 @@ def gather(
     lookaheads: Sequence[Lookahead] = (),
     drafter: DrafterSettings = LOOKAHEAD,
     asking: Asking = AS_TEXT,
+    expected: Sequence[str] = (),
 ) -> list[PromptRequest]:
     """The prompts of --input-text, then those of --input-file; without both, what is piped in.
 
@@ -96,13 +101,19 @@ def gather(
         lookaheads: none, one for all prompts, or one a prompt; triples or `auto`.
         drafter: what drafts for prompts that bring nothing of their own.
         asking: whether texts become messages.
+        expected: none, one output for all prompts, or one a prompt: a text, `@FILE` for a file's,
+            or `-` for all of stdin.
 
     Raises:
-        UsageError: no prompts, an unusable file or line, more triples than prompts, or token ids
-            are to be asked as a chat.
+        UsageError: no prompts, an unusable file or line, more triples or expected outputs than
+            prompts, or token ids are to be asked as a chat.
     """
-    if file == STDIN and STDIN in texts:
-        raise UsageError("stdin is asked for twice", "use - for --input-text or for --input-file")
+    if [file, *texts, *expected].count(STDIN) > 1:
+        raise UsageError(
+            "stdin is asked for twice",
+            "use - once, for --input-text, --input-file or --expected-output",
+        )
+    outputs = [_expected_text(one) for one in expected]
     requests = [
         PromptRequest(f"text {i}", _stdin_text() if text == STDIN else text, sampling)
         for i, text in enumerate(texts)
@@ -121,7 +132,17 @@ def gather(
         if isinstance(request.prompt, str):
             check_text(request.prompt, request.name)
     asked = [_asked(request, asking) for request in requests]
-    return _with_lookaheads(asked, lookaheads)
+    asked = _with_each(asked, "lookahead", lookaheads, "--request-lookahead has {} triples")
+    return _with_each(asked, "expected_output", outputs, "--expected-output has {} texts")
+
+
+def _expected_text(given: str) -> str:
+    """The text that a value of --expected-output stands for."""
+    if given.startswith("@"):
+        return read_text(Path(given[1:]))
+    text = _stdin_text() if given == STDIN else given
+    check_text(text, "--expected-output")
+    return text
 
 
 def as_chats(requests: Sequence[PromptRequest]) -> list[PromptRequest]:
@@ -145,20 +166,21 @@ def _asked(request: PromptRequest, asking: Asking) -> PromptRequest:
     return request
 
 
-def _with_lookaheads(
-    requests: list[PromptRequest], lookaheads: Sequence[Lookahead]
+def _with_each(
+    requests: list[PromptRequest], key: str, values: Sequence[Any], said: str
 ) -> list[PromptRequest]:
-    if not lookaheads:
+    """The requests with a flag's values, one for all or one each, where they have none."""
+    if not values:
         return requests
-    if len(lookaheads) not in (1, len(requests)):
+    if len(values) not in (1, len(requests)):
         raise UsageError(
-            f"--request-lookahead has {len(lookaheads)} triples for {len(requests)} prompts",
+            f"{said.format(len(values))} for {len(requests)} prompts",
             "give one for all prompts, or one for each",
         )
-    wide = list(lookaheads) * len(requests) if len(lookaheads) == 1 else lookaheads
+    wide = list(values) * len(requests) if len(values) == 1 else values
     return [
-        r if r.lookahead else replace(r, lookahead=triple)
-        for r, triple in zip(requests, wide, strict=True)
+        replace(request, **{key: value}) if getattr(request, key) is None else request
+        for request, value in zip(requests, wide, strict=True)
     ]
 
 
@@ -217,16 +239,19 @@ def _from_line(
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
-    settings = (sampling, lookahead, None if own is drafter else own)
+    given, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
+    made = partial(
+        PromptRequest, expected_output=tuple(expected) if isinstance(expected, list) else expected
+    )
     if line.messages is not None:
-        yield PromptRequest(where, check_messages(line.messages, where), *settings)
+        yield made(where, check_messages(line.messages, where), *given)
     elif line.turns is None:
         prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-        yield PromptRequest(where, prompt, *settings)
+        yield made(where, prompt, *given)
     else:
         for turn, text in enumerate(line.turns or [""]):  # an empty prompt is refused
             name = f"turn {turn + 1} of {where}" if turn else where
-            yield PromptRequest(name, text, *settings, turn=turn, is_chat=True)
+            yield made(name, text, *given, turn=turn, is_chat=True)
 
 
 def _lookahead(line: _Line) -> Lookahead | None:

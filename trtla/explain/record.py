@@ -14,15 +14,15 @@ from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.tree.drafter import TreeDrafter
 
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion
     from trtla.llm.llm import LLM, Prompt
     from trtla.runtime.request import Request
     from trtla.settings.drafting import DrafterSettings
-    from trtla.settings.lookahead import LookaheadConfig
+    from trtla.settings.lookahead import Lookahead
     from trtla.settings.sampling import SamplingParams
 
 Ngram = tuple[int, ...]
@@ -153,21 +153,22 @@ def record_run(
     llm: LLM,
     prompt: Prompt,
     sampling: SamplingParams | None = None,
-    lookahead: LookaheadConfig | None = None,
+    lookahead: Lookahead | None = None,
     drafter: DrafterSettings | None = None,
 ) -> RecordedRun:
     """Answer one prompt and record every step; torch engines only.
 
     Args:
-        llm: the model.
-        prompt, sampling, lookahead, drafter: as for `LLM.generate`.
+        prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a lookahead it is the
+            largest triple.
 
     Raises:
         UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
         TrtlaError: the executor gave the prompt up.
     """
     watch = RecorderWatch(StepRecorder)
-    chunks = llm.stream(prompt, sampling, lookahead, drafter=drafter, watch=watch)
+    asked = lookahead or llm.limits.lookahead
+    chunks = llm.stream(prompt, sampling, asked, drafter=drafter, watch=watch)
     (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
     recorder = watch.recorders[0]
     return RecordedRun(tuple(recorder.steps), completion, len(recorder.request.input_ids))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from os import PathLike
 from typing import Any
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.llm.prompt import Prompt, as_prompts
+from trtla.llm.prompt import ExpectedOutput, Prompt, as_prompts, prompt_text
 from trtla.llm.text import Tokenizer
-from trtla.llm.text_stream import TextStream
+from trtla.llm.text_stream import StopStrings, TextStream
 from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.fields import shown
+from trtla.settings.fields import is_whole, shown
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
@@ -143,12 +144,43 @@ class Answer:
         )
 
 
+def new_answer(index: int, request: Request, prompt: Prompt, tokenizer: Tokenizer | None) -> Answer:
+    """The answer to a prompt at its beginning; its request knows the stop strings.
+
+    Raises:
+        UsageError: there is a stop string, and no tokenizer.
+    """
+    stop = request.sampling.stop
+    if tokenizer is None:
+        if stop:
+            raise UsageError(
+                f"{request.name} has a stop string, but the model has no tokenizer",
+                "omit stop, or give --tokenizer-dir",
+            )
+        return Answer(index, request, None, None)
+    new_stream = partial(tokenizer.stream, request.input_ids, stop)
+    if stop:
+        request = replace(request, stop_check=StopStrings(new_stream))
+    text = prompt_text(prompt, request.given_ids, tokenizer)
+    return Answer(index, request, text, new_stream())
+
+
 def _join(pieces: Sequence[Piece]) -> str:
     return "".join(text for text, _ in pieces)
 
 
-Asked = tuple[Prompt, SamplingParams, Lookahead | None, DrafterSettings | None, str]
-"""A prompt with its own settings, and what errors call it."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt with its own settings."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    lookahead: Lookahead | None
+    drafter: DrafterSettings | None
+    expected_output: ExpectedOutput | None
+    name: str
+    """What errors call it."""
+
 
 _TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 
@@ -214,11 +246,27 @@ _DRAFTERS = _Setting(
     lambda value: value is None or isinstance(value, DrafterSettings),
     "give DrafterSettings, such as DrafterSettings(('ngram',))",
 )
+_EXPECTED = _Setting(
+    "expected_output",
+    "expected outputs",
+    "a text or token ids",
+    lambda value: value is None or isinstance(value, str) or _is_ids(value),
+    "give a text or a list of token ids",
+)
 _NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
 
 
+def _is_ids(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
+
+
 def asked(
-    prompts: object, sampling: object, lookahead: object, drafter: object, names: object
+    prompts: object,
+    sampling: object,
+    lookahead: object,
+    drafter: object,
+    expected_output: object,
+    names: object,
 ) -> list[Asked]:
     """Every prompt with its own settings; the arguments are those of `LLM.generate`.
 
@@ -228,16 +276,18 @@ def asked(
     """
     many = as_prompts(prompts)
     number = len(many)
+    expected = expected_output
     labels = [f"prompt {index}" for index in range(number)] if names is None else names
     each = zip(
         many,
         _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
         _one_each(lookahead, number, _LOOKAHEADS),
         _one_each(drafter, number, _DRAFTERS),
+        _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
         _one_each(labels, number, _NAMES),
         strict=True,
     )
-    return list(each)
+    return [Asked(*one) for one in each]
 
 
 def check_opened_with(model: object, lookahead: object, drafter: object) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from trtla.errors import UsageError
-from trtla.formats.engine import Engine
 from trtla.llm.answer import (
     Answer,
+    Asked,
     BeamText,
     Chunk,
     Completion,
@@ -20,7 +18,9 @@ from trtla.llm.answer import (
     asked,
     beam_text,
     check_opened_with,
+    new_answer,
 )
+from trtla.llm.corpus import Corpus
 from trtla.llm.open import (
     DEFAULT_LOOKAHEAD,
     draft_engines,
@@ -28,14 +28,13 @@ from trtla.llm.open import (
     open_model,
     open_tokenizer,
 )
-from trtla.llm.prompt import Prompt, prompt_ids, prompt_text
+from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
 from trtla.llm.shared_executor import Caller, SharedExecutor
-from trtla.llm.text_stream import StopStrings
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, DraftMemory, Request
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions, check_auto
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
 from trtla.settings.lookahead import Lookahead, refuse_auto
@@ -71,16 +70,21 @@ class LLM:
         draft_device: str | None = None,
         draft_dtype: str | None = None,
         block_reuse: bool = False,
+        corpus: Sequence[str | Path] = (),
     ) -> None:
         """Open the model.
 
         Args:
             model: an engine directory made by `trtla build`, or a Hugging Face folder, its name
                 on the hub (`org/name`) or a GGUF file, converted in memory; T5 runs as it is.
-            lookahead: the default triple; None takes the engine's own, or (7,7,7) for a Hugging
-                Face folder. `auto` does so too, and makes requests without a triple adaptive.
+            lookahead: what requests that name nothing else are decoded with. A triple: every step
+                feeds all of it. `auto`: each step feeds what pays, at most the engine's triple, or
+                (7,7,7) for a Hugging Face folder. None is auto; on engines of TensorRT-LLM, which
+                have none, the engine's triple.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
+            corpus: files of text to draft from: text files, .jsonl files with `text`, and those of
+                `save_corpus`. Of a longer one the last million tokens count; it changes no text.
 
         All others are those of `ExecutorOptions`; None is their default.
 
@@ -89,12 +93,15 @@ class LLM:
             TrtlaError: the engine's backend cannot run here.
         """
         check_opened_with(model, lookahead, drafter)
-        self._adaptive, self._drafter = lookahead == "auto", drafter or LOOKAHEAD
+        self._drafter = drafter or LOOKAHEAD
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
-        if self._adaptive:
-            _check_adaptive(self.engine, self._drafter)
+        self._adaptive = default is None and self.engine.backend != "tensorrt-llm"
+        if lookahead == "auto" and not self._adaptive:
+            raise refuse_auto(self.engine.name)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
+        self._corpus = Corpus(self.engine, self.tokenizer)
+        drafted_from = self._corpus.read(corpus)
         options = ExecutorOptions(
             lookahead=default,
             device=device,
@@ -111,14 +118,31 @@ class LLM:
         paths = texts("draft_models", draft_models, "paths")
         drafting = draft_engines(self.engine, self._drafter, paths)
         self._executor = open_executor(self.engine, options, drafting)
+        if drafted_from:
+            self._executor.add_texts(drafted_from)
         self._shared = SharedExecutor(self._executor)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
+
+    def save_corpus(self, path: str | Path) -> None:
+        """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
+
+        Raises:
+            UsageError: another file is there, or the engine is TensorRT-LLM's.
+            TrtlaError: the file cannot be written.
+        """
+        kept = self._shared.call(lambda executor: executor.kept_texts())
+        self._corpus.write(Path(path), kept)
 
     @property
     def limits(self) -> ExecutorLimits:
         """What prompts and settings must fit into."""
         return self._executor.limits
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """What requests that name nothing else are decoded with: `auto`, or a triple."""
+        return "auto" if self._adaptive else self.limits.lookahead
 
     @property
     def description(self) -> str:
@@ -141,6 +165,7 @@ class LLM:
         lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
         drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
     ) -> list[Completion]:
@@ -156,6 +181,9 @@ class LLM:
                 them; or `auto`: each step feeds what pays of the default one. None is what the LLM
                 was opened with. The text is the same in all cases.
             drafter: what drafts for them; None is what the LLM was opened with.
+            expected_output: what a prompt's output is expected to be like, such as a text that it
+                edits: a source of drafts, which changes no text. A text or token ids, for all
+                prompts, or a list of one each; torch engines only.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
 
@@ -164,7 +192,13 @@ class LLM:
             TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
         """
         chunks = self.stream(
-            prompts, sampling, lookahead, drafter=drafter, margins=margins, names=names
+            prompts,
+            sampling,
+            lookahead,
+            drafter=drafter,
+            expected_output=expected_output,
+            margins=margins,
+            names=names,
         )
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: completion.index)
@@ -176,6 +210,7 @@ class LLM:
         lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
         *,
         drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
         margins: bool = False,
         names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
@@ -184,46 +219,19 @@ class LLM:
 
         `watch` looks at every prompt's drafts; on torch engines only.
         """
-        answers = [
-            self._answer(index, *one, margins, watch)
-            for index, one in enumerate(asked(prompts, sampling, lookahead, drafter, names))
-        ]
+        each = asked(prompts, sampling, lookahead, drafter, expected_output, names)
+        answers = [self._answer(index, one, margins, watch) for index, one in enumerate(each)]
         return self._run({answer.request.request_id: answer for answer in answers})
 
-    def _answer(
-        self,
-        index: int,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        lookahead: Lookahead | None,
-        drafter: DrafterSettings | None,
-        name: str,
-        margins: bool,
-        watch: DrafterWatch | None,
-    ) -> Answer:
-        asked = self.request(prompt, sampling, name, lookahead, drafter)
-        if self.tokenizer is None and sampling.stop:
-            raise UsageError(
-                f"{name} has a stop string, but the model has no tokenizer",
-                "omit stop, or give --tokenizer-dir",
-            )
-        request = replace(asked, margins=margins, watch=watch)
-        if self.tokenizer is None:
-            self.limits.check(request)
-            return Answer(index, request, None, None)
-        new_stream = partial(self.tokenizer.stream, asked.input_ids, sampling.stop)
-        if sampling.stop:
-            request = replace(request, stop_check=StopStrings(new_stream))
+    def _answer(self, index: int, one: Asked, margins: bool, watch: DrafterWatch | None) -> Answer:
+        how = (one.lookahead, one.drafter, one.expected_output)
+        request = self.request(one.prompt, one.sampling, one.name, *how)
+        request = replace(request, margins=margins, watch=watch)
         self.limits.check(request)
-        text = prompt_text(prompt, request.given_ids, self.tokenizer)
-        return Answer(index, request, text, new_stream())
+        return new_answer(index, request, one.prompt, self.tokenizer)
 
     def use_memory(self, memory: DraftMemory) -> None:
-        """Draft with what this memory holds of earlier prompts; `DraftMemory()` forgets all.
-
-        Raises:
-            UsageError: prompts are being answered.
-        """
+        """Draft with what this memory holds; `UsageError` while prompts are being answered."""
         self._shared.call(lambda executor: executor.use_memory(memory))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
@@ -279,13 +287,13 @@ class LLM:
         name: str,
         lookahead: Lookahead | None = None,
         drafter: DrafterSettings | None = None,
+        expected_output: ExpectedOutput | None = None,
     ) -> Request:
         """A prompt as a request, with the settings of `generate`.
 
         `limits.check` reports whether it fits. Stop strings are not in it.
         """
         start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
-        settings = drafter or self._drafter
         return Request(
             next(self._ids),
             start,
@@ -293,20 +301,11 @@ class LLM:
             None if lookahead == "auto" else lookahead,
             self.end_ids,
             name=name,
-            adaptive=self.is_adaptive(lookahead, settings),
-            drafter=settings,
+            adaptive=(lookahead or self.lookahead) == "auto",
+            drafter=drafter or self._drafter,
             encoder_ids=encoder_ids,
+            expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
         )
-
-    def is_adaptive(self, lookahead: Lookahead | None, drafter: DrafterSettings | None) -> bool:
-        """Whether a request with these settings is adaptive; arguments as in `request`.
-
-        Without a triple it is where the LLM was opened with `auto`, if lookahead alone drafts:
-        other drafters have nothing to choose.
-        """
-        drafting = (drafter or self._drafter).drafter
-        by_default = lookahead is None and self._adaptive and drafting == LOOKAHEAD.drafter
-        return lookahead == "auto" or by_default
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""
@@ -348,10 +347,3 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _check_adaptive(engine: Engine, drafter: DrafterSettings) -> None:
-    """Raise `UsageError` where requests cannot be adaptive."""
-    if engine.backend == "tensorrt-llm":
-        raise refuse_auto(engine.name)
-    check_auto(drafter, engine.name)

@@ -12,9 +12,12 @@ from trtla.settings.messages import Messages, check_messages, is_conversation
 if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
 
+ExpectedOutput = str | Sequence[int]
+"""A text, or token ids."""
 Prompt = str | Sequence[int] | Messages
 """A text; token ids; or a conversation, a list of messages, for models with a chat template."""
 
+_EXPECTED = "give a text or a list of token ids, or a list of one for each prompt"
 _PROMPTS = "give a text, a list of token ids or of messages, or a list of several of these"
 
 
@@ -51,7 +54,7 @@ def prompt_ids(
     elif is_conversation(prompt):
         prompt = check_messages(prompt, name)
     else:
-        return _given_ids(prompt, name)
+        return _given_ids(prompt, name, "a text, token ids nor messages", _PROMPTS)
     if tokenizer is None:
         kind = "a text" if isinstance(prompt, str) else "a conversation"
         raise UsageError(
@@ -62,6 +65,31 @@ def prompt_ids(
         return tokenizer.prompt_ids(prompt)
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", error.hint) from None
+
+
+def expected_ids(
+    expected: ExpectedOutput | None, name: str, tokenizer: Tokenizer | None, model: str
+) -> tuple[int, ...]:
+    """Ids of the output that a prompt is expected to have; none where nothing is expected.
+
+    Args:
+        name: what errors call the prompt; `model` is what they call the model.
+
+    Raises:
+        UsageError: it is neither text nor token ids, or there is no tokenizer for it.
+    """
+    own = f"the expected output of {name}"
+    if expected is None:
+        return ()
+    if not isinstance(expected, str):
+        return _given_ids(expected, own, "a text nor token ids", _EXPECTED)
+    check_text(expected, own)
+    if tokenizer is None:
+        raise UsageError(
+            f"{own} is a text, but {model} has no tokenizer files",
+            "give token ids, or the tokenizer with --tokenizer-dir",
+        )
+    return tokenizer.encode(expected, special=False)  # it continues the prompt
 
 
 def prompt_text(prompt: Prompt, ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
@@ -75,12 +103,10 @@ def prompt_text(prompt: Prompt, ids: Sequence[int], tokenizer: Tokenizer | None)
     return tokenizer.decode(ids)
 
 
-def _given_ids(prompt: object, name: str) -> tuple[int, ...]:
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise UsageError(
-            f"{name} is {shown(prompt)}, neither a text, token ids nor messages", _PROMPTS
-        )
-    for item in prompt:
+def _given_ids(given: object, name: str, kinds: str, hint: str) -> tuple[int, ...]:
+    if isinstance(given, bytes) or not isinstance(given, Sequence):
+        raise UsageError(f"{name} is {shown(given)}, neither {kinds}", hint)
+    for item in given:
         if not is_whole(item):
-            raise UsageError(f"{name} holds {shown(item)}, which is no token id", _PROMPTS)
-    return tuple(map(int, prompt))
+            raise UsageError(f"{name} holds {shown(item)}, which is no token id", hint)
+    return tuple(map(int, given))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,13 @@ class Tokenizer:
         find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
         found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
         return {token: byte for token, byte in found if token is not None}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash that tokenizers share which give the same ids to the same tokens."""
+        vocabulary = self.inner if self._plain is None else self._plain
+        ids = sorted(vocabulary.get_vocab().items(), key=itemgetter(1, 0))
+        return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
     def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
         """The text of an output that continues a prompt, up to the first stop string."""

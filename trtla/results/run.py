@@ -87,6 +87,7 @@ def _ask(llm: LLM, requests: Sequence[PromptRequest], plain: bool) -> Iterator[C
         [request.sampling for request in requests],
         triples,
         drafter=[NO_DRAFTER if plain else request.drafter for request in requests],
+        expected_output=[None if plain else request.expected_output for request in requests],
         margins=plain,
         names=[request.name for request in requests],
     )
@@ -124,7 +125,7 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
     drafters = {one.stats.drafter for one in done}
     if len(triples) > 1 or drafters != {LOOKAHEAD.name} or totals.steps < _LEAST_STEPS:
         return None
-    if any(llm.is_adaptive(request.lookahead, request.drafter) for request in requests):
+    if any((request.lookahead or llm.lookahead) == "auto" for request in requests):
         return None
     if not totals.fed or triples == {AUTOREGRESSIVE}:
         return None

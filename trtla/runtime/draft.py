@@ -158,8 +158,9 @@ class Drafter(ABC):
         """The candidate tree that drafts, where nodes are chosen by what they cost."""
         return None
 
-    def skip(self) -> None:  # noqa: B027
-        """The next step feeds no draft: `propose` is not called."""
+    def skip(self) -> Draft:
+        """Feed nothing in the next step, instead of `propose`; the draft only asks to observe."""
+        return NO_DRAFT
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:  # noqa: B027
         """Learn from a forward.

@@ -125,6 +125,22 @@ class Executor(ABC):
             UsageError: requests are in flight.
         """
 
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
+        """Take token ids of texts to draft from, such as a corpus.
+
+        Raises:
+            UsageError: the executor drafts from none, or an id is outside the vocabulary.
+        """
+        raise self._unable("drafts from no texts", "give a corpus")
+
+    def kept_texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from now: those that were added, and outputs.
+
+        Raises:
+            UsageError: the executor drafts from none.
+        """
+        raise self._unable("drafts from no texts", "save a corpus")
+
     def _unable(self, what: str, verb: str) -> UsageError:
         return UsageError(f"{self.description} {what}", f"{verb} with a torch engine")
 

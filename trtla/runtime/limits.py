@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trtla.errors import UsageError
 from trtla.runtime.request import Request
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_auto, check_drafts_itself
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, check_drafts_itself, refuse_texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig, check_request, refuse_auto
 
 REBUILD_INPUT = "build an engine with a larger --max-input-len"
@@ -98,6 +98,7 @@ class ExecutorLimits:
             )
         self._check_sampling(request)
         self.check_ids(request.known_ids, name)
+        self.check_ids(request.expected_ids, f"the expected output of {name}")
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
         if request.adaptive and self.fixed_triples:
@@ -149,14 +150,14 @@ class ExecutorLimits:
             check_drafts_itself(settings, request.label)
             if request.watch is not None:
                 raise refuse_watch(request.label)
+            if request.expected_ids:
+                raise refuse_texts(request.label, "an expected output")
         if settings.draft_model not in (None, *self.draft_models):
             raise UsageError(
                 f"{request.label} asks for the draft model {settings.draft_model}, which is not "
                 "loaded",
                 "name it when the model is opened: LLM(..., draft_models=[...])",
             )
-        if request.adaptive:
-            check_auto(settings, request.label)
         if settings.most_tokens > self.max_gamma:
             raise UsageError(
                 f"{request.label} drafts {settings.most_tokens} tokens, above {self.max_gamma}",

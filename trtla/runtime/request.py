@@ -7,7 +7,7 @@ streaming and counters, so that none sees a token past the end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,10 +90,11 @@ class Request:
     """None: the executor's."""
     watch: DrafterWatch | None = None
     """Looks at what is drafted in every step."""
-    expected_ids: tuple[int, ...] = ()
-    """What the output is expected to be: drafts are taken from it, the text stays the same."""
     encoder_ids: tuple[int, ...] | None = None
     """The prompt of an encoder-decoder, which the encoder reads; None for other models."""
+
+    expected_ids: tuple[int, ...] = ()
+    """The output that is expected: drafts are taken from it, it never changes a text."""
 
     @property
     def label(self) -> str:
@@ -139,6 +140,13 @@ class DrafterFactory(ABC):
     @abstractmethod
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple."""
+
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:  # noqa: B027
+        """Take token ids of texts to draft from, such as a corpus; by default none is used."""
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from now: what was added, and outputs of ended requests."""
+        return []
 
     def reset(self) -> None:  # noqa: B027
         """Begin anew with what is shared; the drafters that were made are not used again."""

@@ -237,19 +237,6 @@ def check_draft_place(
             )
 
 
-def check_auto(settings: DrafterSettings, name: str) -> None:
-    """Refuse lookahead `auto` for other drafters: it knows what lookahead's drafts bring.
-
-    Raises:
-        UsageError: lookahead is not the only drafter.
-    """
-    if settings.drafter != LOOKAHEAD.drafter:
-        raise UsageError(
-            f"{name} asks for lookahead auto with the drafter {settings.name}",
-            "auto chooses among lookahead's drafts only: give a triple, or --drafter lookahead",
-        )
-
-
 def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
     """Refuse drafters that TensorRT-LLM's lookahead engines do not have.
 
@@ -264,6 +251,14 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
         )
 
 
+def refuse_texts(name: str, what: str) -> UsageError:
+    """The refusal of texts to draft from, such as a corpus, where TensorRT-LLM drafts."""
+    return UsageError(
+        f"{name} brings {what}, but an engine of TensorRT-LLM drafts from its own pool alone",
+        "omit it, or build with --backend torch",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
     """How lookahead drafts; by default branches that begin alike share nodes, and tokens of the
@@ -275,12 +270,6 @@ class DraftOptions:
 
     FLAG_PREFIX: ClassVar[str] = "lookahead_"
 
-    keep_pool: int = option(
-        0,
-        "N-grams kept from one request for the next, as further candidates.",
-        metavar="NGRAMS",
-        former="draft_keep_pool",
-    )
     cells: Literal["greedy", "drawn"] = option(
         "greedy",
         "What the window of a sampled request is made of: the most probable tokens, or drawn ones.",

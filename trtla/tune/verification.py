@@ -50,7 +50,7 @@ class Contender:
 PLAIN = Contender(str(AUTOREGRESSIVE), AUTOREGRESSIVE)
 OTHERS = (
     Contender("auto", "auto"),
-    Contender("prompt-lookup", None, DrafterSettings(("prompt-lookup",))),
+    Contender("prompt-lookup", "auto", DrafterSettings(("prompt-lookup",))),
 )
 """What needs no triple; prompt lookup proposes 4 tokens a draft."""
 

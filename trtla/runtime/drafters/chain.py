@@ -48,11 +48,8 @@ class ChainDrafter(Drafter):
             own = place == self._windowed
             full = len(tree.tokens) >= self._budget
             draft = window
-            if not own and full:
-                drafter.skip()
-                draft = NO_DRAFT
-            elif not own:
-                draft = drafter.propose()
+            if not own:
+                draft = drafter.skip() if full else drafter.propose()
             nodes = self._add(tree, draft, size if own else 0)
             read += (nodes[node] for node in draft.read)
             self._drafts[place] = draft
@@ -81,11 +78,6 @@ class ChainDrafter(Drafter):
             if child is not None:
                 nodes[node] = child
         return nodes
-
-    def skip(self) -> None:
-        """No draft of theirs is fed."""
-        for drafter in self._drafters:
-            drafter.skip()
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """Give each drafter the most probable tokens that it asked for."""

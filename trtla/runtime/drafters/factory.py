@@ -6,7 +6,7 @@ as long as the executor lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
@@ -15,11 +15,11 @@ from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_mo
 from trtla.runtime.drafters.lookahead import lookahead_drafter, random_from_prompt
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.stats import DraftTotals
-from trtla.runtime.tree.drafter import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
@@ -89,15 +89,28 @@ class Drafters(DrafterFactory):
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
+        """Draft from texts in all requests that come."""
+        for text in texts:
+            self._shared().add_text(text)
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """What was added, and outputs of ended requests; the least recently used ones went."""
+        return self._shared().texts()
+
+    def _shared(self) -> SharedTrees:
+        if self._trees is None:
+            self._trees = SharedTrees(self._limits.vocab_size)
+        return self._trees
+
     def _tree(
         self, triple: LookaheadConfig, request: Request, settings: DrafterSettings
     ) -> TreeDrafter:
         """All sources in one tree where lookahead drafts, else what the named drafters propose."""
-        if self._trees is None:
-            self._trees = SharedTrees(self._limits.vocab_size)
+        trees = self._shared()
         options, sampling = self._options, request.sampling
         sources = options.sources if settings.uses_lookahead else ("chain",)
-        tree = self._trees.tree(request.known_ids, sampling, sources, options.by_noise)
+        tree = trees.tree(request.known_ids, sampling, sources, options.by_noise)
         if request.expected_ids:
             tree.add_text("expected", request.expected_ids)
         names = [name for name in settings.drafter if name != "lookahead"]
@@ -108,7 +121,7 @@ class Drafters(DrafterFactory):
             window = LookaheadWindow(triple, seed(request.known_ids, count))
         return TreeDrafter(
             tree,
-            self._trees,
+            trees,
             settings.max_draft_len(triple),
             sampling.max_output_len,
             window,

@@ -56,6 +56,10 @@ class NgramDrafter(Drafter):
             text.append(token)
         return Draft.chain(text[len(self._recent) :], self._top)
 
+    def skip(self) -> Draft:
+        """Look at the most probable tokens all the same."""
+        return Draft(top=self._top)
+
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
         """What the target held for most probable where it is about to commit tokens."""
         self._tops = tops

@@ -51,9 +51,9 @@ class DraftRecorder(Drafter):
         self._draft = self._inner.propose()
         return self._draft
 
-    def skip(self) -> None:
+    def skip(self) -> Draft:
         """The other's."""
-        self._inner.skip()
+        return self._inner.skip()
 
     def saw(self, path: Sequence[int], rows: TopRows) -> None:
         """For the other."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from contextlib import suppress
 from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.runtime.auto.probe import measure_costs, measured_costs
+from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
@@ -35,8 +37,6 @@ from trtla.runtime.request import (
 )
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, RequestStats
-from trtla.runtime.tree.probe import measure_costs, measured_costs
-from trtla.runtime.tree.steps import AdaptiveSteps
 from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -92,6 +92,8 @@ class TorchExecutor(StepLoop):
         self._opened_with = (self._drafters, most_nodes)
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
+        self._added: list[tuple[int, ...]] = []
+        """Texts that were added: the drafters get them again when they begin anew."""
         self._reset()
 
     def _reset(self) -> None:
@@ -156,7 +158,9 @@ class TorchExecutor(StepLoop):
             if memory.options is not None:
                 nodes = memory.options.nodes
             adaptive = AdaptiveSteps(self._costs, nodes)
-            memory.held = (drafters.fresh(memory.options), adaptive, nodes)
+            drafters = drafters.fresh(memory.options)
+            drafters.add_texts(self._added)
+            memory.held = (drafters, adaptive, nodes)
         self._drafters, self._adaptive, self._most_nodes = memory.held
 
     def _join(self, sequence: Sequence) -> None:
@@ -222,6 +226,26 @@ class TorchExecutor(StepLoop):
         """The table of adaptive requests, of this executor or of an earlier one."""
         self._check_open()
         return self._cost_table or self._cost_source(self._forward, self._cache, self._limits, 0)
+
+    def add_texts(self, texts: Iterable[Tokens[int]]) -> None:
+        """Take token ids of texts to draft from, for all requests that come.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+        """
+        self._check_open()
+        added = [tuple(text) for text in texts]
+        for text in added:
+            self._limits.check_ids(text, "a text to draft from")
+        before, self._unfinished = self._unfinished, True
+        self._added += added
+        self._drafters.add_texts(added)
+        self._unfinished = before
+
+    def kept_texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from now."""
+        self._check_open()
+        return self._drafters.texts()
 
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         """How probable the target finds an output, beside the requests in flight.
@@ -309,6 +333,7 @@ class TorchExecutor(StepLoop):
                 sequence.drafter.close()
         self._cache.pool.reset()
         self._drafters.reset()
+        self._drafters.add_texts(self._added)
         self._reset()
         for sequence in sequences:
             sequence.rewind()

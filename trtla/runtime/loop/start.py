@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.drafters.factory import Drafters, open_draft_models
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
@@ -17,7 +18,6 @@ from trtla.runtime.models.load import (
     resolve_device,
 )
 from trtla.runtime.stats import DraftTotals
-from trtla.runtime.tree.probe import cost_source
 from trtla.settings.executor import ExecutorOptions
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.scheduler import Plan
@@ -20,7 +21,6 @@ from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
 from trtla.runtime.sampling.predict import Prediction, most_probable, predict, seen_rows
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats
-from trtla.runtime.tree.steps import AdaptiveSteps
 
 _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""

@@ -5,7 +5,7 @@ All feeds in few calls, or row by row where single rows are cheap and most are n
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,8 +45,8 @@ class RowSampler(Protocol):
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1), as `draw_at`."""
 
-    def top_rows(self, logits: Tensor, rows: Sequence[int], top: TopRows) -> None:
-        """Fill in the most probable tokens of some rows of [rows, vocab]."""
+    def top_rows(self, logits: Tensor, start: int, top: TopRows) -> None:
+        """Fill in the most probable tokens of the rows of [rows, vocab] from `start` on."""
 
 
 class _LazyTokens(dict[int, int]):
@@ -163,27 +163,24 @@ def most_probable(feed: Feed, nodes: Sequence[int], said: Prediction) -> list[li
 def seen_rows(
     feed: Feed, path: Sequence[int], said: Prediction, by_row: RowSampler | None
 ) -> TopRows:
-    """What the target held for likely after the input, and after the nodes of a path."""
-    nodes = (0, *path) if feed.draft else (0,)
-    if ALL_ROWS and feed.draft:
-        nodes = tuple(feed.rows)
+    """What the target held for likely after every node of a draft whose logits there are.
+
+    Args:
+        path: the nodes that were accepted.
+    """
+    nodes = (0,) if feed.draft is None else feed.rows
     last = nodes.index(path[-1]) if path else 0
-    rows = [said.start + feed.rows.index(node) for node in nodes] if feed.draft else [said.start]
     count = feed.sequence.drafter.top_rows
     if by_row is not None:
-        ids = torch.empty((len(rows), count), dtype=torch.int32)
-        top = TopRows(nodes, ids, torch.empty((len(rows), count)), last)
-        by_row.top_rows(said.logits, rows, top)
+        shape = (len(nodes), count)
+        top = TopRows(nodes, torch.empty(shape, dtype=torch.int32), torch.empty(shape), last)
+        by_row.top_rows(said.logits, said.start, top)
         return top
-    logits = said.logits[rows].float()
+    logits = said.logits[said.start : said.start + len(nodes)].float()
     values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
     values -= logits.logsumexp(dim=-1, keepdim=True)
-    padding = (0, count - values.shape[-1])
-    ids = torch.nn.functional.pad(tokens, padding, value=-1).int().cpu()
-    return TopRows(nodes, ids, torch.nn.functional.pad(values, padding, value=-100.0).cpu(), last)
-
-
-ALL_ROWS = bool(os.environ.get("ALL_ROWS"))
+    pad = functools.partial(torch.nn.functional.pad, pad=(0, count - values.shape[-1]))
+    return TopRows(nodes, pad(tokens, value=-1).int().cpu(), pad(values, value=-100.0).cpu(), last)
 
 
 def top_tokens(logits: Tensor, count: int, params: SamplingParams) -> list[list[int]]:

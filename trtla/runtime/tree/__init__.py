@@ -1,1 +1,1 @@
-"""What `auto` drafts: chances, costs, and the draft that pays."""
+"""Candidate trees: sources of drafts, chances, and the best nodes of a step."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 READ = 16
 """Tokens of a row that a tree learns from; as in `rows.h`."""
 COUNTED_DEPTHS = 32
+MOST_TOKENS = 1_000_000
 _NATIVE = Path(__file__).parent / "native"
 _CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
 CODE = NativeCode(
@@ -76,8 +77,9 @@ def _library() -> CDLL:
         raise NotCompiled(str(error)) from None
     pointer, number = c_void_p, c_int64
     calls: dict[str, tuple[Any, list[Any]]] = {
-        "tree_shared": (pointer, [number]),
+        "tree_shared": (pointer, [number, number]),
         "tree_free_shared": (None, [pointer]),
+        "tree_others": (number, [pointer, POINTER(POINTER(c_int32))]),
         "tree_add_other": (None, [pointer, pointer, number]),
         "tree_sequence": (pointer, [pointer, POINTER(_Settings), pointer, number]),
         "tree_free_sequence": (None, [pointer]),
@@ -123,13 +125,16 @@ def _by_depth(numbers: Sequence[float]) -> tuple[int, ...]:
 class SharedTrees:
     """What the trees of all requests share: rows, other requests' texts, chances.
 
+    Args:
+        most_tokens: of other requests' texts; the least recently used ones go.
+
     Raises:
         NotCompiled: there is no compiler on this machine.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._library = _library()
-        self._handle = self._library.tree_shared(vocab_size)
+        self._handle = self._library.tree_shared(vocab_size, most_tokens)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -138,6 +143,16 @@ class SharedTrees:
     def add_text(self, tokens: Sequence[int]) -> None:
         """Draft from a text in all requests."""
         self._library.tree_add_other(self._handle, _ids(tokens), len(tokens))
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The texts that are drafted from in all requests."""
+        start = POINTER(c_int32)()
+        size = self._library.tree_others(self._handle, byref(start))
+        tokens, found = start[:size], list[tuple[int, ...]]()
+        begins = [place + 1 for place, token in enumerate(tokens) if token < 0]
+        for begin, end in zip(begins, (*begins[1:], size + 1), strict=True):
+            found.append(tuple(tokens[begin : end - 1]))
+        return [text for text in found if text]
 
     def tree(
         self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool

@@ -15,7 +15,7 @@ from pathlib import Path
 from trtla.errors import first_line
 from trtla.files import user_cache
 
-_FLAGS = (
+FLAGS = (
     *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
     *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
 )
@@ -70,7 +70,7 @@ class NativeCode:
 
     def _key(self, compiler: str) -> str:
         """What the library depends on: sources, flags, compiler and processor."""
-        digest = hashlib.sha256(" ".join((compiler, _march(), *_FLAGS, *_processor())).encode())
+        digest = hashlib.sha256(" ".join((compiler, _march(), *FLAGS, *_processor())).encode())
         for folder in self._folders:
             for source in sorted(folder.iterdir()):
                 digest.update(source.name.encode() + source.read_bytes())
@@ -103,7 +103,7 @@ def _compile(compiler: str, main: Path, library: Path) -> Path:
     """Compile beside the library's place and move it there, so no one ever finds half of it."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
         made = Path(folder) / library.name
-        command = [compiler, _march(), *_FLAGS, "-o", str(made), str(main)]
+        command = [compiler, _march(), *FLAGS, "-o", str(made), str(main)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

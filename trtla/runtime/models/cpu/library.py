@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from trtla.runtime.draft import TopRows
@@ -105,15 +103,7 @@ class Library:
         self._draw.argtypes = [c_void_p, c_int64, POINTER(Filters), c_double]
         self._draw.restype = c_int64
         self._top_rows = self._library.trtla_top_rows
-        self._top_rows.argtypes = [
-            c_void_p,
-            c_int64,
-            c_void_p,
-            c_int64,
-            c_int64,
-            c_void_p,
-            c_void_p,
-        ]
+        self._top_rows.argtypes = [c_void_p, *[c_int64] * 3, *[c_void_p] * 2, c_int64]
         self._top_rows.restype = None
         self.lanes = int(self._library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
@@ -125,13 +115,13 @@ class Library:
         token: int = self._most_probable(*_row(logits, row))
         return token
 
-    def top_rows(self, logits: Tensor, rows: Sequence[int], top: TopRows) -> None:
-        """Fill in the most probable tokens of some rows of [rows, vocab]."""
-        wanted = (c_int64 * len(rows))(*rows)
-        place, size = _row(logits, 0)
+    def top_rows(self, logits: Tensor, start: int, top: TopRows) -> None:
+        """Fill in the most probable tokens of the rows of [rows, vocab] from `start` on."""
+        import torch
+
         count = top.ids.shape[1]
         out = (top.ids.data_ptr(), top.logs.data_ptr())
-        self._top_rows(place, size, wanted, len(rows), count, *out)
+        self._top_rows(*_row(logits, start), len(top.nodes), count, *out, torch.get_num_threads())
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
@@ -150,10 +140,8 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
     return logits.data_ptr() + row * size * logits.itemsize, size
 
 
-CODE = NativeCode(
-    "the CPU forward for this processor, once: up to a minute",
-    Path(__file__).parent / "native" / "step.cpp",
-)
+SOURCES = Path(__file__).parent / "native"
+CODE = NativeCode("the CPU forward for this processor, once: up to a minute", SOURCES / "step.cpp")
 
 
 @lru_cache(maxsize=1)

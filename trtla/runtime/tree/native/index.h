@@ -127,3 +127,63 @@ private:
     std::vector<int32_t> tokens_;
     Places lengths_[3] = {Places(4), Places(2), Places(1)};
 };
+
+// Texts of other requests, at most so many tokens: the least recently used ones go.
+class Texts {
+public:
+    explicit Texts(int64_t most) : most_(most) {}
+
+    Index& index() { return index_; }
+    int64_t version() const { return version_; }
+
+    void add(const int32_t* tokens, int64_t count) {
+        if (count > most_) tokens += count - most_, count = most_;
+        if ((int64_t)index_.tokens().size() + count > most_) drop(most_ - most_ / 4 - count);
+        place(std::vector<int32_t>(tokens, tokens + count), ++now_);
+    }
+
+    // A place of the index was of use.
+    void touch(int32_t place) {
+        auto text = std::upper_bound(texts_.begin(), texts_.end(), place,
+                                     [](int32_t at, const Text& one) { return at < one.start; });
+        if (text != texts_.begin()) (--text)->used = ++now_;
+    }
+
+private:
+    struct Text {
+        int32_t start, size;
+        int64_t used;
+    };
+
+    void place(const std::vector<int32_t>& tokens, int64_t used) {
+        index_.append(SEPARATOR);
+        texts_.push_back({(int32_t)index_.tokens().size(), (int32_t)tokens.size(), used});
+        for (const int32_t token : tokens) index_.append(token);
+    }
+
+    // Begin anew with the most recently used texts, of so many tokens together.
+    void drop(int64_t room) {
+        std::vector<Text> old;
+        old.swap(texts_);
+        const Index before = std::move(index_);
+        index_ = Index();
+        ++version_;
+        std::vector<Text> latest = old;
+        std::sort(latest.begin(), latest.end(),
+                  [](const Text& a, const Text& b) { return a.used > b.used; });
+        int64_t least = INT64_MAX;  // use of the oldest that stays
+        for (const Text& one : latest) {
+            room -= one.size + 1;
+            if (room < 0) break;
+            least = one.used;
+        }
+        for (const Text& one : old) {
+            const auto first = before.tokens().begin() + one.start;
+            if (one.used >= least) place({first, first + one.size}, one.used);
+        }
+    }
+
+    int64_t most_, now_ = 0, version_ = 0;
+    Index index_;
+    std::vector<Text> texts_;  // in the order of the index
+};

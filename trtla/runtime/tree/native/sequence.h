@@ -19,10 +19,10 @@ struct Counters {
 
 // What requests share.
 struct Shared {
-    explicit Shared(int64_t vocab) : rows(vocab) {}
+    Shared(int64_t vocab, int64_t most_tokens) : rows(vocab), others(most_tokens) {}
 
     RowTables rows;
-    Index others;
+    Texts others;
     Chances chances;
     Counters counters;
 };
@@ -124,7 +124,7 @@ public:
         noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, text_.size() + nodes_[at].depth);
         if (uses(OWN)) propose_text(at, OWN, own_);
         if (uses(EXPECTED) && expected_.tokens().size()) propose_text(at, EXPECTED, expected_);
-        if (uses(OTHERS)) propose_text(at, OTHERS, shared_.others);
+        if (uses(OTHERS)) propose_others(at);
         if (uses(WINDOW) && window_.tokens().size()) propose_text(at, WINDOW, window_);
         propose_chain(at);
         if (uses(FROM_ROWS)) propose_rows(at);
@@ -209,6 +209,16 @@ private:
     }
 
     double smallness(int32_t token) const { return -std::log(number(noise_, token)); }
+
+    void propose_others(int32_t at) {
+        if (version_ != shared_.others.version())  // places of nodes above are of an older index
+            for (size_t node = 0; node < used_; ++node) nodes_[node].texts[OTHERS].clear();
+        version_ = shared_.others.version();
+        propose_text(at, OTHERS, shared_.others.index());
+        if (at) return;
+        for (const Place& place : nodes_[at].texts[OTHERS])
+            if (place.match >= 4) shared_.others.touch(place.next);
+    }
 
     void propose_text(int32_t at, int kind, Index& index) {
         std::vector<Place>& places = nodes_[at].texts[kind];
@@ -387,4 +397,5 @@ private:
     Counters counters_;
     Tail tail_;
     uint64_t noise_ = 0;
+    int64_t version_ = 0;  // of the others' texts
 };

@@ -126,12 +126,18 @@ private:
 
 }  // namespace
 
-EXPORTED Shared* tree_shared(int64_t vocab) { return new Shared(vocab); }
+EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens) {
+    return new Shared(vocab, most_tokens);
+}
 EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
 
 EXPORTED void tree_add_other(Shared* shared, const int32_t* tokens, int64_t count) {
-    shared->others.append(SEPARATOR);
-    for (int64_t place = 0; place < count; ++place) shared->others.append(tokens[place]);
+    shared->others.add(tokens, count);
+}
+// The others' texts, a separator before each; how many numbers these are.
+EXPORTED int64_t tree_others(Shared* shared, const int32_t** tokens) {
+    *tokens = shared->others.index().tokens().data();
+    return shared->others.index().tokens().size();
 }
 
 EXPORTED Sequence* tree_sequence(Shared* shared, const Settings* settings, const int32_t* text,
@@ -170,4 +176,3 @@ EXPORTED const Counters* tree_counters(const Shared* shared) { return &shared->c
 EXPORTED const Counters* tree_sequence_counters(const Sequence* sequence) {
     return &sequence->counters();
 }
-EXPORTED void tree_copy(const Shared* from, Shared* to) { to->chances = from->chances; }

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_double
 
+from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
-from trtla.runtime.tree.drafter import TreeDrafter
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import Planner
-from trtla.runtime.tree.step_costs import StepCosts
 
 _MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
 _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothing
 _MOST_NODES = 512  # of a step
 _MEMORY = 1.0 / 64.0  # what a step counts in the averages
-_FRESH = 16  # steps for which an array of costs serves
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for drafts that only show what they cost
 _HOST_SHARE = 0.02  # of a plain step, for planning that finds nothing
 _LONGEST_REST = 32  # steps
@@ -54,7 +54,6 @@ class TreePolicy:
         self._trials_s = 0.0
         """Time saved up for drafts that only show what they cost."""
         self._now = self._rest = self._resume = 0
-        self._arrays: dict[tuple[int, int, int], tuple[int, Array[c_double]]] = {}
 
     def use(self, table: CostTable) -> None:
         """Go on with a table that knows more."""
@@ -81,9 +80,9 @@ class TreePolicy:
             windows = sizes = 0
         self._draft_chains(drafters, base)
         trees = [one.handle for one in drafters]
-        nodes = [self._most(one) for one in drafters]
+        nodes = [self._most(one, place < windows) for place, one in enumerate(drafters)]
         depths = [one.most_depth for one in drafters]
-        most = min(room - sizes, sum(nodes), _MOST_NODES)
+        most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         drafts = self._planner.plan(
             trees, nodes, depths, most, *self._price(base + sizes, count, most)
         )
@@ -94,9 +93,9 @@ class TreePolicy:
         self._rest_after(fed, self._clock() - started, base, count)
         return fed
 
-    def _most(self, drafter: TreeDrafter) -> int:
-        most = drafter.most_nodes
-        return most if self._fixed is None else min(most, self._fixed)
+    def _most(self, drafter: TreeDrafter, with_window: bool) -> int:
+        most = drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
+        return most - with_window * drafter.window_tokens
 
     def _price(
         self, base: int, count: int, most: int
@@ -112,17 +111,14 @@ class TreePolicy:
         return seconds, rate, _MARGIN, max(_LEAST_CHANCE, rate * least)
 
     def _seconds(self, base: int, count: int, most: int) -> Array[c_double]:
-        """The time of a step with 0, 1, ... nodes; a recent array serves for some steps."""
-        key = (base, count, most)
-        made, found = self._arrays.get(key, (-_FRESH, None))
-        if found is None or self._now - made >= _FRESH:
-            if len(self._arrays) > 64:
-                self._arrays.clear()
-            found = (c_double * (most + 1))(
-                *(self._costs.seconds(base + k, count) for k in range(most + 1))
-            )
-            self._arrays[key] = self._now, found
-        return found
+        """The time of a step with 0, 1, ... nodes, linear between the knots that are asked for."""
+        found = [self._costs.seconds(base, count)]
+        for knot in (*(k for k in _KNOTS if k < most), most):
+            start, last = len(found) - 1, found[-1]
+            if knot > start:
+                slope = (self._costs.seconds(base + knot, count) - last) / (knot - start)
+                found += [last + slope * k for k in range(1, knot - start + 1)]
+        return (c_double * len(found))(*found)
 
     def _tries_larger(self, seconds: Array[c_double], base: int, count: int, most: int) -> bool:
         """Now and then feed more than pays, where nothing is known of steps of that size."""

@@ -96,7 +96,7 @@ class TreeDrafter(Drafter):
     @property
     def window_tokens(self) -> int:
         """Of its window, beside the input token; 0: it has none."""
-        return len(self._window.tokens()) if self._window else 0
+        return len(self._window.tokens()) if self._window and self._left > 1 else 0
 
     def propose(self) -> Draft:
         """The nodes that were chosen for this step."""
@@ -106,6 +106,7 @@ class TreeDrafter(Drafter):
         """Feed these nodes in the next step, and the window with them if wanted."""
         self.planned, self._places, self.top_rows = draft, {}, READ
         self.fed_window = with_window
+        self.had_chain &= bool(draft.tokens)
         if with_window and self._window is not None:
             self.planned = self._with_window(draft, self._window)
 
@@ -139,7 +140,7 @@ class TreeDrafter(Drafter):
                 other.skip()
             else:
                 chain = other.propose().tokens
-        self.had_chain = wanted
+        self.had_chain = bool(chain)
         self._tree.set_chain(chain, [_FIRST_CHANCE] * len(chain))
 
     def gained(self, source: str) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Draft, fit
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.sequence import Sequence as Sequence_
-from trtla.runtime.tree.drafter import TreeDrafter
-from trtla.runtime.tree.policy import TreePolicy
 
 _ASK_EVERY = 32  # steps, while costs cannot be measured
 

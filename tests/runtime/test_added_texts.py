@@ -1,0 +1,76 @@
+"""Texts that an executor gets to draft from: checked, passed on, kept when it begins anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from trtla import LookaheadConfig, UsageError
+from trtla.runtime.drafters.lookahead import LookaheadDrafters
+
+RULE = hash_rule(7, 3)
+
+
+class Keeping(LookaheadDrafters):
+    """Keeps texts until it begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[int, ...]] = []
+        self.fails = False
+
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
+        """Keep them."""
+        for text in texts:
+            self.kept.append(tuple(text))
+            if self.fails:
+                self.fails = False
+                raise KeyboardInterrupt
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """Those that were added."""
+        return self.kept
+
+    def reset(self) -> None:
+        """Forget them."""
+        self.kept = []
+
+
+def test_texts_stay_when_the_executor_begins_anew() -> None:
+    drafters = Keeping()
+    executor, _ = toy_executor(
+        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
+    )
+    executor.add_texts([[1, 2, 3], (4, 5)])
+    assert executor.kept_texts() == [(1, 2, 3), (4, 5)]
+    executor.submit(request([1, 2], 20))
+    executor.poll()
+    executor.resend()
+    (again,) = executor.poll()
+    assert again.start == 0
+    assert executor.kept_texts() == [(1, 2, 3), (4, 5)]
+
+
+def test_texts_that_an_interrupt_cut_off_are_added_once() -> None:
+    drafters = Keeping()
+    executor, _ = toy_executor(
+        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
+    )
+    drafters.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        executor.add_texts([[1, 2], [3]])
+    outputs = run(executor, [request([1, 2], 20)])[0]
+    assert tokens_of(outputs) == plain(RULE, [1, 2], 20)
+    assert executor.kept_texts() == [(1, 2), (3,)]
+
+
+def test_ids_of_another_vocabulary_are_refused() -> None:
+    drafters = Keeping()
+    executor, _ = toy_executor(
+        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
+    )
+    with pytest.raises(UsageError, match="a text to draft from holds token id 7"):
+        executor.add_texts([[1], [6, 7]])
+    assert executor.kept_texts() == []

@@ -1,0 +1,189 @@
+"""The corpus that drafts may be taken from: texts, and token ids that were kept, read and written.
+
+A token file is JSON lines: the first says whose ids they are, each other one holds a text's. The
+vocabulary, which the tokenizer's hash stands for, tells a file of another model from one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from trtla.errors import TrtlaError, TrtlaWarning, UsageError
+from trtla.files import parse_jsonl, read_text, write_whole
+from trtla.formats.engine import Engine
+from trtla.llm.text import Tokenizer
+from trtla.settings.drafting import refuse_texts
+from trtla.settings.fields import texts
+
+MAX_TOKENS = 1_000_000
+"""Tokens of a corpus that are kept, of a longer one the last."""
+
+Ids = tuple[int, ...]
+_VERSION = 1
+_MARK = '{"trtla_corpus"'
+"""How a token file begins."""
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    trtla_corpus: int
+    vocab_size: int
+    vocabulary: str | None
+    """A hash of the tokenizer's tokens; None: the model had no tokenizer."""
+
+
+class _Tokens(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    ids: list[int]
+
+
+class _Text(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)  # data sets have other keys beside it
+
+    text: str
+
+
+class Corpus:
+    """Reads and writes texts in a model's vocabulary.
+
+    Args:
+        engine: the model.
+        tokenizer: its tokenizer; None: it reads token files only.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._vocab_size = engine.config.pretrained_config.vocab_size
+
+    def read(self, paths: str | Path | Sequence[str | Path]) -> list[Ids]:
+        """The token ids of the texts in text files, .jsonl files and token files, in order.
+
+        Of more than a million tokens the last million are returned, with a `TrtlaWarning`.
+
+        Raises:
+            UsageError: a file cannot be read, holds no text, or is of another vocabulary; or
+                TensorRT-LLM runs the model.
+        """
+        several = [paths] if isinstance(paths, (str, Path)) else paths
+        named = texts("corpus", [str(path) for path in several], "paths")
+        if named and self._engine.backend == "tensorrt-llm":
+            raise refuse_texts(self._engine.name, "a corpus")
+        found = [text for path in named for text in self._texts(Path(path))]
+        kept: list[Ids] = []
+        room, cut = MAX_TOKENS, False
+        while found and not cut:
+            text = found.pop()
+            ids = self._encode(text) if isinstance(text, str) else text
+            kept.append(ids[max(len(ids) - room, 0) :])
+            cut, room = len(ids) > room, room - len(kept[-1])
+        if cut:
+            warnings.warn(
+                f"the corpus is longer than {MAX_TOKENS:,} tokens: its last {MAX_TOKENS:,} are "
+                "kept, earlier ones are not drafted from",
+                TrtlaWarning,
+                stacklevel=3,
+            )
+        return [ids for ids in reversed(kept) if ids]
+
+    def write(self, path: Path, kept: Sequence[Ids]) -> None:
+        """Write a token file, whole; another one may be replaced, other files are not.
+
+        Raises:
+            UsageError: the file is something else.
+            TrtlaError: it cannot be written.
+        """
+        check_replaced(path)
+        head = _Head(
+            trtla_corpus=_VERSION, vocab_size=self._vocab_size, vocabulary=self._vocabulary
+        )
+        lines = [head.model_dump(), *({"ids": ids} for ids in kept)]
+        try:
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise TrtlaError(
+                f"{path} cannot be written: {error.strerror}", "choose another path"
+            ) from None
+
+    @property
+    def _vocabulary(self) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.fingerprint
+
+    def _texts(self, path: Path) -> Iterator[str | Ids]:
+        """What a file holds: texts, or the ids of texts."""
+        text = read_text(path)
+        if text.startswith(_MARK):
+            yield from self._kept(path, text)
+            return
+        if self._tokenizer is None:
+            raise UsageError(
+                f"{path} holds text, and the model has no tokenizer files",
+                "give the tokenizer with --tokenizer-dir, or a file of --save-corpus",
+            )
+        found = [text]
+        if path.suffix.lower() == ".jsonl":
+            found = [line.text for _, line in parse_jsonl(_Text, text, str(path))]
+        if not any(map(str.strip, found)):
+            raise UsageError(
+                f"{path} holds no text", 'give a text file, or {"text": "..."} lines in a .jsonl'
+            )
+        yield from found
+
+    def _kept(self, path: Path, text: str) -> Iterator[Ids]:
+        """The texts of a token file."""
+        first, _, rest = text.partition("\n")
+        ((_, head),) = parse_jsonl(_Head, first, str(path))
+        if head.trtla_corpus != _VERSION:
+            raise UsageError(
+                f"{path} has format {head.trtla_corpus}, and this release reads {_VERSION}",
+                "write it again with --save-corpus",
+            )
+        self._check_vocabulary(path, head)
+        for where, line in parse_jsonl(_Tokens, rest, f"{path} after its first line"):
+            if not all(0 <= token < self._vocab_size for token in line.ids):
+                raise UsageError(
+                    f"{where} holds ids outside the vocabulary of {self._vocab_size}",
+                    "write it again with --save-corpus",
+                )
+            yield tuple(line.ids)
+
+    def _check_vocabulary(self, path: Path, head: _Head) -> None:
+        ours = self._vocabulary
+        known = None not in (ours, head.vocabulary)
+        if head.vocabulary != ours if known else head.vocab_size != self._vocab_size:
+            raise UsageError(
+                f"{path} holds token ids of another tokenizer ({head.vocab_size} tokens; this "
+                f"model has {self._vocab_size})",
+                "use it with the model that it was saved with, or give the texts themselves",
+            )
+
+    def _encode(self, text: str) -> Ids:
+        """Ids of a text that may stand anywhere in an output."""
+        return () if self._tokenizer is None else self._tokenizer.encode(text, special=False)
+
+
+def check_replaced(path: Path) -> None:
+    """Refuse a path where something else is than a token file or an empty one.
+
+    Raises:
+        UsageError: it is a folder, or another file.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_MARK))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be replaced: {error.strerror}", "choose another path"
+        ) from None
+    if begins not in (b"", _MARK.encode()):
+        raise UsageError(
+            f"{path} is there and was not written by --save-corpus", "choose another path"
+        )

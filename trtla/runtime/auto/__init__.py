@@ -1,0 +1,1 @@
+"""What `auto` feeds: costs, and the nodes of candidate trees that pay."""
