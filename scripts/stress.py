@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/stress.py --minutes 10 --seed 1
 
-Requests of all kinds meet in one LLM: every drafter and chain, auto, all sampling settings, stop
-strings, end ids, chunked prompts, kept blocks, small caches, consumers that leave, time limits,
-interrupts and several threads, on the compiled forward and on PyTorch's operations, in float32.
+Requests of all kinds meet in one LLM: every drafter and chain, auto with any sources and few nodes,
+expected outputs, all sampling settings, stop strings, end ids, chunked prompts, kept blocks, small
+caches, consumers that leave, time limits, interrupts and several threads, on the compiled forward
+and on PyTorch's operations, in float32.
 Ids, texts and finish reasons must be those of the request alone with (1,1,0), and no cache block
 may be lost. On the first difference it writes a script that shows it, and exits with 1. A seed
 gives the same requests; what time limits, signals and threads meet depends on the machine.

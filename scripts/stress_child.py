@@ -117,7 +117,7 @@ def _round(world: World, root: Path, result: Path) -> None:
     with Plain(world, root) as plain:
         if not world.asked:
             vocab_size = plain.llm.limits.vocab_size
-            found.world = random_requests(world, vocab_size, plain.spell)
+            found.world = random_requests(world, vocab_size, plain.answer)
         _write(found, result)  # should this process die
         try:
             _judge(found, plain, root)

@@ -50,10 +50,6 @@ class Plain:
             [self._known[key]] = self.llm.generate([tuple(prompt)], SamplingParams(**asked))
         return self._known[key]
 
-    def spell(self, prompt: Sequence[int], sampling: dict[str, Any]) -> str:
-        """The text of a plain answer."""
-        return self.answer(prompt, sampling).text or ""
-
 
 class Judge:
     """Compares answers and counts their kinds.

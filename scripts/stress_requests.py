@@ -9,6 +9,9 @@ from typing import Any
 
 from stress_models import KINDS, TOKENIZERS, ModelSpec
 
+from trtla.llm.llm import Completion
+from trtla.settings.drafting import SOURCES
+
 PARTS = ("threads", "interrupts", "text")
 """What can be omitted with --without."""
 _TRIPLES = ((1, 1, 0), (2, 2, 2), (4, 4, 4), (7, 3, 2), (3, 5, 5), (5, 2, 0), (1, 3, 4))
@@ -62,6 +65,10 @@ def world_of(values: dict[str, Any]) -> World:
             **values,
             "model": ModelSpec(**values["model"]),
             "drafts": tuple(ModelSpec(**one) for one in values["drafts"]),
+            "options": {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values["options"].items()
+            },
             "asked": tuple(Asked(**one) for one in values["asked"]),
         }
     )
@@ -102,15 +109,18 @@ def _options(dice: Random) -> dict[str, Any]:
     choices = {
         "cells": dice.choice(("greedy", "drawn")),
         "reference": dice.random() < 0.5,
+        "sources": tuple(dice.sample(SOURCES, dice.randrange(len(SOURCES) + 1))) or SOURCES,
+        "nodes": dice.choice((0, 1, 3, 16)),
+        "by_noise": dice.random() < 0.5,
     }
     return {name: value for name, value in choices.items() if dice.random() < 0.4}
 
 
-Spell = Callable[[Sequence[int], dict[str, Any]], str]
-"""The text of a prompt's plain answer with these sampling settings."""
+Answer = Callable[[Sequence[int], dict[str, Any]], Completion]
+"""A prompt's plain answer with these sampling settings."""
 
 
-def random_requests(world: World, vocab_size: int, spell: Spell) -> World:
+def random_requests(world: World, vocab_size: int, answer: Answer) -> World:
     """The world with requests; stop strings are cut out of what plain decoding says.
 
     Drafters name a draft model by its number, as draft:0.
@@ -126,11 +136,23 @@ def random_requests(world: World, vocab_size: int, spell: Spell) -> World:
             prompt += _ids(dice, vocab_size, dice.randrange(1, 20))
             sampling = _sampling(dice)
             if world.text and dice.random() < 0.3:
-                sampling["stop"] = _stops(dice, spell(prompt, sampling))
+                sampling["stop"] = _stops(dice, answer(prompt, sampling).text or "")
             lookahead, drafter = _drafting(dice, world)
-            expected = _ids(dice, vocab_size, 20) if dice.random() < 0.2 else ()
+            expected: tuple[int, ...] = ()
+            if dice.random() < 0.3:
+                expected = _nearly(dice, vocab_size, answer(prompt, sampling).output_ids)
             asked.append(Asked(prompt, sampling, lookahead, drafter, call, expected, leave))
     return replace(world, asked=tuple(asked))
+
+
+def _nearly(dice: Random, vocab_size: int, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The right output, or a part of it, with other tokens instead of some and in front."""
+    wrong = _ids(dice, vocab_size, dice.choice((0, 0, 1, 20)))
+    share = dice.choice((0.0, 0.0, 0.1, 0.5, 1.0))
+    first = dice.randrange(len(ids) + 1) if dice.random() < 0.3 else 0
+    return wrong + tuple(
+        dice.randrange(3, vocab_size) if dice.random() < share else token for token in ids[first:]
+    )
 
 
 def _ids(dice: Random, vocab_size: int, length: int) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""The executor of the PyTorch backend: requests, resources, the loop."""

@@ -1,0 +1,1 @@
+"""Speculative decoding on the PyTorch backend: the base class of drafters."""

@@ -1,0 +1,321 @@
+"""A drafter for the PyTorch backend of TensorRT-LLM: one chain a request, from its candidate tree.
+
+    from tensorrt_llm import LLM
+    from trtla.trtllm.drafter import speculative_config
+
+    llm = LLM("Llama-3.1-8B", speculative_config=speculative_config(8, vocab_size=128256))
+
+That backend verifies chains, and shows a drafter the accepted tokens but no logits. So the sources
+are texts: the request's own and those of requests that have ended. Of the tree that they make, a
+chain takes the likeliest child of each node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.runtime.draft import Draft
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.tree.library import Planner, SharedTrees, Tree
+from trtla.settings.sampling import SamplingParams
+from trtla.trtllm.library import HOW_TO_INSTALL, installed_version, load
+
+_SOURCES = ("own", "others")
+_GREEDY = SamplingParams()  # tokens are ranked by their chances, also for requests that sample
+_NO_TOKEN = -1  # what trees have between two texts: never matched, never drafted
+_MOST_NODES = 512  # of a tree that a chain is taken from
+_COMPARED = 64  # tokens by which a request's text is recognised
+_IDLE = 1000  # passes without a request after which it has ended, if nothing said so
+_UNLIMITED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """What is drafted.
+
+    Args:
+        max_draft_len: most tokens of a chain.
+        vocab_size: of the target; ids outside of it (images in a prompt) are not drafted.
+        least_chance: a chain ends before a token that is accepted less often than this.
+        other_tokens: of ended requests that are kept to draft from; 0: each request's own alone.
+        sampled: also draft for requests that sample.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    max_draft_len: int
+    vocab_size: int
+    least_chance: float = 0.05
+    other_tokens: int = 200_000
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_draft_len", 1), ("vocab_size", 1), ("other_tokens", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}", f"use a whole number from {least} on")
+        if not 0.0 < self.least_chance < 1.0:
+            raise UsageError(
+                f"least_chance is {self.least_chance!r}",
+                "use a number between 0 and 1, such as 0.05",
+            )
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that wants a chain: its tokens so far, and how many more it may have."""
+
+    request: int
+    tokens: Sequence[int]
+    prompt_len: int
+    room: int
+
+
+@dataclass(slots=True)
+class _Known:
+    tree: Tree
+    tokens: Sequence[int]
+    prompt_len: int
+    chain: list[int] = field(default_factory=list)
+    seen: int = 0
+
+    def goes_on_as(self, tokens: Sequence[int]) -> bool:
+        """Whether this text begins as the known one; an evicted request may come back shorter."""
+        size = len(self.tokens)
+        first = max(0, size - _COMPARED)
+        return len(tokens) >= size and tokens[first:size] == self.tokens[first:]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """The text has gone on: learn at every token what the tree held for likely there."""
+        accepted = 0
+        while accepted < min(len(self.chain), len(tokens)) and (
+            self.chain[accepted] == tokens[accepted]
+        ):
+            accepted += 1
+        if tokens:
+            self.tree.commit(tokens[: accepted + 1], accepted)
+        for token in tokens[accepted + 1 :]:
+            self.tree.commit((token,))
+
+
+class Chains:
+    """The candidate trees of all requests. Calls may come from several threads.
+
+    The same calls in the same order give the same chains, so that the ranks of a tensor-parallel
+    model agree.
+
+    Raises:
+        TrtlaError: there is no C++ compiler on this machine.
+    """
+
+    def __init__(self, settings: ChainSettings) -> None:
+        self._settings = settings
+        try:  # no rows of logits are kept, so the vocabulary does not count
+            self._shared = SharedTrees(1, max(1, settings.other_tokens))
+            self._planner = Planner()
+        except NotCompiled as error:
+            raise TrtlaError(
+                f"candidate trees cannot be compiled: {error}", "install g++, or name one with CXX"
+            ) from None
+        self._requests: OrderedDict[int, _Known] = OrderedDict()
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Requests whose trees are held."""
+        return len(self._requests)
+
+    def draft(self, asked: Sequence[Asked]) -> list[list[int]]:
+        """Follow the texts of these requests, and draft a chain for each."""
+        with self._lock:
+            self._now += 1
+            known = [self._follow(one) for one in asked]
+            self._forget_idle()
+            if known:
+                self._plan(known, [max(0, one.room) for one in asked])
+            return [list(one.chain) for one in known]
+
+    def end(self, request: int, tokens: Sequence[int]) -> None:
+        """A request is over, or evicted: free its tree, and draft from its output."""
+        with self._lock:
+            known = self._requests.pop(request, None)
+            if known is not None:
+                self._add_output(known, tokens)
+
+    def _follow(self, one: Asked) -> _Known:
+        known = self._requests.get(one.request)
+        if known is not None and known.goes_on_as(one.tokens):
+            known.commit(self._inside(one.tokens[len(known.tokens) :]))
+            known.tokens = one.tokens
+        else:
+            text = self._inside(one.tokens)
+            tree = self._shared.tree(text, _GREEDY, _SOURCES, False)
+            known = self._requests[one.request] = _Known(tree, one.tokens, one.prompt_len)
+        known.seen = self._now
+        self._requests.move_to_end(one.request)
+        return known
+
+    def _plan(self, known: list[_Known], rooms: list[int]) -> None:
+        # At any depth at most 1 / least_chance nodes are that likely: so the chain is among them.
+        share = int(1.0 / self._settings.least_chance) + 1
+        nodes = [min(_MOST_NODES, room * share) for room in rooms]
+        trees = [one.tree for one in known]
+        drafts = self._planner.plan(
+            trees, nodes, rooms, sum(nodes), least=self._settings.least_chance
+        )
+        for one, draft in zip(known, drafts, strict=True):
+            one.chain = _likeliest(draft)
+
+    def _forget_idle(self) -> None:
+        while self._requests:
+            request, known = next(iter(self._requests.items()))
+            if self._now - known.seen < _IDLE:
+                return
+            del self._requests[request]
+            self._add_output(known, known.tokens)
+
+    def _add_output(self, known: _Known, tokens: Sequence[int]) -> None:
+        if self._settings.other_tokens:
+            self._shared.add_text(self._inside(tokens[known.prompt_len :]))
+
+    def _inside(self, tokens: Iterable[int]) -> list[int]:
+        size = self._settings.vocab_size
+        return [token if 0 <= token < size else _NO_TOKEN for token in tokens]
+
+
+def _likeliest(draft: Draft) -> list[int]:
+    """The path of best nodes: a draft has its nodes best first."""
+    chain, last = list[int](), 0
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True), 1):
+        if parent == last:
+            chain.append(token)
+            last = node
+    return chain
+
+
+def speculative_config(max_draft_len: int, vocab_size: int, **settings: Any) -> Any:
+    """What TensorRT-LLM's `LLM` takes as `speculative_config` to draft with candidate trees.
+
+    Args:
+        settings: further fields of `ChainSettings`, by name.
+
+    Returns:
+        a `UserProvidedDecodingConfig`.
+
+    Raises:
+        UsageError: a value is out of its range.
+        TrtlaError: TensorRT-LLM is not installed, or takes no drafter; or no C++ compiler is found.
+    """
+    drafter = open_drafter(ChainSettings(max_draft_len, vocab_size, **settings))
+    config = _part("llmapi", "UserProvidedDecodingConfig")
+    return config(max_draft_len=max_draft_len, drafter=drafter, resource_manager=drafter.requests)
+
+
+def open_drafter(settings: ChainSettings) -> Any:
+    """A `Drafter` of TensorRT-LLM; its `requests` is the resource manager that goes with it.
+
+    Raises:
+        TrtlaError: as `speculative_config`.
+    """
+    drafter = _part("_torch.speculative.drafter", "Drafter")
+    manager = _part("_torch.pyexecutor.resource_manager", "BaseResourceManager")
+    requests = type("ChainRequests", (_Requests, manager), {})()
+    return type("ChainDrafter", (_Drafter, drafter), {})(settings, requests)
+
+
+def _part(module: str, name: str) -> Any:
+    try:
+        return getattr(load(module), name)
+    except (ImportError, AttributeError) as error:
+        version = installed_version()
+        if version is None:
+            raise TrtlaError("TensorRT-LLM is not installed", HOW_TO_INSTALL) from None
+        raise TrtlaError(
+            f"TensorRT-LLM {version} takes no drafter: {sentence(error)}",
+            "use a release from 1.2 on, whose PyTorch backend has UserProvidedDecodingConfig",
+        ) from None
+
+
+class _Drafter:
+    """What TensorRT-LLM calls before each pass; `open_drafter` puts its base class below.
+
+    A pickle holds the settings alone: a worker process begins with empty trees.
+    """
+
+    _needs_padding_kv_extension = True
+    """Late releases pad chains to max_draft_len, and then reserve the K/V blocks of the padding."""
+    max_draft_len: int
+    """Of the base class, which may lower it while it runs."""
+
+    def __init__(self, settings: ChainSettings, requests: _Requests) -> None:
+        most = settings.max_draft_len
+        super().__init__(max_draft_len=most, max_total_draft_tokens=most)  # type: ignore[call-arg]
+        self.settings, self.requests = settings, requests
+        self.chains = Chains(settings)
+        requests.drafter = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_drafter, (self.settings,)
+
+    def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
+        """Write the chain of every generating request to its `py_draft_tokens`."""
+        requests = list(scheduled_requests.generation_requests)
+        drafted = [request for request in requests if self._drafts_for(request)]
+        chains = self.chains.draft([self._asked(request) for request in drafted])
+        for request in requests:
+            request.py_draft_tokens = []
+        for request, chain in zip(drafted, chains, strict=True):
+            request.py_draft_tokens = chain
+
+    def _asked(self, request: Any) -> Asked:
+        tokens = list(request.get_tokens(0))
+        prompt_len = request.py_orig_prompt_len
+        left = prompt_len + request.py_max_new_tokens - len(tokens)
+        room = min(self.max_draft_len, left - 1)  # a pass adds a token of its own
+        return Asked(request.request_id, tokens, prompt_len, room)
+
+    def _drafts_for(self, request: Any) -> bool:
+        if getattr(request, "py_disable_speculative_decoding", False):
+            return False
+        return self.settings.sampled or _is_greedy(request.sampling_config)
+
+
+class _Requests:
+    """What TensorRT-LLM calls when a request is over, or evicted from the K/V cache."""
+
+    drafter: _Drafter
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.drafter, "requests")
+
+    def get_max_resource_count(self) -> int:
+        """Trees never bound how many requests run."""
+        return _UNLIMITED
+
+    def get_needed_resource_to_completion(self, request: Any) -> int:
+        """Nothing that is counted."""
+        return 0
+
+    def free_resources(self, request: Any) -> None:
+        """Free the request's tree; others draft from its output."""
+        self.drafter.chains.end(request.request_id, list(request.get_tokens(0)))
+
+
+def _is_greedy(config: Any) -> bool:
+    """Whether the target takes the argmax: what a request does not set is None there."""
+    temperature, top_k, top_p, min_p = (
+        _single(getattr(config, name, None)) for name in ("temperature", "top_k", "top_p", "min_p")
+    )
+    unset = all(value is None for value in (temperature, top_k, top_p, min_p))
+    return unset or temperature == 0 or top_k == 1 or top_p == 0
+
+
+def _single(value: Any) -> Any:
+    """Values are numbers, or lists of one as C++ has them."""
+    return value[0] if isinstance(value, (list, tuple)) and value else value
