@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.toys import greedy_scores, hash_rule, request, run, tokens_of, toy_executor
+from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.bench.arms import AR, EngineArm, engine_arms
 from trtla.bench.opened import measure
@@ -109,6 +109,16 @@ def test_a_memory_is_forgotten_kept_and_changed():
     assert tokens_of(outputs) == tokens_of(first)
 
 
+def test_a_corpus_is_in_every_memory():
+    own, asked = executor(nodes=6, sources=("others",)), [request([1, 2, 3], 40, adaptive=True)]
+    own.add_texts([plain(RULE, [1, 2, 3], 40)])
+    counts = []
+    for _ in range(2):
+        own.use_memory(DraftMemory())
+        counts.append(run(own, asked)[0][-1].stats.accepted)
+    assert counts[0] == counts[1] > 0
+
+
 def test_a_memory_is_not_changed_under_requests_in_flight():
     own = executor()
     own.submit(request([1, 2], 4))
@@ -146,8 +156,8 @@ def test_an_arm_has_options_of_its_own(llm):
     prompt, sampling = tuple(llm.encode("def read(path):\n    ")), SamplingParams(24)
     arm = EngineArm(llm, "auto", options=DraftOptions(nodes=8, sources=("own", "rows")))
     run_of_arm = arm.decode([prompt], [sampling])
-    plain = EngineArm(llm, AUTOREGRESSIVE).decode([prompt], [sampling])
+    plain_run = EngineArm(llm, AUTOREGRESSIVE).decode([prompt], [sampling])
     assert set(run_of_arm.sources) <= {"own", "rows", "both"}
-    assert run_of_arm.fed > plain.fed
-    assert run_of_arm.outputs == plain.outputs
-    assert plain.sources is None
+    assert run_of_arm.fed > plain_run.fed
+    assert run_of_arm.outputs == plain_run.outputs
+    assert plain_run.sources is None
