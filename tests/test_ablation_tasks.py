@@ -42,8 +42,9 @@ def test_a_task_that_is_not_there_is_refused() -> None:
         load_tasks(["poems"])
 
 
-def test_cases_go_prompt_by_prompt_and_count_seeds_up() -> None:
+def test_cases_go_round_by_round_and_count_seeds_up() -> None:
     prompts, processors = load_tasks(["code"], 2), [parse_processor("greedy")] * 2
     found = list(cases(prompts, processors, 3, 7))
-    assert [case.prompt.prompt_id for case in found] == [0] * 6 + [1] * 6
-    assert [(case.repeat, case.seed) for case in found] == [(0, 7), (1, 8), (2, 9)] * 4
+    assert [case.prompt.prompt_id for case in found] == [0, 1] * 6
+    rounds = [(case.repeat, case.seed) for case in found][::2]
+    assert rounds == [(0, 7), (1, 8), (2, 9)] * 2

@@ -23,7 +23,7 @@ from trtla.formats.hf import HFModel
 from trtla.results.bench_documents import BenchRow, Cell
 from trtla.results.metrics import add, agreement
 from trtla.runtime.models.llama import weight_bytes
-from trtla.runtime.stats import DraftTotals
+from trtla.runtime.stats import DraftTotals, SourceCounts
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import SamplingParams
@@ -55,7 +55,7 @@ class FakeArm:
 
     def __init__(self, name: str, run: Run) -> None:
         self.name, self._run = name, run
-        self.warmed_up = 0
+        self.warmed_up = self.rounds = 0
         self.seeds: list[int] = []
 
     def takes(self, batch_size: int) -> bool:
@@ -63,6 +63,9 @@ class FakeArm:
 
     def warm_up(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> None:
         self.warmed_up += 1
+
+    def begin_round(self) -> None:
+        self.rounds += 1
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
         self.seeds += [params.seed for params in sampling]
@@ -117,6 +120,7 @@ def test_a_sum_joins_every_field() -> None:
         accepted=1,
         accepted_lengths=((1, 0), (0,)),
         reasons=("length", "end_id"),
+        sources={"own": SourceCounts((2,), (2,), (1,), 0.5)},
         draft_model=DraftTotals(forwards=2, steps=1, _gammas=4),
         peak_bytes=7,
         weight_bytes=100,
@@ -175,7 +179,7 @@ def test_arms_take_turns_on_the_same_seeds() -> None:
     measured = measure(CELL, arms, [[(1,), (2,)], [(3,), (1,)]], SamplingParams(seed=7), 2)
     assert measured.order == ["ar", "b", "c"] * 2 * 2  # batches, rounds
     assert [len(runs) for runs in measured.runs.values()] == [2, 2, 2]
-    assert [arm.warmed_up for arm in arms] == [1, 1, 1]
+    assert [(arm.warmed_up, arm.rounds) for arm in arms] == [(1, 2)] * 3
     assert arms[0].seeds == arms[2].seeds == [7, 8, 9, 10] * 2
 
 

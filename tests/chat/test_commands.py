@@ -23,7 +23,7 @@ REFERENCE = [
 OURS = [
     *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "gamma_min", "gamma_max"),
     *("ema", "ngram_kind", "ngram_order", "stop_if_unknown", "rejection", "lookahead", "system"),
-    *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare"),
+    *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
 ]
 HIDDEN = {
     "length": "max_output_len", "egag_gamma_min": "gamma_min", "egag_gamma_max": "gamma_max",
@@ -38,6 +38,7 @@ OTHER = ChatSettings(
     speculative=False,
     target=True,
     debug=True,
+    colors="source",
     system="Be brief.",
 )
 

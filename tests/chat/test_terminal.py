@@ -10,12 +10,16 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 
 from tests.chat.conftest import lines
+from trtla import LLM, DraftOptions
 from trtla.chat.decode import Metrics
+from trtla.chat.events import Answered, Streamed
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
+from trtla.chat.settings import ChatSettings, changed
 from trtla.chat.terminal import HISTORY, CommandCompleter, StatusRow, TerminalPrinter, open_history
 from trtla.console import Console
 from trtla.llm.answer import Chunk
+from trtla.settings.drafting import PROPOSERS
 
 
 def test_history_is_kept_for_its_owner(tmp_path: Path) -> None:
@@ -60,6 +64,32 @@ def test_a_compared_text_keeps_its_colours(
     table = capsys.readouterr().out.partition("A: lookahead")[2]
     assert ("\x1b[32m" in table) == (color == "always")
     assert "the texts are equal; B is " in table
+
+
+@pytest.mark.parametrize("color", ["always", "never"])
+def test_accepted_tokens_are_tinted_by_source(
+    tiny_llama: Path, capsys: pytest.CaptureFixture[str], color: str
+) -> None:
+    nodes = DraftOptions(nodes=4)
+    with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=nodes) as llm:
+        settings = {"sampling.max_output_len": 40, "lookahead": "auto"}
+        session = Session(llm, changed(ChatSettings(), settings))
+        printer, shown, events = Printer(Console(color=color), session.tokenizer), [], []
+        for given in ("Hello, who are you?", "/colors source", "Hello again"):
+            events = lines(session, given)
+            for event in events:
+                printer.show(event)
+            shown.append(capsys.readouterr().out)
+    *steps, answered = events
+    chunks = [event.step.chunk for event in steps if isinstance(event, Streamed)]
+    pairs = [pair for one in chunks for pair in zip(one.pieces or (), one.sources, strict=True)]
+    assert all(accepted == (source in PROPOSERS) for (_, accepted), source in pairs)
+    assert isinstance(answered, Answered)
+    counts = answered.answer.sources
+    assert sum(counts.values()) == answered.answer.metrics.accepted > 0
+    assert ["accepted by source: " in text for text in shown] == [False, False, True]
+    assert all(f"{name} {count}" in shown[2] for name, count in counts.items() if count)
+    assert ["\x1b[93m" in text for text in shown] == [False, False, color == "always"]
 
 
 def test_terminal_remarks_are_dim_and_errors_red(

@@ -277,6 +277,35 @@ def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "results_means.csv")[0]["time_s_std"] == ""  # one repeat
 
 
+def test_the_sources_of_auto_are_switched_off_one_by_one(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    args = ("--sources", "--grid-nodes", "2,5", "--categories", "code", "--processor", "greedy")
+    ran = ablation(model, path, *args, "--prompts-per-task", "2", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert all(row["same_as_ar"] == "true" for row in read(path))
+    means = {(one["method"], one["gamma"]): one for one in ran.json["means"]}
+    without = [f"auto-without-{name}" for name in ("own", "others", "rows", "window")]
+    named = [(name, None) for name in ("ar", "lookahead-auto", *without)]
+    assert list(means) == [*named, ("auto-nodes", 2), ("auto-nodes", 5)]
+    assert means["ar", None]["sources"] is None
+    assert means["ar", None]["fed_per_step"] == 1
+    for name in ("own", "others", "window"):
+        assert name not in means[f"auto-without-{name}", None]["sources"]
+    assert not {"rows", "both"} & set(means["auto-without-rows", None]["sources"])
+    few, many = (means["auto-nodes", count] for count in (2, 5))
+    assert 1 < few["fed_per_step"] <= 3 < many["fed_per_step"] <= 6
+    steps: dict[tuple[str, ...], list[str]] = {}
+    for row in read(path):
+        if row["method"] == "auto-nodes":
+            steps.setdefault((row["gamma"], row["prompt_id"]), []).append(row["steps"])
+    assert all(first == second for first, second in steps.values())  # a repeat learns nothing
+    again = ablation(model, path, *args, "--prompts-per-task", "2")
+    assert "note: 32 of 32 rows are there already" in again.err
+    assert "auto-nodes          | gamma 5 |" in again.out
+    other = ablation(model, tmp_path / "others.csv", *args[:1], "--arms", "ar")
+    refused(other, 2, "--sources and --arms exclude each other")
+
+
 def test_what_a_list_names_twice_counts_once_and_rows_of_before_have_no_positions(
     model: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ FIGURES = {
     "efficiency", "fed_per_step", "host_ms_per_step", "read_gb_per_s", "share_of_bandwidth",
     "peak_memory_mb", "output_tokens", "distinct_4grams", "texts", "equal_texts",
     "first_divergence", "accepted_per_pos", "weight_type",
-    "compute_type",
+    "compute_type", "sources",
 }  # fmt: skip
 AXES = {
     "device", "dtype", "threads", "batch_size", "prompt_len", "temperature", "top_k", "top_p",
@@ -79,6 +79,23 @@ def test_the_json_document(engine: Path, model: Path) -> None:
     lookup = found["rows"][4]
     assert lookup["setting"].startswith("prompt_lookup_num_tokens=")
     assert "code, temperature 0.5, batch 1, round 2 of 2: ar " in ran.err
+
+
+def test_sources_of_auto_are_in_every_form(engine: Path) -> None:
+    auto = ("--lookahead", "auto", "--lookahead-nodes", "4", "--temperature", "0")
+    plain, row = bench(engine, *auto, "-o", "json").json["rows"]
+    assert plain["sources"] is None
+    sums = {name: (sum(one["fed"]), sum(one["accepted"])) for name, one in row["sources"].items()}
+    assert all(fed >= accepted for fed, accepted in sums.values())
+    assert sum(fed for fed, _ in sums.values()) > 0
+    for name, (_, accepted) in sums.items():
+        one = row["sources"][name]
+        ratio = one["expected"] / accepted if accepted else None
+        assert one["calibration"] == (ratio if ratio is None else pytest.approx(ratio))
+    [_, line] = csv.DictReader(io.StringIO(bench(engine, *auto, "-o", "csv").out))
+    assert set(json.loads(line["sources"])) == set(sums)
+    table = bench(engine, *auto).out.partition("| sources of lookahead auto |")[2].splitlines()
+    assert [line.split()[1] for line in table[2:]] == [*sums, "all"]
 
 
 def test_csv_has_a_line_for_each_arm_and_cell(engine: Path) -> None:

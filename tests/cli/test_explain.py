@@ -129,6 +129,27 @@ def test_the_prefill_is_step_0(engine: Path, tmp_path: Path) -> None:
     assert "accepted the most" not in ran.err
 
 
+def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
+    args = ("--engine-dir", engine, *PROMPT, "--lookahead", "auto", "--lookahead-nodes", "5")
+    ran = trtla("explain", *args, "-o", tmp_path / "step.svg")
+    assert ran.code == 0, ran.err
+    assert "(auto within 4,3,4)" in ran.out
+    assert re.search(r"^Candidate tree: 5 nodes, \d\.\d\d of which", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^  [├└] .* (rows|both|own) +0\.\d\d  (rejected ✗|accepted ✓)$", ran.out, re.M
+    )
+    assert "rejected" in (tmp_path / "step.svg").read_text()
+    found = trtla("explain", *args, "--json").json
+    plain = trtla("run", *args[:2], *PROMPT, "--json").json["results"][0]
+    assert found["result"]["output_ids"] == plain["output_ids"]
+    fates = [fate for step in found["steps"] for fate in step["fates"]]
+    assert fates.count("accepted") == found["result"]["accepted"]
+    fed = sum(sum(own["fed"]) for own in found["result"]["sources"].values())
+    assert fed == len(fates) == found["result"]["drafted"]
+    for step in found["steps"][1:]:
+        assert len(step["sources"] or ()) == len(step["chances"] or ()) == len(step["tokens"])
+
+
 def test_a_stop_string_is_the_reason(engine: Path) -> None:
     text = trtla("run", "--engine-dir", engine, *PROMPT, "--json").json["results"][0]["text"]
     stop = next(char for char in text[3:] if char.isascii() and char.isprintable())
@@ -144,7 +165,6 @@ def test_a_model_without_a_tokenizer_shows_ids(bare_engine: Path, tmp_path: Path
 
 BAD = [
     (("--step", "-1"), "-1 is not in the range"),
-    (("--lookahead", "auto"), "a triple such as 7,7,7"),
     (("--lookahead", "7,7"), "write window,ngram,verification"),
     (("-o", "step.pdf"), "end it with .svg or .png"),
     (("--strip", "run"), "end it with .svg or .png"),

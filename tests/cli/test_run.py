@@ -15,7 +15,7 @@ from tests.cli.conftest import refused, trtla
 
 RESULT_KEYS = {
     "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "drafter",
-    "lookahead", "steps", "tokens_per_step", "drafted", "accepted", "accepted_per_pos",
+    "lookahead", "steps", "tokens_per_step", "drafted", "accepted", "accepted_per_pos", "sources",
     "distinct_4grams",
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tests.toys import (
     Rule,
@@ -41,11 +42,16 @@ def recorded(
 
 
 def record(
-    scores: Scores, vocab: int, triple: LookaheadConfig, asked: Request, drafter: DrafterFactory
+    scores: Scores,
+    vocab: int,
+    triple: LookaheadConfig,
+    asked: Request,
+    drafter: DrafterFactory = traced_drafter,
+    **of_executor: Any,
 ) -> tuple[RecordedRun, list[int]]:
     """Any run of a toy and the tokens that each of its forwards fed."""
     watch = RecorderWatch(StepRecorder)
-    executor, model = toy_executor(scores, vocab, triple, drafter=drafter)
+    executor, model = toy_executor(scores, vocab, triple, drafter=drafter, **of_executor)
     outputs = run(executor, [replace(asked, watch=watch)])[asked.request_id]
     last = outputs[-1]
     completion = Completion(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -38,6 +39,12 @@ def test_both_kinds_take_the_same_nodes(seed, most_tokens):
     assert plain.shared.texts() == compiled.shared.texts()
     for ours, theirs in zip(plain.trees, compiled.trees, strict=True):
         assert [ours.gained(name) for name in TEXTS] == [theirs.gained(name) for name in TEXTS]
+        mine, others = ours.counts(), theirs.counts()
+        assert mine.keys() == others.keys()
+        for name, own in mine.items():
+            same = replace(others[name], expected=own.expected)  # but for the order of the sum
+            assert own == same
+            assert own.expected == pytest.approx(others[name].expected)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from trtla.bench.ablation_arms import AblationArm, Case
 from trtla.bench.ablation_table import (
@@ -31,11 +32,10 @@ from trtla.bench.summarize import rouge
 from trtla.data.prompt_sets import Ids, Question
 from trtla.files import write_whole
 from trtla.results.bench_documents import AblationRow
-from trtla.results.metrics import SHORT_TEXT
+from trtla.results.metrics import SHORT_TEXT, add
 from trtla.runtime.loop.scores import perplexity
 from trtla.runtime.models.load import resolve_device, set_threads
-from trtla.runtime.stats import accepted_per_pos
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import Processor, SamplingParams
 
 _WARM_UP_TOKENS = 8
 OnRow = Callable[[Cells, int, int], None]
@@ -54,20 +54,24 @@ class Ablation(Setup):
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
-    """An ablation's rows by run_id, and what no cell holds."""
+    """An ablation's rows by run_id, and the runs behind them."""
 
     rows: dict[str, Cells] = field(default_factory=dict)
     """Lists that name a thing twice give each row once."""
-    accepted_lengths: dict[str, Sequence[int] | None] = field(default_factory=dict)
-    """Of each step; rows that were there before this run have none."""
+    runs: dict[str, Run] = field(default_factory=dict)
+    """What no cell holds; rows that were there before this run have none."""
 
     def overall(self) -> list[AblationRow]:
         """The means over all tasks, one row an arm, setting and processor."""
         groups = grouped([{**row, "task": ""} for row in self.rows.values()])
-        return [typed(means(members)[0], self._accepted_per_pos(members)) for members in groups]
+        return [typed(means(members)[0], **self._beside(members)) for members in groups]
 
-    def _accepted_per_pos(self, members: Sequence[Cells]) -> list[float] | None:
-        return accepted_per_pos(self.accepted_lengths.get(row["run_id"]) for row in members)
+    def _beside(self, members: Sequence[Cells]) -> dict[str, Any]:
+        """Figures of all decodings of a setting together; None where some are not of this run."""
+        runs = [self.runs.get(row["run_id"]) for row in members]
+        whole = None if None in runs else add(run for run in runs if run is not None)
+        names = ("accepted_per_pos", "fed_per_step", "sources")
+        return {name: getattr(whole, name, None) for name in names}
 
 
 def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
@@ -95,7 +99,7 @@ class _Decoder:
         self._ablation, self._model, self._table, self._found = ablation, model, table, found
         own = model.llm.limits.lookahead
         self._arms = {
-            EngineArm(model.llm, arm.lookahead, arm.drafting, arm.method): arm
+            EngineArm(model.llm, arm.lookahead, arm.drafting, arm.method, arm.options): arm
             for arm in (replace(arm, lookahead=arm.lookahead or own) for arm in ablation.arms)
         }
         self._warm: set[EngineArm] = set()
@@ -107,7 +111,12 @@ class _Decoder:
         names = [name for _, _, named in work for name in named.values()]
         if kept := sum(name in self._table.rows for name in names):
             on_note(f"{kept} of {len(names)} rows are there already")
+        begun: tuple[Processor, int] | None = None
         for case, ids, named in work:
+            if (case.processor, case.repeat) != begun:
+                begun = (case.processor, case.repeat)
+                for arm in self._arms:
+                    arm.begin_round()
             for row in self._case(case, ids, named):
                 on_row(row, 1 + names.index(row["run_id"]), len(names))
             self._found.rows.update((name, self._table.rows[name]) for name in named.values())
@@ -149,6 +158,7 @@ class _Decoder:
             if arm not in self._warm:
                 self._warm.add(arm)
                 arm.warm_up([ids], [few])
+                arm.begin_round()
 
     def _write(self, arm: EngineArm, case: Case, ids: Ids, run: Run, plain: Run) -> Cells:
         output_ids, reference, scored = run.outputs[0], case.prompt.reference, None
@@ -157,8 +167,7 @@ class _Decoder:
             scored = rouge(text, reference, ("rougeL",))["rougeL"]
         figures = figures_of(run, plain, ids, scored, self._perplexity(ids, output_ids))
         row = row_of(self._settings(self._arms[arm], case, ids), figures)
-        lengths = run.accepted_lengths
-        self._found.accepted_lengths[row["run_id"]] = None if lengths is None else lengths[0]
+        self._found.runs[row["run_id"]] = run
         self._table.append(row)
         return row
 
@@ -191,14 +200,19 @@ class _Decoder:
             "max_output_len": ablation.sampling.max_output_len,
             "ignore_eos": ablation.ignore_eos,
             "drafting": asdict(arm.drafting),
-            **_optional(ablation),
+            **_optional(ablation, arm),
             "lookahead": str(arm.lookahead),
         }
 
 
-def _optional(ablation: Ablation) -> dict[str, object]:
+def _optional(ablation: Ablation, arm: AblationArm) -> dict[str, object]:
     """What differs from its default: rows of files that are older than it stay known."""
-    given = {"draft_device": ablation.draft_device, "draft_dtype": ablation.draft_dtype}
+    given: dict[str, object | None] = {
+        "draft_device": ablation.draft_device,
+        "draft_dtype": ablation.draft_dtype,
+    }
     if ablation.kv_cache_dtype != "auto":
         given["kv_cache_dtype"] = ablation.kv_cache_dtype
+    if arm.options is not None:
+        given["draft_options"] = asdict(arm.options)
     return {name: value for name, value in given.items() if value is not None}

@@ -1,7 +1,8 @@
 """An ablation's arms and cases: which drafter with which settings, and on which prompts.
 
 The defaults are the four arms that speculative-decoding demos compare (plain, a fixed gamma, EGAG,
-n-grams), and beside them prompt lookup, lookahead, lookahead auto and a chain.
+n-grams), and beside them prompt lookup, lookahead, lookahead auto and a chain. Further arms are
+auto without one of its sources, and with so many nodes in every step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from pathlib import Path
 
 from trtla.errors import UsageError, did_you_mean
 from trtla.files import ASSETS, parse_jsonl, read_text
-from trtla.settings.drafting import DRAFT_PREFIX, LOOKAHEAD, NO_DRAFTER, DrafterSettings, NgramKind
+from trtla.settings.drafting import (
+    DRAFT_PREFIX,
+    LOOKAHEAD,
+    NO_DRAFTER,
+    SOURCES,
+    DrafterSettings,
+    DraftOptions,
+    NgramKind,
+)
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import Processor, SamplingParams
 
@@ -22,6 +31,12 @@ METHODS = (
     AR, "sd", "egag", "nasd", "prompt-lookup", "lookahead", "lookahead-auto", "chain"
 )  # fmt: skip
 """The arms, in the order in which they run."""
+_WITHOUT, _NODES = "auto-without-", "auto-nodes"
+SOURCE_METHODS = (
+    "lookahead-auto", *(f"{_WITHOUT}{name}" for name in ("own", "others", "rows", "window")), _NODES
+)  # fmt: skip
+"""What the candidate tree is worth: whole, without each of its sources, and by size."""
+KNOWN_METHODS = tuple(dict.fromkeys((*METHODS, *SOURCE_METHODS)))
 
 TASKS = ("dialogue", "translation", "continuation", "code")
 """The sets that come with trtla."""
@@ -38,6 +53,8 @@ class AblationArm:
     drafting: DrafterSettings
     lookahead: Lookahead | None
     """None: the engine's own triple."""
+    options: DraftOptions | None = None
+    """What auto drafts with; None: as the model is opened."""
 
     @property
     def cells(self) -> dict[str, object]:
@@ -49,6 +66,8 @@ class AblationArm:
             found |= {"gamma_min": own.gamma_min, "gamma_max": own.gamma_max}
         elif own.most_tokens:
             found |= {"gamma_policy": "fixed", "gamma": own.gamma}
+        elif self.options is not None and self.options.nodes is not None:
+            found |= {"gamma_policy": "fixed", "gamma": self.options.nodes}
         if "ngram" in kinds:
             found |= {"ngram_kind": own.ngram_kind, "ngram_n": own.ngram_order}
             found["top_k_filler"] = own.top_k_filler
@@ -71,6 +90,7 @@ def arms(
     ngram_kinds: Sequence[NgramKind],
     ngram_orders: Sequence[int],
     top_k_fillers: Sequence[int],
+    nodes: Sequence[int] = (),
 ) -> list[AblationArm]:
     """`ar`, then the methods; every combination of a method's lists is an arm of its own.
 
@@ -79,6 +99,7 @@ def arms(
         triples: of lookahead, the chain has the first; empty: the engine's own.
         gammas: of sd, nasd, prompt-lookup and the chain; `gamma_maxs` and `emas` are egag's.
         ngram_kinds: of nasd, the chain has the first; `ngram_orders` and `top_k_fillers` of both.
+        nodes: of auto-nodes.
 
     Raises:
         UsageError: a value is out of its range.
@@ -109,13 +130,26 @@ def arms(
         "lookahead-auto": ("auto",),  # bounded by the engine's triple in every step
         "chain": triples[:1] or (None,),
     }
-    return [
+    found = [
         AblationArm(name, drafting, lookahead)
         for name in METHODS
         if name == AR or name in methods
         for drafting in made[name]()
         for lookahead in fed.get(name, (AUTOREGRESSIVE,))
     ]
+    return found + [
+        AblationArm(name, LOOKAHEAD, "auto", options)
+        for name in SOURCE_METHODS[1:]
+        if name in methods
+        for options in _tree_options(name, nodes)
+    ]
+
+
+def _tree_options(method: str, nodes: Sequence[int]) -> list[DraftOptions]:
+    if method == _NODES:
+        return [DraftOptions(nodes=count) for count in nodes]
+    left = tuple(name for name in SOURCES if name != method.removeprefix(_WITHOUT))
+    return [DraftOptions(sources=left)]
 
 
 def _ngram(
@@ -192,6 +226,9 @@ def _load(task: str) -> list[TaskPrompt]:
 def cases(
     prompts: Sequence[TaskPrompt], processors: Sequence[Processor], repeats: int, seed: int
 ) -> Iterator[Case]:
-    """Prompt by prompt, so that an interrupted run has whole ones; repeat i has seed + i."""
-    for prompt, processor, repeat in product(prompts, processors, range(repeats)):
+    """Round by round, each of which has every prompt once; repeat i has seed + i.
+
+    What an arm learns from one prompt for the next is its own of the round.
+    """
+    for processor, repeat, prompt in product(processors, range(repeats), prompts):
         yield Case(prompt, processor, repeat, seed + repeat)

@@ -172,10 +172,10 @@ def _mean_cells(members: Sequence[Cells]) -> Cells:
     return cells
 
 
-def typed(row: Mapping[str, str], accepted_per_pos: Sequence[float] | None = None) -> AblationRow:
-    """A row of means as values, empty cells as None; for the JSON document."""
+def typed(row: Mapping[str, str], **beside: object) -> AblationRow:
+    """A row of means as values, empty cells as None, and what no cell holds; for JSON."""
     values = {name: cell or None for name, cell in row.items()}
-    return AblationRow.model_validate({**values, "accepted_per_pos": accepted_per_pos})
+    return AblationRow.model_validate({**values, **beside})
 
 
 def means_text(rows: Iterable[Cells]) -> str:

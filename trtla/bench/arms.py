@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.errors import TrtlaError
 from trtla.results.metrics import Metrics
+from trtla.runtime.request import DraftMemory
 from trtla.runtime.stats import DraftTotals
-from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
+from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.sampling import SamplingParams
 
@@ -128,6 +129,9 @@ class Arm:
         """Decode untimed, and choose what there is to choose."""
         self.decode(prompts, sampling)
 
+    def begin_round(self) -> None:
+        """Forget the texts that were decoded so far: a round decodes the same ones again."""
+
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
         """Decode one batch, all prompts in flight at once where the arm can do that."""
         raise NotImplementedError
@@ -136,8 +140,11 @@ class Arm:
 class EngineArm(Arm):
     """Our engine with one drafter for all requests; no triple is what the `LLM` was opened with.
 
+    What its drafts learn serves its own later batches of the round, and no other arm.
+
     Args:
         name: None: made from what it is given, where `ar` names all plain decoding.
+        options: what drafts are made with; None: as the model was opened.
     """
 
     def __init__(
@@ -146,12 +153,15 @@ class EngineArm(Arm):
         triple: Lookahead | None,
         drafter: DrafterSettings = LOOKAHEAD,
         name: str | None = None,
+        options: DraftOptions | None = None,
     ) -> None:
         self.name = name or _arm_name(triple, drafter)
         if name is None and self.name == AR:
             drafter = NO_DRAFTER
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
+        self._options = options
+        self.begin_round()
 
     @property
     def weight_type(self) -> str | None:
@@ -168,11 +178,16 @@ class EngineArm(Arm):
         """Whether the engine is made for such a batch."""
         return batch_size <= self._llm.limits.max_batch_size
 
+    def begin_round(self) -> None:
+        """Forget what its drafts have learnt."""
+        self._memory = DraftMemory(self._options)
+
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
         """Decode one batch, all in flight at once."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
+        self._llm.use_memory(self._memory)
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
         given = (list(prompts), list(sampling), self._triple)

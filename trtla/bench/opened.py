@@ -295,6 +295,8 @@ def measure(
             on_run(arm, None)
     for number in range(1, rounds + 1):
         found: dict[str, list[Run]] = {arm.name: [] for arm in arms}
+        for arm in arms:
+            arm.begin_round()
         for arm, run in alternate(arms, work, torch.device(cell.device)):
             measured.order.append(arm.name)
             found[arm.name].append(run)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby, zip_longest
 from typing import Any
 
 from trtla.bench.ablation_table import csv_lines
@@ -12,8 +13,9 @@ from trtla.bench.sweep import Results, Sweep
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
 from trtla.results.bench_documents import Bench, BenchRow, BenchSettings, Cell
-from trtla.results.documents import SCHEMA_VERSION
-from trtla.results.metrics import too_short
+from trtla.results.documents import SCHEMA_VERSION, SourceRow
+from trtla.results.metrics import too_short, total
+from trtla.runtime.stats import SourceCounts
 from trtla.settings.sampling import filters_text
 
 _FIGURES = {
@@ -34,6 +36,10 @@ _FIGURES = {
     "distinct_4grams": "distinct 4-grams",
     "agreement": "texts as ar",
 }
+_SOURCE_FIGURES = (
+    "proposed", "fed", "accepted", "expected", "calibration", "accepted/fed by depth"
+)  # fmt: skip
+_DEPTHS = 8  # that are shown
 _EXACT = ("tokens_per_s", "peak_memory_mb", "ttft_ms")  # shown with fewer digits
 
 
@@ -52,6 +58,9 @@ def csv_text(results: Results, found: dict[str, Any]) -> str:
         key: found[key] for key in ("cpu", "cores", "torch", "transformers", "trtla", "commit")
     }
     lines = [{**row.document(), **extra} for row in results.rows]
+    for line in lines:
+        if line["sources"] is not None:
+            line["sources"] = json.dumps(line["sources"])
     return csv_lines(list(lines[0]), lines, header=True)
 
 
@@ -61,6 +70,7 @@ def markdown_text(results: Results, sweep: Sweep, found: dict[str, Any]) -> str:
     for cell, members in groupby(results.rows, key=lambda row: Cell.fill(row)):
         rows = list(members)
         parts.append(f"{_title(cell)}\n\n{_table(rows)}")
+        parts += [sources_table(row.arm, row.sources) for row in rows if row.sources]
         parts += [f"{row.arm}: {short}." for row in rows if (short := short_texts(row))]
     return "\n\n".join(parts)
 
@@ -103,6 +113,25 @@ def _title(cell: Cell) -> str:
 def _table(members: Iterable[BenchRow]) -> str:
     cells = [[_shown(row, key) for key in _FIGURES] for row in members]
     return markdown(list(_FIGURES.values()), cells)
+
+
+def sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
+    """What came of each source's nodes, and of all."""
+    counts = {
+        name: SourceCounts(own.proposed, own.fed, own.accepted, own.expected)
+        for name, own in sources.items()
+    }
+    counts["all"] = total(counts.values())
+    cells = [[name, *_source_cells(own)] for name, own in counts.items()]
+    return markdown([f"sources of {arm}", *_SOURCE_FIGURES], cells)
+
+
+def _source_cells(own: SourceCounts) -> list[str]:
+    pairs = zip_longest(own.accepted[:_DEPTHS], own.fed[:_DEPTHS], fillvalue=0)
+    depths = " ".join(f"{accepted}/{fed}" for accepted, fed in pairs)
+    more = " ..." * (len(own.fed) > _DEPTHS)
+    sums = [sum(own.proposed), sum(own.fed), sum(own.accepted)]
+    return [*map(str, sums), f"{own.expected:.1f}", shown(own.calibration), depths + more]
 
 
 def _shown(row: BenchRow, key: str) -> str:

@@ -155,12 +155,18 @@ def measure(
     prompts: Sequence[list[int]],
     batch_size: int,
     stages: Stages = silent,
+    forget: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Decode all prompts in batches; the first one once before, outside the timer."""
+    """Decode all prompts in batches; the first one once before, outside the timer.
+
+    Args:
+        forget: called between: what was drafted from the first one's answer.
+    """
     side = Measured(name)
     with stages(f"summarize, {name}", "articles") as progress:
         progress(0, len(prompts))
         generate(prompts[:1])
+        forget()
         for at in range(0, len(prompts), batch_size):
             start = time.perf_counter()
             answers = generate(prompts[at : at + batch_size])

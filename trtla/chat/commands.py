@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from trtla.chat.setting_types import (
+    COLORS,
     DRAFTER,
     FILE,
     PAIR,
@@ -120,6 +121,7 @@ TABLE = (
     Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
     Command("compare", "The last message with two settings, side by side.", PAIR),
     Command("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
+    Command("colors", "Tint accepted tokens alike, or by source (auto).", COLORS, ("colors",)),
     Command("stats", "Counters over all answers, and the context."),
     Command("save", "Write conversation and settings to a JSON file.", FILE),
     Command("load", "Go on with what was saved.", FILE),

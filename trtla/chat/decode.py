@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from trtla.chat.commands import split
@@ -96,6 +96,8 @@ class Decoded:
     pieces: tuple[Piece, ...]
     finish_reason: FinishReason
     metrics: Metrics
+    sources: dict[str, int] = field(default_factory=dict)
+    """Accepted tokens by what proposed them; of whole texts of `auto` only."""
 
     @property
     def text(self) -> str:
@@ -124,7 +126,7 @@ def decode(
         how: its sampling, lookahead and drafter count.
         stopped: asked after every step.
         report: makes what is yielded of every step.
-        watch: look at what is drafted; torch engines only, not with lookahead auto.
+        watch: look at what is drafted; torch engines only.
         name: what errors call the prompt.
 
     Raises:
@@ -141,6 +143,7 @@ def decode(
     pieces: list[Piece] = []
     reason: FinishReason = "cancelled"
     last: float | None = None
+    sources: dict[str, int] = {}
     try:
         for chunk in stream:
             now = time.perf_counter()
@@ -152,11 +155,13 @@ def decode(
             yield report(Step(chunk, metrics, rejected))
             if chunk.completion is not None:
                 reason = chunk.completion.finish_reason
+                counts = chunk.completion.stats.sources or {}
+                sources = {name: sum(own.accepted) for name, own in counts.items()}
             elif stopped():
                 break
     finally:
         stream.close()  # cancels the request, so that its room is free
-    return Decoded(tuple(output), tuple(pieces), reason, metrics)
+    return Decoded(tuple(output), tuple(pieces), reason, metrics, sources)
 
 
 def _rejected(recorders: Sequence[DraftRecorder], chunk: Chunk) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ class Streamed:
 
     step: Step
     debug: bool
+    by_source: bool = False
+    """Tint accepted tokens by their source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Answered:
 
     answer: Decoded
     debug: bool
+    by_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)

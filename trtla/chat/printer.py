@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from trtla.chat.decode import Comparison, Decoded, Step
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ACCEPTED, _REJECTED, _OWN = "green", "red", "blue"
+_SOURCES = {
+    "own": "green", "expected": "bright_green", "others": "cyan", "window": "magenta",
+    "chain": "blue", "rows": "yellow", "both": "bright_yellow",
+}  # fmt: skip
 
 
 class Printer:
@@ -48,10 +52,13 @@ class Printer:
                 self.note(text)
             case Refused(text):
                 self.refuse(text)
-            case Streamed(step, debug):
-                self._step(step) if debug else self._pieces(step.chunk.pieces or ())
-            case Answered(answer, debug):
+            case Streamed(step, debug, by_source):
+                sources = step.chunk.sources if by_source else ()
+                self._step(step) if debug else self._pieces(step.chunk.pieces or (), sources)
+            case Answered(answer, debug, by_source):
                 self._end(answer, debug)
+                if by_source:
+                    self._legend(answer)
             case Compared(comparison):
                 self._compare(comparison)
 
@@ -67,12 +74,25 @@ class Printer:
         """The model's text as it may be printed."""
         return text
 
-    def _pieces(self, pieces: Iterable[Piece]) -> None:
-        self._console.out("".join(self._tinted(*piece) for piece in pieces), end="")
+    def _pieces(self, pieces: Sequence[Piece], sources: Sequence[str] = ()) -> None:
+        """Print text; `sources` of each piece, where these are the colours."""
+        named = zip(pieces, sources or [""] * len(pieces), strict=True)
+        shown = (self._tinted(*piece, source) for piece, source in named)
+        self._console.out("".join(shown), end="")
 
-    def _tinted(self, text: str, accepted: bool) -> str:
-        shown = self.clean(text)
-        return self._console.styled(shown, fg=_ACCEPTED) if accepted else shown
+    def _tinted(self, text: str, accepted: bool, source: str = "") -> str:
+        shown, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
+        return self._console.styled(shown, fg=color) if accepted else shown
+
+    def _legend(self, answer: Decoded) -> None:
+        """What the colours mean: the sources of an answer's accepted tokens."""
+        counts = {name: count for name, count in answer.sources.items() if count}
+        if counts:
+            names = (
+                self._console.styled(f"{name} {count}", fg=_SOURCES[name])
+                for name, count in counts.items()
+            )
+            self._console.out(f"accepted by source: {', '.join(names)}")
 
     def _step(self, step: Step) -> None:
         """One line a step: what was accepted, what was not, what the model said itself."""

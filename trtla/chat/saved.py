@@ -57,7 +57,7 @@ def _keys() -> dict[str, tuple[str, Any]]:
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
     own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
-    del own["system"]
+    del own["system"], own["colors"]  # the latter is this terminal's
     return keys | {key: (key, (hint, ...)) for key, hint in own.items() if key not in PARTS}
 
 

@@ -152,7 +152,8 @@ class Session:
         if found.dropped > self._left_out:
             yield Noted(f"{self._model.full}: {_left_out(found.dropped)}; /undo makes room")
         self._left_out = found.dropped
-        event = partial(Streamed, debug=settings.debug)
+        by_source = settings.colors == "source"
+        event = partial(Streamed, debug=settings.debug, by_source=by_source)
         answer = yield from self._model.decode(
             found.ids, settings.answering, self._is_stopped, event, watch=settings.debug
         )
@@ -162,7 +163,7 @@ class Session:
             turn = Turn(message, answer.text, answer.spoken_ids, answer.finish_reason)
             self.turns = [*past, turn]
             self._asked = (found.ids, settings.sampling)
-        yield Answered(answer, settings.debug)
+        yield Answered(answer, settings.debug, by_source)
         wanted = self.settings.sampling.max_output_len
         if answer.finish_reason == "length" and len(answer.ids) < wanted:
             yield Noted(_CUT)

@@ -102,6 +102,20 @@ class Choice(SettingType):
         return value.lower()
 
 
+class Colors(Choice):
+    """What accepted tokens are tinted by."""
+
+    def __init__(self) -> None:
+        super().__init__(("accepted", "source"))
+
+    def convert(self, value: str, param: Param, ctx: Context) -> str:
+        """The word."""
+        word = value.lower()
+        if word not in self.examples:
+            raise UsageError(f"{value!r} is not {' or '.join(self.examples)}")
+        return word
+
+
 class Texts(SettingType):
     """Texts: one as it is typed, or several in JSON's quotes with commas between."""
 
@@ -270,6 +284,7 @@ class Pair(SettingType):
 
 
 TOGGLE = Toggle()
+COLORS = Colors()
 WHOLE = Number(click.INT, "N")
 REAL = Number(click.FLOAT, "X")
 TEXTS = Texts()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
@@ -33,6 +33,8 @@ class ChatSettings:
     chat: bool = True
     """Use the chat template, where there is one."""
     debug: bool = False
+    colors: Literal["accepted", "source"] = "accepted"
+    """What accepted tokens are tinted by."""
     system: str = ""
     """What the chat template has before the first message; empty: nothing, or its own."""
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from trtla.bench.ablation_arms import (
+    KNOWN_METHODS,
     METHODS,
     OWN_PROMPT,
+    SOURCE_METHODS,
     TASKS,
     AblationArm,
     TaskPrompt,
@@ -73,7 +75,14 @@ ablation_flags = stack(
         "--arms",
         type=NAMES,
         default=",".join(METHODS),
-        help="What to measure; ar always comes first.",
+        help="What to measure; ar always comes first. Beside these: "
+        f"{', '.join(SOURCE_METHODS[1:])}.",
+    ),
+    switch(
+        "--sources",
+        section=_SECTION,
+        help="Measure what the sources of auto's drafts are worth, in place of --arms: "
+        f"{', '.join(SOURCE_METHODS)}.",
     ),
     _own(
         "--draft-model",
@@ -94,6 +103,12 @@ ablation_flags = stack(
         type=COUNTS,
         default="4",
         help="Most drafted tokens, of sd, nasd, prompt-lookup and the chain.",
+    ),
+    _own(
+        "--grid-nodes",
+        type=COUNTS,
+        default="4,8,16,64",
+        help="Drafted tokens of every step, of auto-nodes; the triple is the limit.",
     ),
     _own("--grid-gamma-max", type=COUNTS, default="6", help="Of egag."),
     _own("--grid-ema", type=NUMBERS, default="0.9", help="Of egag."),
@@ -204,9 +219,11 @@ def _served(console: Console, given: BenchFlags, made: list[AblationArm]) -> lis
 
 
 def _arms(given: BenchFlags) -> list[AblationArm]:
-    check_choices("--arms", given.arms, METHODS)
+    check_choices("--arms", given.arms, KNOWN_METHODS)
+    if given.sources and source(click.get_current_context(), "arms") != "default":
+        raise UsageError("--sources and --arms exclude each other", "omit one of them")
     return arms(
-        given.arms,
+        SOURCE_METHODS if given.sources else given.arms,
         given.draft_model,
         [triple for triple in given.lookahead if triple != "auto"],
         gammas=given.grid_gamma,
@@ -215,6 +232,7 @@ def _arms(given: BenchFlags) -> list[AblationArm]:
         ngram_kinds=given.grid_ngram_kind,
         ngram_orders=given.grid_ngram_order,
         top_k_fillers=given.grid_top_k_filler,
+        nodes=given.grid_nodes,
     )
 
 
@@ -241,6 +259,8 @@ def _described(row: Cells) -> str:
     )
 
 
+_SOURCE_COLUMNS = ("fed/step", "calibration")
+"""Shown where auto drafted."""
 _SUMMARY = {
     "tokens/s": "tokens_per_s_mean",
     "speed-up": "speedup_vs_ar_mean",
@@ -266,16 +286,18 @@ def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
 
 def _print(console: Console, rows: Sequence[AblationRow]) -> None:
     shown = [name for name in ("device", "dtype") if len({getattr(row, name) for row in rows}) > 1]
-    columns = [*shown, "processor", "arm", "setting", *_SUMMARY, "texts as ar"]
-    console.table(columns, [_summary_row(row, shown) for row in rows])
+    own = _SOURCE_COLUMNS if any(row.sources is not None for row in rows) else ()
+    columns = [*shown, "processor", "arm", "setting", *_SUMMARY, *own, "texts as ar"]
+    console.table(columns, [_summary_row(row, shown, own) for row in rows])
 
 
-def _summary_row(row: AblationRow, shown: Sequence[str]) -> list[object]:
+def _summary_row(row: AblationRow, shown: Sequence[str], own: Sequence[str]) -> list[object]:
     figures = [None if (value := row.figure(key)) is None else float(value)
                for key in _SUMMARY.values()]  # fmt: skip
     same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
     names = [getattr(row, name) for name in (*shown, "processor", "method")]
-    return [*names, _setting(row), *figures, f"{same} of {row.rows}"]
+    more = [row.fed_per_step, row.calibration][: len(own)]
+    return [*names, _setting(row), *figures, *more, f"{same} of {row.rows}"]
 
 
 def _setting(row: AblationRow) -> str:

@@ -59,7 +59,9 @@ class BenchFlags(DraftFlags):
     arms: tuple[str, ...]
     draft_model: str
     output: str
+    sources: bool
     grid_gamma: tuple[int, ...]
+    grid_nodes: tuple[int, ...]
     grid_gamma_max: tuple[int, ...]
     grid_ema: tuple[float, ...]
     grid_ngram_kind: tuple[NgramKind, ...]

@@ -37,7 +37,7 @@ from trtla.cli.values import TEXT, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class ExplainFlags(ModelFlags):
         "trtla explain --engine-dir engine --input-text 'def f('",
         "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
         "trtla explain --engine-dir engine --input-text 'def f(' --step 3 --strip run.svg",
+        "trtla explain --engine-dir model --lookahead auto --input-text 'def f('",
         "trtla explain --engine-dir engine --input-text 'def f(' --drafter ngram --json > run.json",
     ],
 )
@@ -139,7 +140,8 @@ def explain(console: Console, /, **flags: Any) -> None:
 
     Prints the run as a strip, a row a step, then one step: the window with its levels, the n-grams
     that it gave to the pool, the candidates that the pool had, the attention mask, what was
-    accepted, what the target added and why the step ended there.
+    accepted, what the target added and why the step ended there. With --lookahead auto it prints
+    the candidate tree: each node's source, its chance and whether it was accepted.
     """
     given = parsed(ExplainFlags, with_processor(flags))
     console.color = given.color
@@ -157,11 +159,6 @@ def _check(given: ExplainFlags) -> None:
     """What can be refused before torch is imported."""
     from trtla.runtime.limits import refuse_watch
 
-    if given.lookahead == "auto":
-        raise UsageError(
-            "--lookahead is auto, which feeds parts of a step only where they pay",
-            "give a triple such as 7,7,7",
-        )
     if is_trtllm(Path(given.engine_dir)):
         raise refuse_watch(given.engine_dir)
     check_triples(
@@ -198,7 +195,10 @@ def _record_and_report(
     from trtla.explain.record import record_run
     from trtla.explain.words import Words, document
 
-    run = record_run(llm, request.prompt, request.sampling, given.request_lookahead)
+    lookahead: Lookahead | None = given.request_lookahead
+    if lookahead is None and given.lookahead == "auto":
+        lookahead = "auto"
+    run = record_run(llm, request.prompt, request.sampling, lookahead)
     completion = run.completion
     decode = llm.tokenizer.decode if llm.tokenizer else None
     words = Words(decode, (*completion.input_ids, *completion.output_ids))

@@ -203,8 +203,12 @@ def _engine_sides(
     llm: LLM, prompts: list[list[int]], given: SummarizeFlags, stages: Stages
 ) -> Iterator[Measured]:
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
+    from trtla.runtime.request import DraftMemory
 
-    yield measure(ENGINE, engine_side(llm, given.sampling), prompts, given.batch_size, stages)
+    engine = engine_side(llm, given.sampling)
+    yield measure(
+        ENGINE, engine, prompts, given.batch_size, stages, lambda: llm.use_memory(DraftMemory())
+    )
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
         plain = engine_side(llm, given.sampling, NO_DRAFTER)
         yield measure(PLAIN, plain, prompts, given.batch_size, stages)

@@ -24,6 +24,7 @@ from trtla.explain.canvas import (
 from trtla.explain.mask_picture import MaskPicture, key
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
+from trtla.explain.tree import draw_tree
 from trtla.explain.words import CHECK, CROSS, Words, candidates_line, headline, why
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ class _Step:
         run, step, triple = self._run, self._step, self._run.completion.lookahead
         self._canvas.prose(_LEFT, self._y + 8, headline(run, step, self._outcome), 15, bold=True)
         how = f"W, N, G = {triple.window_size}, {triple.ngram_size}, {triple.verification_set_size}"
-        if "lookahead" not in run.completion.stats.drafter:
+        if run.is_tree:
+            how = f"auto within {how}"
+        elif "lookahead" not in run.completion.stats.drafter:
             how = f"drafter {run.completion.stats.drafter}"
         fed = f"{step.draft.size} tokens fed in one forward"
         line = f"{how}: {fed}" if step.number else how
@@ -183,6 +186,10 @@ class _Step:
 
     def _candidates(self) -> None:
         self._heading(candidates_line(self._run, self._step, self._outcome, self._words))
+        if self._run.is_tree:
+            place = (_LEFT, self._y)
+            self._y = draw_tree(self._canvas, *place, self._step, self._outcome, self._words) + 12
+            return
         if not self._outcome.candidates:
             self._y += 8
             return

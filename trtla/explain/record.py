@@ -1,4 +1,7 @@
-"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them."""
+"""Records the steps of a real run: drafts, lookahead's window and pool, and what came of them.
+
+Of `auto` the draft itself says what proposed each node; its window is recorded where it was fed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from trtla.runtime.draft import Draft, Drafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
 
 if TYPE_CHECKING:
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from trtla.llm.llm import LLM, Prompt
     from trtla.runtime.request import Request
     from trtla.settings.drafting import DrafterSettings
-    from trtla.settings.lookahead import LookaheadConfig
+    from trtla.settings.lookahead import Lookahead
     from trtla.settings.sampling import SamplingParams
 
 Ngram = tuple[int, ...]
@@ -68,6 +72,11 @@ class RecordedRun:
     start: int
     """The position of the first output token."""
 
+    @property
+    def is_tree(self) -> bool:
+        """Whether the candidate tree drafted, as with `auto`."""
+        return self.completion.stats.sources is not None
+
     def text_before(self, step: RecordedStep) -> tuple[int, ...]:
         """Prompt and output up to the step's input token, which is the last one."""
         return (*self.completion.input_ids, *self.completion.output_ids[: step.before])
@@ -93,7 +102,10 @@ class StepRecorder(DraftRecorder):
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
-        return super().propose()
+        draft, tree = super().propose(), self.tree
+        if isinstance(tree, TreeDrafter) and draft.first_candidate > 1:
+            self._window = copy.deepcopy(tree.window)
+        return draft
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """For the other; then the step is over."""
@@ -141,22 +153,22 @@ def record_run(
     llm: LLM,
     prompt: Prompt,
     sampling: SamplingParams | None = None,
-    lookahead: LookaheadConfig | None = None,
+    lookahead: Lookahead | None = None,
     drafter: DrafterSettings | None = None,
 ) -> RecordedRun:
     """Answer one prompt and record every step; torch engines only.
 
     Args:
-        prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a triple it is the
-            largest one.
+        prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a lookahead it is the
+            largest triple.
 
     Raises:
         UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
         TrtlaError: the executor gave the prompt up.
     """
     watch = RecorderWatch(StepRecorder)
-    triple = lookahead or llm.limits.lookahead
-    chunks = llm.stream(prompt, sampling, triple, drafter=drafter, watch=watch)
+    asked = lookahead or llm.limits.lookahead
+    chunks = llm.stream(prompt, sampling, asked, drafter=drafter, watch=watch)
     (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
     recorder = watch.recorders[0]
     return RecordedRun(tuple(recorder.steps), completion, len(recorder.request.input_ids))

@@ -5,14 +5,14 @@ Plain integers; words for them are in trtla.explain.words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
 from trtla.explain.mask import paths
 from trtla.explain.record import RecordedRun, RecordedStep
-from trtla.runtime.draft import Draft
+from trtla.runtime.draft import Draft, depths
 from trtla.runtime.request import FinishReason
 
 Reason = Literal[
@@ -25,6 +25,8 @@ Reason = Literal[
     "length",
 ]
 Source = Literal["prompt", "output", "window"]
+Fate = Literal["accepted", "rejected", "not reached"]
+"""The last: it stood below a rejected node, or behind the text's end."""
 
 _ENDS: dict[FinishReason, Reason] = {
     "end_id": "end_id",
@@ -43,6 +45,21 @@ class Candidate:
     """Leading tokens that equal what the target drew, as far as the text went."""
     sources: tuple[Source, ...]
     """Where the n-gram of input and candidate had been seen; nothing for other drafters' tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node that the candidate tree chose for a step."""
+
+    node: int
+    """In the draft, whose node 0 is the input token."""
+    depth: int
+    token: int
+    source: str
+    """What proposed it, of `settings.drafting.PROPOSERS`."""
+    chance: float
+    """Of being accepted, as the tree saw it."""
+    fate: Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +141,43 @@ def _sources(run: RecordedRun, step: RecordedStep, tokens: tuple[int, ...]) -> t
     if any(gram in earlier.harvest for earlier in run.steps[: step.number]):
         found.append("window")
     return tuple(found)
+
+
+def fates(step: RecordedStep, accepted: Sequence[int]) -> list[Fate]:
+    """What became of each node of the draft.
+
+    Args:
+        accepted: the nodes of the accepted path.
+    """
+    judged = (0, *accepted)[: len(step.committed)]  # the target drew a token after these
+    return [
+        "accepted" if node in accepted else "rejected" if parent in judged else "not reached"
+        for node, parent in enumerate(step.draft.parents, 1)
+    ]
+
+
+def tree_nodes(step: RecordedStep, accepted: Sequence[int]) -> list[TreeNode]:
+    """The nodes that the candidate tree chose, each before those below it, the likeliest first.
+
+    Cells of a fed window are among them where they were accepted.
+    """
+    draft, found = step.draft, fates(step, accepted)
+    if not draft.sources:
+        return []
+    depth, names = depths(draft.parents), draft.proposers(range(1, draft.size))
+    made = {
+        node: TreeNode(node, depth[node], draft.tokens[node - 1], name, chance, found[node - 1])
+        for node, name, chance in zip(range(1, draft.size), names, draft.values, strict=True)
+        if chance > 0 or node in accepted
+    }
+    return [made[node] for node in _below(draft, 0) if node in made]
+
+
+def _below(draft: Draft, at: int) -> Iterator[int]:
+    children = [node for node, parent in enumerate(draft.parents, 1) if parent == at]
+    for node in sorted(children, key=lambda node: -draft.values[node - 1]):
+        yield node
+        yield from _below(draft, node)
 
 
 def busiest(run: RecordedRun) -> RecordedStep:

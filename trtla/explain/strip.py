@@ -52,7 +52,13 @@ def summary(run: RecordedRun) -> str:
     """The run in a line."""
     stats, tokens = run.completion.stats, len(run.completion.output_ids)
     triple = run.completion.lookahead
-    how = f"W,N,G = {triple}" if "lookahead" in stats.drafter.split(",") else stats.drafter
+    how = (
+        f"W,N,G = {triple}"
+        if not run.is_tree
+        else f"auto within {triple}"
+        if "lookahead" in stats.drafter.split(",")
+        else stats.drafter
+    )
     return (
         f"{stats.steps} steps after the prefill, {tokens} tokens, "
         f"S = {stats.tokens_per_step:.2f} tokens a step ({how})"

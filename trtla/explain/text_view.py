@@ -10,6 +10,7 @@ from itertools import groupby
 from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
+from trtla.explain.tree import tree_lines
 from trtla.explain.words import (
     CHECK,
     CROSS,
@@ -142,6 +143,9 @@ def _candidates(
 ) -> Iterator[str]:
     yield ""
     yield from _wrapped(candidates_line(run, step, outcome, words))
+    if run.is_tree:
+        yield from tree_lines(step, outcome, words, paint)
+        return
     if not outcome.candidates:
         return
     longest = max(len(candidate.tokens) for candidate in outcome.candidates)
@@ -179,7 +183,8 @@ def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> 
     yield ""
     window = step.window_after
     if window is None:
-        yield "Nothing is prepared: this drafter has no window."
+        lacks = "a window is fed where it pays" if run.is_tree else "this drafter has no window"
+        yield f"Nothing is prepared: {lacks}."
         return
     yield f"The pool starts with the n-grams of the prompt: {step.pool_size} are kept."
     yield from _wrapped(

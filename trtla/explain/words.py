@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from rich.cells import cell_len, set_cell_size
 
+from trtla.console import counted
 from trtla.explain.mask import Role, positions, roles
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Candidate, Outcome, Reason, outcome_of
+from trtla.explain.step_outcome import Candidate, Outcome, Reason, fates, outcome_of
 from trtla.llm.text_stream import Decode
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.results.run import result
@@ -140,7 +141,13 @@ def headline(run: RecordedRun, step: RecordedStep, outcome: Outcome) -> str:
 
 
 def candidates_line(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) -> str:
-    """What the pool had for the input token, and how much of it was fed."""
+    """What there was to draft after the input token, and how much of it was fed."""
+    if run.is_tree:
+        expected = sum(step.draft.values)
+        return (
+            f"Candidate tree: {counted(len(step.draft.values), 'node')}, {expected:.2f} of which "
+            "were expected to be accepted"
+        )
     if step.window is None:
         return f"Drafted by {run.completion.stats.drafter}: {len(step.draft.tokens)} tokens"
     most, found = run.completion.lookahead.verification_set_size, len(step.found)
@@ -180,8 +187,8 @@ def _within(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words
 
 def _nothing(run: RecordedRun, step: RecordedStep) -> str:
     triple = run.completion.lookahead
-    if step.window is None:
-        return "Nothing was drafted"
+    if step.window is None or run.is_tree:
+        return "No node was worth its cost" if run.is_tree else "Nothing was drafted"
     if not triple.verification_set_size:
         return "No candidate is verified with G = 0"
     return "Nothing was found in the pool" if not step.found else "No candidate was fed"
@@ -232,6 +239,9 @@ def _step(run: RecordedRun, step: RecordedStep, words: Words) -> dict[str, Any]:
         "pool_found": step.found,
         "pool_size": step.pool_size,
         "texts": [words.raw(token) for token in step.committed],
+        "sources": draft.proposers(range(1, draft.size)) if draft.sources else None,
+        "chances": draft.values if draft.sources else None,
+        "fates": fates(step, outcome.accepted_nodes),
     }
 
 

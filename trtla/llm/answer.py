@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from os import PathLike
 from typing import Any
 
@@ -58,6 +59,10 @@ class Chunk:
     """How many of token_ids, counted from the first, were accepted drafts."""
     completion: Completion | None
     """Set on the last chunk of an index."""
+    sources: tuple[str, ...] = ()
+    """Of each piece what proposed its tokens, of `settings.drafting.PROPOSERS`: an accepted text of
+    `auto` comes in a piece for each stretch of one source. Empty for the target's own tokens, and
+    where other drafters draft."""
 
     @property
     def text(self) -> str | None:
@@ -96,18 +101,31 @@ class Answer:
         accepted = output.accepted
         self._ids += output.new_tokens
         self._margins += output.margins
-        pieces = None if self._stream is None else self._read(self._stream, output, accepted)
+        pieces: tuple[Piece, ...] | None = None
+        sources: tuple[str, ...] = ()
+        if self._stream is not None:
+            pieces, sources = self._read(self._stream, output)
         completion = self._complete(output) if output.finish_reason is not None else None
-        return Chunk(self.index, pieces, output.new_tokens, accepted, completion)
+        return Chunk(self.index, pieces, output.new_tokens, accepted, completion, sources)
 
-    def _read(self, stream: TextStream, output: Output, accepted: int) -> tuple[Piece, ...]:
+    def _read(
+        self, stream: TextStream, output: Output
+    ) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
+        """The new pieces, and their sources."""
         last = output.finish_reason is not None
         end = len(output.new_tokens) - (output.finish_reason == "end_id")
-        drafted, drawn = output.new_tokens[:accepted][:end], output.new_tokens[accepted:end]
-        pieces = ((stream.push(drafted), True), (stream.push(drawn, last=last), False))
-        new = tuple(piece for piece in pieces if piece[0])
-        self._pieces += new
-        return new
+        drafted = output.new_tokens[: output.accepted][:end]
+        names = output.sources or ("",) * output.accepted
+        pairs = zip(drafted, names, strict=False)
+        new = [
+            (stream.push([token for token, _ in group]), True, source)
+            for source, group in groupby(pairs, lambda pair: pair[1])
+        ]
+        drawn = output.new_tokens[output.accepted : end]
+        new.append((stream.push(drawn, last=last), False, ""))
+        pieces = tuple((text, accepted) for text, accepted, _ in new if text)
+        self._pieces += pieces
+        return pieces, tuple(source for text, _, source in new if text)
 
     def _complete(self, output: Output) -> Completion:
         if output.finish_reason is None:

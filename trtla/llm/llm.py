@@ -32,7 +32,7 @@ from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch, Request
+from trtla.runtime.request import DrafterWatch, DraftMemory, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
@@ -217,7 +217,7 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Like `generate`, but yields what each step brings; checks come first.
 
-        `watch` looks at every prompt's drafts; triples, not `auto`, on torch engines only.
+        `watch` looks at every prompt's drafts; on torch engines only.
         """
         each = asked(prompts, sampling, lookahead, drafter, expected_output, names)
         answers = [self._answer(index, one, margins, watch) for index, one in enumerate(each)]
@@ -229,6 +229,10 @@ class LLM:
         request = replace(request, margins=margins, watch=watch)
         self.limits.check(request)
         return new_answer(index, request, one.prompt, self.tokenizer)
+
+    def use_memory(self, memory: DraftMemory) -> None:
+        """Draft with what this memory holds; `UsageError` while prompts are being answered."""
+        self._shared.call(lambda executor: executor.use_memory(memory))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.

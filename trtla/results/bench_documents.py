@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from trtla.results.documents import Figure, Part
+from trtla.results.documents import Figure, Part, Sources
 
 Number = int | FiniteFloat
 Shares = tuple[FiniteFloat, ...]
 
 
 def _listed(value: Any) -> Any:
-    """A list is a text in a table."""
+    """A list or a dictionary is a text in a table."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -54,6 +54,7 @@ class BenchRow(Cell):
     ms_per_token: Figure = None
     tokens_per_step: Figure = None
     accepted_per_pos: Annotated[Shares | None, BeforeValidator(_listed)] = None
+    sources: Annotated[Sources, BeforeValidator(_listed)] = None
     speedup_vs_ar: Figure = None
     speedup_vs_ar_min: Figure = None
     speedup_vs_ar_max: Figure = None
@@ -162,7 +163,7 @@ class AblationRow(AblationSetting):
     """Means over the decodings of a setting, of one task or of all.
 
     Beside the fields it has `NAME_mean` and `NAME_std` of the numbers in `AblationFigures`, and in
-    JSON `accepted_per_pos`.
+    JSON `accepted_per_pos`, `fed_per_step` and `sources`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -170,6 +171,15 @@ class AblationRow(AblationSetting):
 
     task: str | None = None
     rows: int = 1
+    fed_per_step: Figure = None
+    sources: Sources = None
+
+    @property
+    def calibration(self) -> float | None:
+        """Expected over accepted tokens of all sources together."""
+        found = (self.sources or {}).values()
+        accepted = sum(sum(one.accepted) for one in found)
+        return sum(one.expected for one in found) / accepted if accepted else None
 
     def figure(self, name: str) -> float | None:
         """A mean or a deviation by its column; None where there is none."""

@@ -66,6 +66,24 @@ class Divergence(Part):
         return f"differs at output token {self.position}: {ids}; top-2 margin {margin}"
 
 
+class SourceRow(Part):
+    """What a source of the candidate tree did; item i of a list is for depth i + 1."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
+
+    proposed: tuple[int, ...] = ()
+    fed: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    expected: FiniteFloat = 0.0
+    """Sum of the fed nodes' chances to be accepted."""
+    calibration: Figure = None
+    """Expected over accepted: 1 where the chances are right."""
+
+
+Sources = dict[str, SourceRow] | None
+"""By source; None where `auto` did not draft, alone or for all."""
+
+
 class RunResult(Part):
     """A prompt's text; `lossless` and `divergence` with --check-lossless only."""
 
@@ -83,6 +101,7 @@ class RunResult(Part):
     drafted: int | None = None
     accepted: int | None = None
     accepted_per_pos: tuple[FiniteFloat, ...] | None = None
+    sources: Sources = None
     distinct_4grams: Figure = None
     lossless: bool | None = None
     divergence: Divergence | None = None
@@ -98,6 +117,7 @@ class RunTotals(Part):
     drafted: int | None = None
     accepted: int | None = None
     accepted_per_pos: tuple[FiniteFloat, ...] | None = None
+    sources: Sources = None
     distinct_4grams: Figure = None
     time_s: Figure = None
     tokens_per_s: FiniteFloat

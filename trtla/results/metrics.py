@@ -13,7 +13,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtla.runtime.request import FinishReason
-from trtla.runtime.stats import DraftTotals, RequestStats, accepted_per_pos, tokens_per_step
+from trtla.runtime.stats import (
+    DraftTotals,
+    RequestStats,
+    SourceCounts,
+    accepted_per_pos,
+    tokens_per_step,
+)
 
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion
@@ -44,6 +50,8 @@ class Metrics:
     accepted: int | None = None
     accepted_lengths: tuple[Sequence[int], ...] | None = None
     """Accepted drafts of each step, per request."""
+    sources: dict[str, SourceCounts] | None = None
+    """What each source of the candidate trees did; None where some request was not adaptive."""
 
     @classmethod
     def of(
@@ -143,7 +151,7 @@ def add(metrics: Iterable[MetricsT]) -> MetricsT:
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The sum of numbers, tuples or records; None where one of them is None."""
+    """The sum of numbers, tuples, records, or dictionaries of them; None where one is None."""
     return reduce(_joined, values)
 
 
@@ -151,6 +159,9 @@ def _joined(first: Any, second: Any) -> Any:
     """The sum of two values; a record's fields may say how they are joined."""
     if first is None or second is None:
         return None
+    if isinstance(first, dict):
+        return {key: total(one[key] for one in (first, second) if key in one)
+                for key in first | second}  # fmt: skip
     if not isinstance(first, Metrics | DraftTotals):
         return first + second
     values = {}

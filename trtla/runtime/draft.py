@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from trtla.settings.drafting import PROPOSERS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,7 +55,8 @@ class Draft:
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
     values: tuple[float, ...] = field(default=(), compare=False)
-    """How likely each token is to be accepted; empty where the drafter does not say."""
+    """How likely each token is to be accepted, 0 for cells of a window that nothing else proposes;
+    empty where the drafter does not say."""
     sources: tuple[int, ...] = field(default=(), compare=False)
     """Places in `settings.drafting.PROPOSERS` of what proposed each token, likewise."""
 
@@ -84,6 +87,10 @@ class Draft:
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """The tokens of that path."""
         return tuple(self.tokens[one - 1] for one in self.path(node))
+
+    def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
+        """The names of what proposed these nodes; empty where the drafter does not say."""
+        return tuple(PROPOSERS[self.sources[node - 1]] for node in nodes) if self.sources else ()
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import Hypothesis, Output, Request
+from trtla.runtime.request import DraftMemory, Hypothesis, Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
 from trtla.settings.sampling import BeamSettings
 
@@ -115,6 +115,15 @@ class Executor(ABC):
     def kept_costs(self) -> CostTable | None:
         """What forwards cost, where that was measured before; None: it is not known."""
         return None
+
+    def use_memory(self, memory: DraftMemory) -> None:  # noqa: B027
+        """Draft for the requests to come with what this memory holds; an empty one forgets all.
+
+        Texts do not depend on it. TensorRT-LLM's drafters share nothing.
+
+        Raises:
+            UsageError: requests are in flight.
+        """
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
         """Take token ids of texts to draft from, such as a corpus.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtla.errors import TrtlaError
 from trtla.runtime.stats import RequestStats
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -129,6 +129,9 @@ class Output:
     `Executor.resend`."""
     accepted: int = 0
     """How many of `new_tokens`, counted from the first, were accepted drafts."""
+    sources: tuple[str, ...] = ()
+    """What proposed each accepted token, of `settings.drafting.PROPOSERS`; empty where no candidate
+    tree drafts."""
 
 
 class DrafterFactory(ABC):
@@ -147,6 +150,24 @@ class DrafterFactory(ABC):
 
     def reset(self) -> None:  # noqa: B027
         """Begin anew with what is shared; the drafters that were made are not used again."""
+
+    def fresh(self, options: DraftOptions | None = None) -> DrafterFactory:
+        """One that has seen no request yet, and drafts with other options if these are given."""
+        return self
+
+
+class DraftMemory:
+    """What the drafters of requests share, and learn from one request for the next: texts, rows of
+    logits, chances, n-grams. Made where it is first used: `Executor.use_memory`.
+
+    Args:
+        options: what its requests are drafted for with; None: as the executor was opened.
+    """
+
+    def __init__(self, options: DraftOptions | None = None) -> None:
+        self.options = options
+        self.held: Any = None
+        """The executor's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -116,6 +117,37 @@ class DraftTotals:
         return self._entropies / self._with_entropy if self._with_entropy else None
 
 
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What one source of a candidate tree did, summed over steps.
+
+    Item i of the tuples is for depth i + 1; depths without any are omitted at the end.
+    """
+
+    proposed: tuple[int, ...] = ()
+    """Nodes that the tree took up for pricing."""
+    fed: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    """Of the fed ones."""
+    expected: float = 0.0
+    """Sum of the chances of the fed nodes: `sum(accepted)`, where the chances are right."""
+
+    @property
+    def calibration(self) -> float | None:
+        """Expected over accepted; None where nothing was accepted."""
+        accepted = sum(self.accepted)
+        return self.expected / accepted if accepted else None
+
+    def __add__(self, other: SourceCounts) -> SourceCounts:
+        names = ("proposed", "fed", "accepted")
+        sums = {name: _sum_by_depth(getattr(self, name), getattr(other, name)) for name in names}
+        return SourceCounts(**sums, expected=self.expected + other.expected)
+
+
+def _sum_by_depth(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
+
+
 @dataclass(slots=True)
 class RequestStats:
     """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
@@ -137,6 +169,9 @@ class RequestStats:
     """Prompt tokens that were not fed, since an earlier text's blocks held them (block reuse)."""
     step_lengths: list[int] = field(default_factory=list)
     """Committed tokens per forward, the prefill first; they add up to the output."""
+    sources: dict[str, SourceCounts] | None = None
+    """What each source of the candidate tree did, cells of a fed window aside, once the request has
+    ended; None: it was not adaptive."""
 
     @property
     def tokens_per_step(self) -> float:

@@ -50,6 +50,12 @@ class AdaptiveSteps:
         if table is not None and self._policy is not None:
             self._policy.use(table)
 
+    def leave(self, sequence: Sequence_) -> None:
+        """A sequence has ended: note what its sources did."""
+        tree = _tree(sequence)
+        if tree is not None:
+            sequence.stats.sources = tree.counts()
+
     def begins(self) -> None:
         """A sequence has its first token."""
         if self._policy is not None:

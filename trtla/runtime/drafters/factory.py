@@ -70,6 +70,10 @@ class Drafters(DrafterFactory):
             model.reset()
         self._storages, self._trees = {}, None
 
+    def fresh(self, options: DraftOptions | None = None) -> Drafters:
+        """With the same draft models, and nothing else of what requests share."""
+        return Drafters(self._limits, options or self._options, self._models)
+
     def _make(
         self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
     ) -> Drafter:

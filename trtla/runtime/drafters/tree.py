@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 from trtla.runtime.drafters.lookahead import window_tree
 from trtla.runtime.drafters.window import LookaheadWindow
+from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.library import READ
 from trtla.runtime.tree.open import Planner, Tree, Trees
+from trtla.settings.drafting import PROPOSERS
 
+_WINDOW = PROPOSERS.index("window")
 _FIRST_CHANCE = 0.5  # of a token that another drafter proposes
 
 
@@ -76,6 +79,10 @@ class TreeDrafter(Drafter):
         """Chooses the nodes of trees such as its own."""
         return self._shared.planner()
 
+    def counts(self) -> dict[str, SourceCounts]:
+        """What its sources did so far."""
+        return self._tree.counts()
+
     @property
     def most_nodes(self) -> int:
         """Most nodes of the next draft; none where the text ends with the next token."""
@@ -85,6 +92,11 @@ class TreeDrafter(Drafter):
     def most_depth(self) -> int:
         """Tokens that can be accepted before the output's last one."""
         return self._left - 1
+
+    @property
+    def window(self) -> LookaheadWindow | None:
+        """Its window as it stands, fed or not: read it, do not change it."""
+        return self._window
 
     @property
     def window_tokens(self) -> int:
@@ -112,7 +124,18 @@ class TreeDrafter(Drafter):
         self._places = {node: place for place, node in enumerate(nodes)}
         inside = dict.fromkeys((*accepted, *(node for node in nodes if 0 < node < first)))
         found = (tuple(tree.tokens), tuple(tree.parents))
-        return Draft(*found, first, read, tuple(inside), self._drawn)
+        values, sources = [0.0] * len(tree.tokens), [_WINDOW] * len(tree.tokens)
+        for node, value, source in zip(nodes[1:], draft.values, draft.sources, strict=True):
+            values[node - 1], sources[node - 1] = value, source
+        return Draft(
+            *found,
+            first,
+            read,
+            tuple(inside),
+            self._drawn,
+            values=tuple(values),
+            sources=tuple(sources),
+        )
 
     def draft_chain(self, wanted: bool) -> None:
         """Let the other drafters propose for the next step; the first draft is taken."""

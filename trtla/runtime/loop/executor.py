@@ -27,7 +27,14 @@ from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import StepLoop
 from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import DrafterFactory, FinishReason, Hypothesis, Output, Request
+from trtla.runtime.request import (
+    DrafterFactory,
+    DraftMemory,
+    FinishReason,
+    Hypothesis,
+    Output,
+    Request,
+)
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, RequestStats
 from trtla.settings.sampling import BeamSettings
@@ -82,6 +89,7 @@ class TorchExecutor(StepLoop):
         self._costed = 0
         """Sequences that the table was asked for."""
         self._max_reused_len, self._most_nodes = max_reused_len, most_nodes
+        self._opened_with = (self._drafters, most_nodes)
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
         self._added: list[tuple[int, ...]] = []
@@ -133,6 +141,27 @@ class TorchExecutor(StepLoop):
         self._join(sequence)
         self._in_flight.sequences[request.request_id] = sequence
         self._unfinished = before
+
+    def use_memory(self, memory: DraftMemory) -> None:
+        """Draft for the requests to come with what this memory holds."""
+        self._check_open()
+        if any(one.finish_reason is None for one in self._in_flight.sequences.values()):
+            raise UsageError(
+                "requests are in flight, whose drafts belong to another memory",
+                "change it when all have ended",
+            )
+        self._beside(lambda: self._use(memory))
+
+    def _use(self, memory: DraftMemory) -> None:
+        if memory.held is None:
+            drafters, nodes = self._opened_with
+            if memory.options is not None:
+                nodes = memory.options.nodes
+            adaptive = AdaptiveSteps(self._costs, nodes)
+            drafters = drafters.fresh(memory.options)
+            drafters.add_texts(self._added)
+            memory.held = (drafters, adaptive, nodes)
+        self._drafters, self._adaptive, self._most_nodes = memory.held
 
     def _join(self, sequence: Sequence) -> None:
         """Queue a sequence with a drafter that knows its text so far."""
@@ -338,6 +367,7 @@ class TorchExecutor(StepLoop):
         """Let go of what an ended sequence holds."""
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
+        self._adaptive.leave(sequence)
         sequence.drafter.close()
 
     def _end_late_ones(self) -> None:
@@ -361,7 +391,7 @@ class TorchExecutor(StepLoop):
 
     def _release(self) -> None:
         super()._release()
-        del self._model, self._cache, self._forward, self._drafters
+        del self._model, self._cache, self._forward, self._drafters, self._opened_with
         del self._scheduler, self._adaptive, self._cost_source
 
 

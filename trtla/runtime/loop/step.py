@@ -92,6 +92,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
             no_answer(sequence.request.label, place + count) if reason == "failed" else None,
             start=place,
             accepted=len(accepted.nodes[:count]),
+            sources=feed.tree.proposers(accepted.nodes[:count]),
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
         self._new.append(output)

@@ -1,147 +1,18 @@
-"""What speaks for a proposed token, in plain Python: texts, rows of logits, and learnt weights.
+"""What speaks for a proposed token, in plain Python: rows of logits, and learnt weights.
 
-The same as `native/index.h`, `rows.h` and `chances.h`, for machines without a compiler, and for
-those who want to read how it works.
+The same as `native/rows.h` and `chances.h`, for machines without a compiler, and for those who want
+to read how it works.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-SEPARATOR = -1
-"""Between two texts; no token."""
-LONGEST_MATCH = 32
-_STRETCHES = (4, 2, 1)
-_MOST_LOOKED = 16
-MOST_TOKENS = 1_000_000
-"""Of other requests' texts."""
-
-
-class Place(NamedTuple):
-    """A place of an index where a text goes on from a match."""
-
-    next: int
-    """Place of the token that continues the match."""
-    match: int
-    """Tokens before it that are the tail's."""
-
-
-class Index:
-    """Texts that drafts are taken from: for each tail, the places before that end as it does."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._latest: dict[tuple[int, ...], int] = {}
-        """The latest place that ends in a stretch of tokens."""
-        self._before: dict[int, list[int]] = {length: [] for length in _STRETCHES}
-        """For each place, the latest one before that ends in the same tokens."""
-
-    def append(self, token: int) -> None:
-        """A text goes on; `SEPARATOR`: another one begins."""
-        self.tokens.append(token)
-        for length in _STRETCHES:
-            stretch = tuple(self.tokens[-length:])
-            before = -1
-            if len(stretch) == length and SEPARATOR not in stretch:
-                before = self._latest.get(stretch, -1)
-                self._latest[stretch] = len(self.tokens) - 1
-            self._before[length].append(before)
-
-    def add(self, tokens: Iterable[int]) -> None:
-        """One more text."""
-        self.append(SEPARATOR)
-        for token in tokens:
-            self.append(token)
-
-    def find(self, tail: Sequence[int]) -> list[Place]:
-        """Where a tail stood before and what followed: longer stretches first, then latest ones.
-
-        Args:
-            tail: up to `LONGEST_MATCH` tokens, in the order of the text.
-        """
-        found: dict[int, Place] = {}
-        for length in _STRETCHES:
-            place = self._latest.get(tuple(tail[-length:]), -1) if len(tail) >= length else -1
-            for _ in range(_MOST_LOOKED):
-                if place < 0:
-                    break
-                if self._goes_on(place + 1) and place + 1 not in found:
-                    found[place + 1] = Place(place + 1, self._match(tail, place))
-                place = self._before[length][place]
-        return list(found.values())
-
-    def follow(self, places: Iterable[Place], token: int) -> list[Place]:
-        """What of a node's places goes on with a token: the places of its child."""
-        return [
-            Place(place.next + 1, min(place.match + 1, LONGEST_MATCH))
-            for place in places
-            if self.tokens[place.next] == token and self._goes_on(place.next + 1)
-        ]
-
-    def _goes_on(self, place: int) -> bool:
-        return place < len(self.tokens) and self.tokens[place] != SEPARATOR
-
-    def _match(self, tail: Sequence[int], place: int) -> int:
-        """How many tokens up to a place are the tail's last ones."""
-        match = 0
-        for token in reversed(tail):
-            if match > place or self.tokens[place - match] != token:
-                break
-            match += 1
-        return match
-
-
-class Texts:
-    """Texts of other requests, at most so many tokens: the least recently used ones go."""
-
-    def __init__(self, most: int) -> None:
-        self.index, self.version = Index(), 0
-        """The version changes with the places of the index."""
-        self._most, self._now = most, 0
-        self._starts: list[int] = []
-        self._texts: list[tuple[int, ...]] = []
-        self._used: list[int] = []
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(self._texts)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """One more text; of one that is too long, its end."""
-        kept = tuple(tokens[-self._most :])
-        if len(self.index.tokens) + len(kept) > self._most:
-            self._drop(self._most - self._most // 4 - len(kept))
-        self._now += 1
-        self._place(kept, self._now)
-
-    def touch(self, place: int) -> None:
-        """A place of the index was of use."""
-        self._now += 1
-        self._used[bisect_right(self._starts, place) - 1] = self._now
-
-    def _place(self, text: tuple[int, ...], used: int) -> None:
-        self._starts.append(len(self.index.tokens) + 1)
-        self._texts.append(text)
-        self._used.append(used)
-        self.index.add(text)
-
-    def _drop(self, room: int) -> None:
-        """Begin anew with the most recently used texts, of so many tokens together."""
-        old = list(zip(self._texts, self._used, strict=True))
-        self.index, self._starts, self._texts, self._used = Index(), [], [], []
-        self.version += 1
-        kept = set()
-        for text, used in sorted(old, key=lambda one: -one[1]):
-            room -= len(text) + 1
-            if room < 0:
-                break
-            kept.add(used)
-        for text, used in old:
-            if used in kept:
-                self._place(text, used)
+from trtla.runtime.draft import TopRows
+from trtla.runtime.tree.texts import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,3 +218,16 @@ class Chances:
 
 def _chance(odds: float) -> float:
     return max(1e-4, min(0.998, 1.0 / (1.0 + math.exp(min(-odds, 700.0)))))
+
+
+class Shared:
+    """What the trees of all requests share."""
+
+    def __init__(self, vocab_size: int, most_tokens: int) -> None:
+        self.vocab_size = vocab_size
+        self.rows, self.others, self.chances = RowTables(), Texts(most_tokens), Chances()
+
+
+def rows_of(rows: TopRows) -> list[Row]:
+    """The rows of a step, one by one."""
+    return [Row.of(*pair) for pair in zip(rows.ids.tolist(), rows.logs.tolist(), strict=True)]

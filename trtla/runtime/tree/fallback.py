@@ -11,8 +11,9 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
-from trtla.runtime.tree.evidence import MOST_TOKENS
-from trtla.runtime.tree.plain_tree import Node, PlainTree, Shared, rows_of
+from trtla.runtime.tree.evidence import Shared, rows_of
+from trtla.runtime.tree.plain_tree import Node, PlainTree
+from trtla.runtime.tree.texts import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
@@ -136,7 +137,7 @@ def _worth_most(
 
 def _draft(tree: PlainTree, at: int, taken: Sequence[tuple[int, Node]]) -> Draft:
     """A tree's nodes of those that were taken."""
-    tree.fed += [node for place, node in taken if place == at]
+    tree.feed(node for place, node in taken if place == at)
     if len(tree.fed) == 1:
         return NO_DRAFT
     places = {id(node): place for place, node in enumerate(tree.fed)}

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
-from trtla.runtime.tree.evidence import MOST_TOKENS
+from trtla.runtime.stats import SourceCounts
+from trtla.runtime.tree.texts import MOST_TOKENS
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ class _Counters(Structure):
     ]
 
 
+def _by_depth(numbers: Sequence[float]) -> tuple[int, ...]:
+    last = max((depth for depth, number in enumerate(numbers, 1) if number), default=0)
+    return tuple(int(number) for number in numbers[:last])
+
+
 class SharedTrees:
     """What the trees of all requests share: rows, other requests' texts, chances.
 
@@ -191,6 +197,20 @@ class Tree:
         """Accepted tokens that a source alone held for likeliest."""
         place = self._library.tree_sequence_counters(self.handle)
         return float(_Counters.from_address(place).gained[SOURCES.index(source)])
+
+    def counts(self) -> dict[str, SourceCounts]:
+        """What its sources did so far, those that proposed something."""
+        found = _Counters.from_address(self._library.tree_sequence_counters(self.handle))
+        counts = {
+            name: SourceCounts(
+                _by_depth(found.proposed[place]),
+                _by_depth(found.fed[place]),
+                _by_depth(found.accepted[place]),
+                sum(found.expected[place]),
+            )
+            for place, name in enumerate(PROPOSERS)
+        }
+        return {name: own for name, own in counts.items() if own.proposed}
 
     def add_text(self, source: str, tokens: Sequence[int]) -> None:
         """Draft from a text: of the source `expected` or `window`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtla.runtime.draft import Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees
 
@@ -26,6 +27,9 @@ class Tree(Protocol):
 
     def gained(self, source: str) -> float:
         """Accepted tokens that a source alone held for likeliest."""
+
+    def counts(self) -> dict[str, SourceCounts]:
+        """What its sources did so far, those that proposed something."""
 
     def add_text(self, source: str, tokens: Sequence[int]) -> None:
         """Draft from a text: of the source `expected` or `window`."""

@@ -6,25 +6,25 @@ The same as `native/sequence.h`, chances to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import TopRows
 from trtla.runtime.sampling.noise import smallness, uniform
+from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.evidence import (
-    LONGEST_MATCH,
     Chances,
     Facts,
-    Index,
-    Place,
     Row,
-    RowTables,
-    Texts,
+    Shared,
     correction_of,
+    rows_of,
     share_class,
     weights_of,
 )
+from trtla.runtime.tree.texts import LONGEST_MATCH, Index, Place
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _MOST_PROPOSALS = 32  # at a node
 _MOST_IN_WINDOW = 32768
 _OWN_RATE, _SHARED_RATE = 0.4, 0.6
 _USEFUL_MATCH = 4
+_COUNTED, _COUNTED_DEPTHS = ("proposed", "fed", "accepted"), 32
 
 
 @dataclass(slots=True)
@@ -82,19 +83,6 @@ class Node:
     """What is proposed below it, likeliest first; None: nobody was asked."""
 
 
-class Shared:
-    """What the trees of all requests share."""
-
-    def __init__(self, vocab_size: int, most_tokens: int) -> None:
-        self.vocab_size = vocab_size
-        self.rows, self.others, self.chances = RowTables(), Texts(most_tokens), Chances()
-
-
-def rows_of(rows: TopRows) -> list[Row]:
-    """The rows of a step, one by one."""
-    return [Row.of(*pair) for pair in zip(rows.ids.tolist(), rows.logs.tolist(), strict=True)]
-
-
 class PlainTree:
     """One request's tree."""
 
@@ -119,6 +107,9 @@ class PlainTree:
         self._last_row = Row((), ())
         """What the target held for likely where it drew the last token."""
         self._gained = [0.0] * len(SOURCES)
+        self._counted: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)
+        """Nodes by depth, of each kind of count and source."""
+        self._expected = [0.0] * len(PROPOSERS)
         self._nodes: list[Node] = []
         self.fed: list[Node] = []
         """The root, and the nodes of the draft."""
@@ -133,6 +124,29 @@ class PlainTree:
     def gained(self, source: str) -> float:
         """Accepted tokens that a source alone held for likeliest."""
         return self._gained[SOURCES.index(source)]
+
+    def counts(self) -> dict[str, SourceCounts]:
+        """What its sources did so far, those that proposed something."""
+        found = {}
+        for place, name in enumerate(PROPOSERS):
+            proposed, fed, accepted = (self._by_depth(what, place) for what in _COUNTED)
+            if proposed:
+                found[name] = SourceCounts(proposed, fed, accepted, self._expected[place])
+        return found
+
+    def _by_depth(self, what: str, source: int) -> tuple[int, ...]:
+        counted = self._counted[what, source]
+        return tuple(counted[depth] for depth in range(1, max(counted, default=0) + 1))
+
+    def _count(self, what: str, node: Node) -> None:
+        self._counted[what, node.source][min(node.depth, _COUNTED_DEPTHS)] += 1
+
+    def feed(self, nodes: Iterable[Node]) -> None:
+        """These nodes are the draft."""
+        for node in nodes:
+            self.fed.append(node)
+            self._count("fed", node)
+            self._expected[node.source] += node.value
 
     def add_text(self, source: str, tokens: Sequence[int]) -> None:
         """Draft from a text: of the source `expected` or `window`."""
@@ -164,13 +178,10 @@ class PlainTree:
         found = rows_of(rows)
         for place, row in zip(rows.nodes, found, strict=True):
             node = self.fed[place]
-            above = node.parent.token if node.parent else self._above_root()
+            above = node.parent.token if node.parent else (-1, *self._text[-2:])[-2]
             self._shared.rows.learn(above, node.token, row)
         if rows.last >= 0:
             self._last_row = found[rows.last]
-
-    def _above_root(self) -> int:
-        return self._text[-2] if len(self._text) > 1 else -1
 
     def _judge(self, node: Node, token: int, accepted: bool) -> Node | None:
         """Learn from a node's proposals what the text says after it; its child, if accepted."""
@@ -181,6 +192,8 @@ class PlainTree:
             self._chances.change((one.correction,), hit - one.chance, _OWN_RATE)
             self._shared.chances.change((one.correction,), hit - one.chance, _SHARED_RATE)
             if hit:
+                if accepted and one.child is not None:
+                    self._count("accepted", one.child)
                 if accepted and one.kind >= 0 and (one.order < 0 or one.rank):
                     self._gained[one.kind] += 1.0
                 return one.child if accepted else None
@@ -201,6 +214,7 @@ class PlainTree:
         )
         self._nodes.append(made)
         proposal.child = made
+        self._count("proposed", made)
         return made
 
     def expanded(self, node: Node) -> list[Proposal]:
