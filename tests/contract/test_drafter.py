@@ -242,7 +242,7 @@ def test_chains_get_shorter_where_they_are_wrong_and_longer_where_they_are_right
         [chain] = chains.draft([Asked(0, text, 40, 16)])
         sizes[right] = len(chain)
     assert sizes[True] == 16
-    assert sizes[False] <= 2
+    assert sizes[False] < 8
 
 
 def test_a_chain_ends_below_the_least_chance() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from trtla.runtime.draft import TopRows
 from trtla.runtime.tree.texts import Texts
+from trtla.settings.drafting import PROPOSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,29 @@ _DEPTH_BOUNDS = (2, 4, 8)
 _LENGTH_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
 _NOISE_BOUNDS = (0.2, 0.6, 1.5)
 _SCORE_BOUNDS = (0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.9)
-_PLACES = 4
 _CHANCE_BOUNDS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
-_BY_LENGTH = (0.0, -2.0, -0.9, -0.3, 0.1, 0.7, 1.5, 2.5)
-_BY_SHARE = (0.0, 0.3, -0.5, -1.5)
-_BY_SCORE = (-4.5, -3.4, -2.5, -1.7, -0.9, -0.3, 0.4, 1.5)
-_BY_NOISE = (0.0, 0.8, 0.3, -0.4, -1.6)
-_BY_KIND = (0.0, 0.5, -0.7, -1.0, 0.0)
-_BY_ORDER = (0.0, -0.6, -1.2, -1.2)
+# Weights before anything was learnt, in log odds: near what SmolLM2 taught on Spec-Bench.
+_BY_LENGTH = (0.0, -1.1, -0.7, 0.0, 0.5, 1.1, 1.5, 2.5)
+_BY_SHARE = (0.0, 0.2, -0.9, -1.3)
+_BY_KIND = (  # own, expected, others, window, chain; by depth
+    (0.9, 0.7, 0.3, 0.1),
+    (0.9, 0.8, 0.8, 0.8),
+    (-0.2, -0.2, 0.0, 0.2),
+    (-0.8, -0.8, -0.8, -0.8),
+    (0.0, 0.0, 0.0, 0.0),
+)
+_BY_NOISE = (0.0, 0.2, -0.2, -0.3, -0.9)
+_BY_SCORE = (-3.2, -2.9, -2.2, -1.8, -1.4, -1.0, -0.8, -0.5)
+_BY_ORDER = (  # after two tokens, after one, after one beside two, next-next; by depth
+    (0.0, 0.2, 0.6, 0.6),
+    (-0.1, -0.3, 0.0, 0.0),
+    (-0.5, -0.5, -0.5, -0.5),
+    (-1.0, -1.0, -1.0, -1.0),
+)
+_AGREED = (2.8, 2.1, 1.6, 1.3, 1.1, 1.0, 1.0, 0.9)  # by score, as the next two
+_TEXT_ALONE = (0.0, -0.3, -0.5, -1.0, -1.2, -1.2, -1.3, -1.2)
+_ROW_ALONE = (0.0, -0.1, -0.2, -0.3, -0.4, -0.6, -0.9, -1.2)
+_ALONE_OR_NOT = (_AGREED, _TEXT_ALONE, _ROW_ALONE)
 
 
 def share_class(own: int, every: int) -> int:
@@ -135,11 +151,11 @@ def weights_of(facts: Facts) -> tuple[int, ...]:
         found.append(_ROW + rank * _SCORES + score)
         found.append(_ROW_ORDER + facts.order * _DEPTHS + depth)
         if facts.kind >= 0:
-            found.append(_AGREED + length * _SCORES + score)
+            found.append(_AGREE + length * _SCORES + score)
         elif facts.other_match:
-            found.append(_ROW_ALONE + _length_class(facts.other_match) * _SCORES + score)
+            found.append(_ROW_ONLY + _length_class(facts.other_match) * _SCORES + score)
     elif facts.kind >= 0 and facts.other_score >= 0.0:
-        found.append(_TEXT_ALONE + length * _SCORES + _score_class(facts.other_score))
+        found.append(_TEXT_ONLY + length * _SCORES + _score_class(facts.other_score))
     return tuple(found)
 
 
@@ -153,33 +169,33 @@ def _score_class(score: float) -> int:
 
 def _first_weights() -> list[list[float]]:
     """Groups of weights as they are before anything was learnt."""
-    lengths, scores = range(_LENGTHS), range(_SCORES)
+    lengths = range(_LENGTHS)
     text = [0.0] * _SHARES
     text += [_BY_LENGTH[length] + share for length in lengths[1:] for share in _BY_SHARE]
     return [
         text,
-        [kind for kind in _BY_KIND for _ in range(_DEPTHS)],
-        [noise for noise in _BY_NOISE for _ in lengths],
-        [score for _ in range(2 * _RANKS) for score in _BY_SCORE],
-        [order for order in _BY_ORDER for _ in range(_DEPTHS)],
-        [1.2 for _ in lengths for _ in scores],
-        [-0.15 * score for _ in lengths for score in scores],
-        [-0.15 * length for length in lengths for _ in scores],
-        [0.0] * ((len(_CHANCE_BOUNDS) + 1) * _PLACES * _DEPTHS),
+        [weight for kind in _BY_KIND for weight in kind],
+        [weight for weight in _BY_NOISE for _ in lengths],
+        [weight for _ in range(2 * _RANKS) for weight in _BY_SCORE],
+        [weight for order in _BY_ORDER for weight in order],
+        *([weight for _ in lengths for weight in group] for group in _ALONE_OR_NOT),
+        [0.0] * ((len(_CHANCE_BOUNDS) + 1) * len(PROPOSERS) * _DEPTHS),
     ]
 
 
+FIRST_WEIGHTS = [weight for group in _first_weights() for weight in group]
 _STARTS = [sum(map(len, _first_weights()[:group])) for group in range(9)]
-_TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREED, _TEXT_ALONE, _ROW_ALONE = _STARTS[:8]
+_TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREE, _TEXT_ONLY, _ROW_ONLY = _STARTS[:8]
 _CORRECTION = _STARTS[8]
 
 
-def correction_of(chance: float, place: int, depth: int) -> int:
-    """The weight that corrects a chance for its place among those beside it.
+def correction_of(chance: float, source: int, depth: int) -> int:
+    """The weight that corrects a chance: of many estimates the highest is rather too high.
 
-    Of many estimates the highest is rather too high, and the place tells how much.
+    Args:
+        source: what proposes the token, a place in PROPOSERS.
     """
-    at = bisect_right(_CHANCE_BOUNDS, chance) * _PLACES + min(place, _PLACES - 1)
+    at = bisect_right(_CHANCE_BOUNDS, chance) * len(PROPOSERS) + source
     return _CORRECTION + at * _DEPTHS + bisect_right(_DEPTH_BOUNDS, depth)
 
 
@@ -190,9 +206,8 @@ class Chances:
     """
 
     def __init__(self, known: Chances | None = None) -> None:
-        first = [weight for group in _first_weights() for weight in group]
-        self._weights: list[float] = list(known._weights) if known else first
-        self._sums: list[float] = list(known._sums) if known else [0.0] * len(first)
+        self._weights: list[float] = list(known._weights if known else FIRST_WEIGHTS)
+        self._sums: list[float] = list(known._sums) if known else [0.0] * len(FIRST_WEIGHTS)
 
     def of(self, weights: Iterable[int]) -> float:
         """The chance of a token for which these weights speak."""

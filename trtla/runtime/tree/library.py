@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
 from trtla.runtime.stats import SourceCounts
+from trtla.runtime.tree.evidence import FIRST_WEIGHTS
 from trtla.runtime.tree.texts import MOST_TOKENS
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
@@ -87,7 +88,7 @@ def declared(library: CDLL) -> CDLL:
     """The library, with the types of its calls."""
     pointer, number = c_void_p, c_int64
     calls: dict[str, tuple[Any, list[Any]]] = {
-        "tree_shared": (pointer, [number, number]),
+        "tree_shared": (pointer, [number, number, pointer]),
         "tree_free_shared": (None, [pointer]),
         "tree_others": (number, [pointer, POINTER(POINTER(c_int32))]),
         "tree_add_other": (None, [pointer, pointer, number]),
@@ -144,7 +145,9 @@ class SharedTrees:
 
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._library = _library()
-        self._handle = self._library.tree_shared(vocab_size, most_tokens)
+        self._handle = self._library.tree_shared(
+            vocab_size, most_tokens, (c_double * len(FIRST_WEIGHTS))(*FIRST_WEIGHTS)
+        )
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):

@@ -35,7 +35,7 @@ _BOTH = PROPOSERS.index("both")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node
 _MOST_IN_WINDOW = 32768
-_OWN_RATE, _SHARED_RATE = 0.4, 0.6
+_OWN_RATE, _SHARED_RATE = 0.2, 0.3
 _USEFUL_MATCH = 4
 _COUNTED, _COUNTED_DEPTHS = ("proposed", "fed", "accepted"), 32
 
@@ -322,8 +322,8 @@ class PlainTree:
             one.chance = self._chances.of(one.weights)
         best_first = sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
         above = 1.0  # the order stays
-        for place, one in enumerate(best_first):
-            one.correction = correction_of(one.chance, place, node.depth + 1)
+        for one in best_first:
+            one.correction = correction_of(one.chance, one.source, node.depth + 1)
             above = min(above, self._chances.corrected(one.chance, one.correction))
             one.chance = above
         return best_first

@@ -66,45 +66,18 @@ struct Evidence {
     void set(int group, int place) { places[group] = STARTS[group] + place; }
 };
 
-// Of many estimates the highest is rather too high: the place that a proposal gets among those
-// beside it tells how much. A class of its chance x place x depth.
-constexpr int CHANCES = 9, PLACES = 4, CORRECTIONS = CHANCES * PLACES * DEPTHS;
+// Of many estimates the highest is rather too high: what corrects a class of chances, by what
+// proposes the token and by depth.
+constexpr int CHANCES = 9, CORRECTIONS = CHANCES * SOURCES * DEPTHS;
 
-inline int correction_class(double chance, int place, int depth) {
+inline int correction_class(double chance, int source, int depth) {
     static const double bounds[] = {0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85};
-    return (class_of(chance, bounds, 8) * PLACES + std::min(place, PLACES - 1)) * DEPTHS +
-           depth_class(depth);
+    return (class_of(chance, bounds, 8) * SOURCES + source) * DEPTHS + depth_class(depth);
 }
 
 class Chances {
 public:
-    Chances() {
-        static const double by_length[] = {0, -2.0, -0.9, -0.3, 0.1, 0.7, 1.5, 2.5};
-        static const double by_share[] = {0.0, 0.3, -0.5, -1.5};
-        static const double by_score[] = {-4.5, -3.4, -2.5, -1.7, -0.9, -0.3, 0.4, 1.5};
-        static const double by_noise[] = {0.0, 0.8, 0.3, -0.4, -1.6};
-        static const double by_kind[] = {0.0, 0.5, -0.7, -1.0, 0.0};
-        static const double by_order[] = {0.0, -0.6, -1.2, -1.2};
-        for (int length = 1; length < LENGTHS; ++length)
-            for (int share = 0; share < SHARES; ++share)
-                weights_[STARTS[TEXT] + length * SHARES + share] = by_length[length] + by_share[share];
-        for (int kind = 0; kind < KINDS; ++kind)
-            for (int depth = 0; depth < DEPTHS; ++depth)
-                weights_[STARTS[TEXT_KIND] + kind * DEPTHS + depth] = by_kind[kind];
-        for (int noise = 0; noise < NOISES; ++noise)
-            for (int length = 0; length < LENGTHS; ++length)
-                weights_[STARTS[TEXT_NOISE] + noise * LENGTHS + length] = by_noise[noise];
-        for (int place = 0; place < 2 * RANKS * SCORES; ++place)
-            weights_[STARTS[ROW] + place] = by_score[place % SCORES];
-        for (int order = 0; order < ORDERS; ++order)
-            for (int depth = 0; depth < DEPTHS; ++depth)
-                weights_[STARTS[ROW_ORDER] + order * DEPTHS + depth] = by_order[order];
-        for (int place = 0; place < LENGTHS * SCORES; ++place) {
-            weights_[STARTS[AGREED] + place] = 1.2;
-            weights_[STARTS[TEXT_ALONE] + place] = -0.15 * (place % SCORES);
-            weights_[STARTS[ROW_ALONE] + place] = -0.15 * (place / SCORES);
-        }
-    }
+    explicit Chances(const double* first) { std::copy_n(first, WEIGHTS + CORRECTIONS, weights_); }
 
     double of(const Evidence& evidence) const {
         double odds = 0.0;

@@ -19,8 +19,8 @@ struct Counters {
 
 // What requests share.
 struct Shared {
-    Shared(int64_t vocab, int64_t most_tokens)
-        : vocab(vocab), rows(vocab), others(most_tokens) {}
+    Shared(int64_t vocab, int64_t most_tokens, const double* first_weights)
+        : vocab(vocab), rows(vocab), others(most_tokens), chances(first_weights) {}
 
     const int64_t vocab;
     RowTables rows;
@@ -156,7 +156,7 @@ public:
 
 private:
     static constexpr size_t MOST_IN_WINDOW = 32768;
-    static constexpr double OWN_RATE = 0.4, SHARED_RATE = 0.6;
+    static constexpr double OWN_RATE = 0.2, SHARED_RATE = 0.3;
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
 
@@ -348,9 +348,8 @@ private:
             [](const Proposal& a, const Proposal& b) { return a.chance > b.chance; });
         if (node.proposals.size() > MOST_PROPOSALS) node.proposals.resize(MOST_PROPOSALS);
         double above = 1.0;  // the order stays
-        for (size_t place = 0; place < node.proposals.size(); ++place) {
-            Proposal& one = node.proposals[place];
-            one.correction = correction_class(one.chance, place, node.depth + 1);
+        for (Proposal& one : node.proposals) {
+            one.correction = correction_class(one.chance, one.source(), node.depth + 1);
             one.chance = above = std::min(above, chances_.corrected(one.chance, one.correction));
         }
     }

@@ -132,8 +132,8 @@ private:
 
 }  // namespace
 
-EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens) {
-    return new Shared(vocab, most_tokens);
+EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens, const double* first_weights) {
+    return new Shared(vocab, most_tokens, first_weights);
 }
 EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
 
