@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_double
+from itertools import accumulate
 
 from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
@@ -17,6 +18,7 @@ from trtla.runtime.tree.open import Planner
 
 _MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
 _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothing
+_LESSON = 0.02  # accepted tokens that the row of a fed node brings later, right or wrong
 _MOST_NODES = 512  # of a step
 _MEMORY = 1.0 / 64.0  # what a step counts in the averages
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
@@ -84,9 +86,8 @@ class TreePolicy:
         depths = [one.most_depth for one in drafters]
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         self._planner = self._planner or drafters[0].planner()
-        drafts = self._planner.plan(
-            trees, nodes, depths, most, *self._price(base + sizes, count, most)
-        )
+        prices = self._prices(base + sizes, count, most)
+        drafts = self._planner.plan(trees, nodes, depths, *prices)
         fed = False
         for place, (one, draft) in enumerate(zip(drafters, drafts, strict=True)):
             one.plan(draft, place < windows)
@@ -98,18 +99,18 @@ class TreePolicy:
         most = drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
         return most - with_window * drafter.window_tokens
 
-    def _price(
+    def _prices(
         self, base: int, count: int, most: int
-    ) -> tuple[Array[c_double] | None, float, float, float]:
-        """Seconds by nodes, the rate, the margin, and the least chance that can pay."""
+    ) -> tuple[int, Array[c_double] | None, float, float, float, float]:
+        """Most nodes, seconds by nodes, rate, margin, the least chance that can pay, lesson."""
         if self._fixed is not None:
-            return None, 0.0, 0.0, 0.0
+            return most, None, 0.0, 0.0, 0.0, 0.0
         rate = self._rate(base, count)
         seconds = self._seconds(base, count, most)
-        if self._tries_larger(seconds, base, count, most):
-            return None, 0.0, 0.0, _TRIAL_CHANCE
+        if tried := self._tries_larger(seconds, base, count, most):
+            return tried, None, 0.0, 0.0, _TRIAL_CHANCE, 0.0
         least = min((seconds[k] - seconds[k - 1] for k in range(1, min(most, 32) + 1)), default=0.0)
-        return seconds, rate, _MARGIN, max(_LEAST_CHANCE, rate * least)
+        return most, seconds, rate, _MARGIN, max(_LEAST_CHANCE, rate * least - _LESSON), _LESSON
 
     def _seconds(self, base: int, count: int, most: int) -> Array[c_double]:
         """The time of a step with 0, 1, ... nodes, linear between the knots that are asked for."""
@@ -119,18 +120,19 @@ class TreePolicy:
             if knot > start:
                 slope = (self._costs.seconds(base + knot, count) - last) / (knot - start)
                 found += [last + slope * k for k in range(1, knot - start + 1)]
-        return (c_double * len(found))(*found)
+        rising = list(accumulate(reversed(found), min))  # less never costs more
+        return (c_double * len(found))(*reversed(rising))
 
-    def _tries_larger(self, seconds: Array[c_double], base: int, count: int, most: int) -> bool:
-        """Now and then feed more than pays, where nothing is known of steps of that size."""
+    def _tries_larger(self, seconds: Array[c_double], base: int, count: int, most: int) -> int:
+        """Nodes to feed where nothing is known of steps of that size, now and then; 0: none."""
         self._trials_s += _TRIAL_SHARE * seconds[0]
         tried = min(most, _TRIAL_NODES * count)
         if tried <= 0 or self._costs.knows(base + tried, count):
-            return False
+            return 0
         if self._trials_s < seconds[tried] - seconds[0]:
-            return False
+            return 0
         self._trials_s = 0.0
-        return True
+        return tried
 
     def _rest_after(self, fed: bool, took: float, base: int, count: int) -> None:
         """Where planning finds nothing and costs a notable part of a step, rest for a while."""

@@ -13,8 +13,9 @@ from trtla.runtime.costs import CostTable
 _KNOTS = 14  # fed tokens of each sequence: powers of 2, up to more than a step can have
 _CLIP = math.log(2.0)  # what a single step may say, in or out of line
 _BOUND = math.log(64.0)  # of corrections
-_MEMORY = 1.0 / 16.0  # what a plain step counts at least
-_MOST_WEIGHT = 8.0  # steps that a knot's correction remembers
+_MEMORY = 1.0 / 32.0  # what a plain step counts at least
+_SHARED = 1.0 / 64.0  # what a step with drafts says of plain ones: the machine's speed drifts
+_MOST_WEIGHT = 24.0  # steps that a knot's correction remembers
 _KNOWN = 0.25  # weight below which a knot is as if never fed
 _FORGOTTEN, _FORGET_EVERY = 0.94, 16  # of weights, in steps: what is not fed gets another chance
 
@@ -98,6 +99,7 @@ class _Correction:
     def saw_drafted(self, ratio: float, low: int, share: float) -> None:
         """The same of a step with drafts, between two knots."""
         error = _clipped(ratio - math.log(self.factor(low, share)), _CLIP)
+        self._plain = _clipped(self._plain + error * _SHARED, _BOUND)
         for knot, weight in ((low, 1.0 - share), (low + 1, share)):
             if not knot or weight < _KNOWN:  # plain steps have their own
                 continue

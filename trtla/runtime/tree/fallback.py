@@ -62,13 +62,14 @@ class PlainPlanner:
         rate: float = 0.0,
         margin: float = 0.0,
         least: float = 0.0,
+        lesson: float = 0.0,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first."""
         choice = _Choice([tree.handle for tree in trees], most_nodes, most_depth, least)
         taken = choice.taken(most)
         if seconds is not None:
             values = [node.value for _, node in taken]
-            taken = taken[: _worth_most(values, seconds, rate, margin)]
+            taken = taken[: _worth_most([v + lesson for v in values], seconds, rate, margin)]
         return [_draft(tree.handle, at, taken) for at, tree in enumerate(trees)]
 
 

@@ -67,6 +67,7 @@ class _Plan(Structure):
         ("rate", c_double),
         ("margin", c_double),
         ("least", c_double),
+        ("lesson", c_double),
         ("sizes", c_void_p),
         ("tokens", c_void_p),
         ("parents", c_void_p),
@@ -260,6 +261,7 @@ class Planner:
         rate: float = 0.0,
         margin: float = 0.0,
         least: float = 0.0,
+        lesson: float = 0.0,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first."""
         count = len(trees)
@@ -277,6 +279,7 @@ class Planner:
             rate,
             margin,
             least,
+            lesson,
             addressof(sizes),
             addressof(self._tokens),
             addressof(self._parents),

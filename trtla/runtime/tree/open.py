@@ -60,6 +60,7 @@ class Planner(Protocol):
         rate: float = 0.0,
         margin: float = 0.0,
         least: float = 0.0,
+        lesson: float = 0.0,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first.
 
@@ -71,6 +72,7 @@ class Planner(Protocol):
             rate: tokens a second that are reached on average.
             margin: what nodes must bring beyond their cost, as a share of what they should bring.
             least: chance below which no node is looked at.
+            lesson: tokens that the row of a fed node is worth later, whether it is right or not.
         """
 
 

@@ -17,6 +17,7 @@ struct Plan {
     double rate;                  // tokens a second that are reached on average
     double margin;                // what a node must bring beyond its cost, as a share of its value
     double least;                 // chance below which no node is looked at
+    double lesson;                // tokens that a fed node's row is worth later, right or wrong
     int64_t* sizes;               // out: nodes of each sequence
     int32_t* tokens;              // out: those of the first sequence, of the second, ...
     int32_t* parents;             // in the sequence's draft, whose node 0 is the input token
@@ -95,7 +96,7 @@ private:
         size_t kept = 0;
         for (size_t count = 1; count <= taken_.size(); ++count) {
             const Taken& last = taken_[count - 1];
-            value += plan_.sequences[last.sequence]->nodes()[last.node].value;
+            value += plan_.sequences[last.sequence]->nodes()[last.node].value + plan_.lesson;
             const double cost = plan_.rate * (plan_.seconds[count] - plan_.seconds[0]);
             const double worth = value * (1.0 - plan_.margin) - cost;
             if (worth > best) best = worth, kept = count;
