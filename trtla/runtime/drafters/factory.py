@@ -110,7 +110,8 @@ class Drafters(DrafterFactory):
         trees = self._shared()
         options, sampling = self._options, request.sampling
         sources = options.sources if settings.uses_lookahead else ("chain",)
-        tree = trees.tree(request.known_ids, sampling, sources, options.by_noise)
+        unplaced = len(request.encoder_ids or ())
+        tree = trees.tree(request.known_ids, sampling, sources, options.by_noise, unplaced)
         if request.expected_ids:
             tree.add_text("expected", request.expected_ids)
         names = [name for name in settings.drafter if name != "lookahead"]

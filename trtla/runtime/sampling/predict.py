@@ -180,6 +180,7 @@ def seen_rows(
     logits = said.logits[said.start : said.start + len(nodes)].float()
     values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
     values -= logits.logsumexp(dim=-1, keepdim=True)
+    tokens.masked_fill_(~values.isfinite(), -1)
     pad = functools.partial(torch.nn.functional.pad, pad=(0, count - values.shape[-1]))
     return TopRows(nodes, pad(tokens, value=-1).int().cpu(), pad(values, value=-100.0).cpu(), last)
 

@@ -34,10 +34,15 @@ class PlainTrees:
         return [text for text in self._shared.others if text]
 
     def tree(
-        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+        self,
+        text: Sequence[int],
+        sampling: SamplingParams,
+        sources: Sequence[str],
+        by_noise: bool,
+        unplaced: int = 0,
     ) -> PlainTree:
         """The tree of a request whose text so far is this."""
-        return PlainTree(self._shared, text, sampling, sources, by_noise)
+        return PlainTree(self._shared, text, sampling, sources, by_noise, unplaced)
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
         """Take rows that stand after pairs of tokens: two numbers for each row."""

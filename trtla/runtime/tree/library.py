@@ -52,6 +52,7 @@ class _Settings(Structure):
         ("temperature", c_double),
         ("seed", c_uint64),
         ("sources", c_int64),
+        ("unplaced", c_int64),
         ("by_noise", c_int64),
     ]
 
@@ -169,11 +170,17 @@ class SharedTrees:
         return [text for text in texts if text]
 
     def tree(
-        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+        self,
+        text: Sequence[int],
+        sampling: SamplingParams,
+        sources: Sequence[str],
+        by_noise: bool,
+        unplaced: int = 0,
     ) -> Tree:
         """The tree of a request whose text so far is this."""
         bits = sum(1 << place for place, name in enumerate(SOURCES) if name in sources)
-        settings = _Settings(sampling.greedy, sampling.temperature, sampling.seed, bits, by_noise)
+        how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
+        settings = _Settings(*how)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
 

@@ -86,9 +86,20 @@ class Trees(Protocol):
         """The texts that are drafted from in all requests."""
 
     def tree(
-        self, text: Sequence[int], sampling: SamplingParams, sources: Sequence[str], by_noise: bool
+        self,
+        text: Sequence[int],
+        sampling: SamplingParams,
+        sources: Sequence[str],
+        by_noise: bool,
+        unplaced: int = 0,
     ) -> Tree:
-        """The tree of a request whose text so far is this."""
+        """The tree of a request whose text so far is this.
+
+        Args:
+            sources: of drafts, names in `settings.drafting.SOURCES`.
+            by_noise: rank a sampled request's proposals with the noise that draws its tokens.
+            unplaced: the first tokens of the text that an encoder reads: they have no positions.
+        """
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
         """Take rows that stand after pairs of tokens: two numbers for each row."""

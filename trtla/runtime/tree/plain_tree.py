@@ -93,7 +93,9 @@ class PlainTree:
         sampling: SamplingParams,
         sources: Sequence[str],
         by_noise: bool,
+        unplaced: int = 0,
     ) -> None:
+        self._unplaced = unplaced
         self._shared, self._chances = shared, Chances(shared.chances)
         self._greedy, self._seed = sampling.greedy, sampling.seed
         self._heat = 1.0 if sampling.greedy else max(sampling.temperature, 0.05)
@@ -221,7 +223,8 @@ class PlainTree:
         """What is proposed below a node, the most likely first."""
         if node.proposals is None:
             found: dict[int, Proposal] = {}
-            noise = uniform(self._seed, len(self._text) + node.depth) if self._drawn else 0.0
+            position = len(self._text) - self._unplaced + node.depth
+            noise = uniform(self._seed, position) if self._drawn else 0.0
             tail = self._tail(node)
             self._propose_texts(node, tail, found)
             self._propose_chain(node, found)
@@ -306,6 +309,7 @@ class PlainTree:
         if rest > 0.0 and least > 0.0:
             count = min(rest / least, float(self._shared.vocab_size))
             total += count * math.exp(math.log(least) / self._heat)
+        total = max(total, 1e-300)  # 0 where what is left of a row is impossible
         return [score / total for score in scores]
 
     def _ordered(self, node: Node, noise: float, found: list[Proposal]) -> list[Proposal]:

@@ -42,6 +42,7 @@ struct Settings {
     double temperature;
     uint64_t seed;
     int64_t sources;  // bits of Kind, then of `FROM_ROWS` for rows
+    int64_t unplaced;  // first tokens of the text that have no positions: an encoder read them
     int64_t by_noise;  // rank a sampled request's proposals with its noise
 };
 
@@ -124,7 +125,8 @@ public:
         if (nodes_[at].expanded) return;
         nodes_[at].expanded = true;
         tail_of(at);
-        noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, text_.size() + nodes_[at].depth);
+        const int64_t position = text_.size() - settings_.unplaced + nodes_[at].depth;
+        noise_ = settings_.greedy ? 0 : noise_at(settings_.seed, position);
         if (uses(OWN)) propose_text(at, OWN, own_);
         if (uses(EXPECTED) && expected_.tokens().size()) propose_text(at, EXPECTED, expected_);
         if (uses(OTHERS)) propose_others(at);
@@ -329,6 +331,7 @@ private:
         if (rest > 0.0 && least > 0.0)
             total += std::min(rest / least, (double)shared_.vocab) *
                      std::exp(std::log(least) / heat);
+        total = std::max(total, 1e-300);  // 0 where what is left of a row is impossible
         for (int rank = 0; rank < count; ++rank) scores[rank] /= total;
     }
 
