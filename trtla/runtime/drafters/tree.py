@@ -61,6 +61,7 @@ class TreeDrafter(Drafter):
         self.output: list[int] = []
         self.fed_window = self.had_chain = False
         self._gained: dict[str, float] = {}
+        self._failure: Exception | None = None
 
     @property
     def tree(self) -> TreeDrafter:
@@ -104,7 +105,13 @@ class TreeDrafter(Drafter):
         return len(self._window.tokens()) if self._window and self._left > 1 else 0
 
     def propose(self) -> Draft:
-        """The nodes that were chosen for this step."""
+        """The nodes that were chosen for this step.
+
+        Raises:
+            Exception: what another drafter has raised when it was asked for this step.
+        """
+        if self._failure is not None:
+            raise self._failure
         return self.planned
 
     def plan(self, draft: Draft, with_window: bool) -> None:
@@ -140,11 +147,14 @@ class TreeDrafter(Drafter):
     def draft_chain(self, wanted: bool) -> None:
         """Let the other drafters propose for the next step; the first draft is taken."""
         chain: tuple[int, ...] = ()
-        for other in self.others:
-            if chain or not wanted:
-                other.skip()
-            else:
-                chain = other.propose().tokens
+        try:
+            for other in self.others:
+                if chain or not wanted:
+                    other.skip()
+                else:
+                    chain = other.propose().tokens
+        except Exception as error:  # this request's alone: `propose` raises it
+            self._failure = error
         self.had_chain = bool(chain)
         self._tree.set_chain(chain, [_FIRST_CHANCE] * len(chain))
 
@@ -177,6 +187,8 @@ class TreeDrafter(Drafter):
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Go on with the text, and learn from what was proposed."""
+        if not committed:  # the target had no answer
+            return
         if greedy and self._window is not None:
             for gram in self._window.advance(self._last, greedy):
                 self._tree.add_text("window", gram)
