@@ -168,6 +168,8 @@ class DraftMemory:
         self.options = options
         self.held: Any = None
         """The executor's own."""
+        self.num_texts = 0
+        """How many of the texts that were added to the executor are in it; maybe more are."""
 
 
 @dataclass(frozen=True, slots=True)

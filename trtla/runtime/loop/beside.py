@@ -45,6 +45,8 @@ class BesideSteps(StepLoop):
         super().__init__(model, cache, limits, draft_totals)
         self._drafters, self._most_nodes = drafters, most_nodes
         self._opened_with = (drafters, most_nodes)
+        self._memory = DraftMemory()
+        """The one in use."""
         self._cost_source = costs
         self._cost_table: CostTable | None = None
         self._costed = 0
@@ -62,8 +64,17 @@ class BesideSteps(StepLoop):
         return self._cost_table
 
     def use_memory(self, memory: DraftMemory) -> None:
-        """Draft for the requests to come with what this memory holds."""
+        """Draft for the requests to come with what this memory holds.
+
+        Raises:
+            UsageError: requests are in flight, or the memory was made for another model.
+        """
         self._check_open()
+        if memory.held is not None and memory.held[0] is not self:
+            raise UsageError(
+                "this memory of drafts was made for another model, with other token ids",
+                "make one for each model: DraftMemory()",
+            )
         if any(one.finish_reason is None for one in self._in_flight.sequences.values()):
             raise UsageError(
                 "requests are in flight, whose drafts belong to another memory",
@@ -77,10 +88,11 @@ class BesideSteps(StepLoop):
             if memory.options is not None:
                 nodes = memory.options.nodes
             adaptive = AdaptiveSteps(self._costs, nodes)
-            drafters = drafters.fresh(memory.options)
-            drafters.add_texts(self._added)
-            memory.held = (drafters, adaptive, nodes)
-        self._drafters, self._adaptive, self._most_nodes = memory.held
+            memory.held = (self, drafters.fresh(memory.options), adaptive, nodes)
+        self._memory.num_texts, self._memory = len(self._added), memory
+        _, self._drafters, self._adaptive, self._most_nodes = memory.held
+        self._drafters.add_texts(self._added[memory.num_texts :])
+        memory.num_texts = len(self._added)
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
         """The best hypotheses of a request, beside those in flight; its sampling is not looked at.
