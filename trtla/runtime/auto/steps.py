@@ -9,6 +9,7 @@ from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import NO_DRAFT, Draft, fit
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.sequence import Sequence as Sequence_
+from trtla.runtime.stats import SourceCounts
 
 _ASK_EVERY = 32  # steps, while costs cannot be measured
 
@@ -51,10 +52,12 @@ class AdaptiveSteps:
             self._policy.use(table)
 
     def leave(self, sequence: Sequence_) -> None:
-        """A sequence has ended: note what its sources did."""
+        """A sequence has ended, or gets another drafter: note what its sources did."""
         tree = _tree(sequence)
         if tree is not None:
-            sequence.stats.sources = tree.counts()
+            sources = sequence.stats.sources = dict(sequence.stats.sources or {})
+            for name, own in tree.counts().items():
+                sources[name] = sources.get(name, SourceCounts()) + own
 
     def begins(self) -> None:
         """A sequence has its first token."""

@@ -192,6 +192,8 @@ class TorchExecutor(BesideSteps):
         sequences = list(self._in_flight.sequences.values())
         for sequence in sequences:
             with suppress(Exception):
+                if sequence.finish_reason is None:
+                    self._adaptive.leave(sequence)
                 sequence.drafter.close()
         self._cache.pool.reset()
         self._drafters.reset()
