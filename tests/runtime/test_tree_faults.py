@@ -1,0 +1,109 @@
+"""Candidate trees where things go wrong: no answer, drafters that raise, memories that move."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.runtime.trees import both_kinds, learn, plan, top_rows
+from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from trtla import LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.request import DraftMemory
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+
+RULE = hash_rule(6, 2)
+
+
+@both_kinds
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])
+def test_a_row_whose_only_possible_token_was_drawn(kind, temperature):
+    shared = kind(50)
+    tree = shared.tree([1, 4], SamplingParams(temperature=temperature), ("rows",), True)
+    tree.commit([9], rows=top_rows([{9: 1.0, 11: 0.0, 12: 0.0}], [0], 0))
+    assert all(math.isfinite(value) for value in plan(tree, shared).values)
+    tree.commit([9], rows=top_rows([{9: 1.0, 11: 1e-30, 12: 1e-31}], [0], 0))
+    learn(shared, {(9, 9): {9: 1.0}})
+    tree.commit([11])
+    assert all(math.isfinite(value) for value in plan(tree, shared).values)
+
+
+OPTIONS = DraftOptions(nodes=6)
+
+
+def opened(scores=None, vocab=6, options=OPTIONS):
+    scores = scores or greedy_scores(RULE, vocab)
+    return toy_executor(scores, vocab, LookaheadConfig(4, 4, 4), options=options)[0]
+
+
+def test_a_request_without_an_answer_does_not_make_the_others_begin_anew():
+    scores = greedy_scores(RULE, 6)
+
+    def broken(text):
+        return [math.nan] * 6 if text[0] == 1 and len(text) > 12 else scores(text)
+
+    executor = opened(broken)
+    asked = [request([n, 1, 2], 40, None, n, adaptive=True) for n in (0, 1)]
+    outputs = run(executor, asked)
+    assert outputs[1][-1].finish_reason == "failed"
+    assert tokens_of(outputs[0]) == plain(RULE, [0, 1, 2], 40)  # and comes once
+
+
+def test_a_memory_of_another_executor_is_refused():
+    memory = DraftMemory()
+    opened(vocab=6).use_memory(memory)
+    other = opened(vocab=60)
+    with pytest.raises(UsageError, match="another model"):
+        other.use_memory(memory)
+
+
+def test_texts_added_later_are_in_every_memory():
+    executor, memory = opened(options=DraftOptions(nodes=6, sources=("others",))), DraftMemory()
+    executor.use_memory(memory)
+    executor.use_memory(DraftMemory())
+    executor.add_texts([[1, 2, 3]])
+    executor.use_memory(memory)
+    assert (1, 2, 3) in executor.kept_texts()
+
+
+def test_a_drafter_that_raises_fails_its_request_alone(monkeypatch):
+    propose = PromptLookupDrafter.propose
+
+    def raising(self):
+        if self._text[0] == 1:
+            raise ValueError("no draft")
+        return propose(self)
+
+    monkeypatch.setattr(PromptLookupDrafter, "propose", raising)
+    both = DrafterSettings(("prompt-lookup", "lookahead"))
+    asked = [request([n, 1, 2], 40, None, n, adaptive=True, drafter=both) for n in (0, 1)]
+    outputs = run(opened(), asked)
+    assert outputs[1][-1].finish_reason == "failed"
+    text = []
+    for output in outputs[0]:  # what was committed before comes again
+        text[output.start :] = output.new_tokens
+    assert text == plain(RULE, [0, 1, 2], 40)
+
+
+def test_counts_survive_a_new_beginning():
+    executor = opened()
+    executor.submit(request([1, 2, 3, 1, 2], 60, adaptive=True))
+    for _ in range(10):
+        executor.poll()
+    executor.resend()
+    while outputs := executor.poll():
+        stats = outputs[-1].stats
+    assert stats.accepted > 0
+    assert sum(sum(own.accepted) for own in stats.sources.values()) == stats.accepted
+
+
+@both_kinds
+def test_tokens_of_an_encoder_have_no_positions(kind):
+    shared, params = kind(50), SamplingParams(temperature=1.0, seed=3)
+    learn(shared, {(1, 2): dict.fromkeys(range(10), 0.1)})
+    alone = shared.tree([1, 2], params, ("rows",), True)
+    behind = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True, 3)
+    elsewhere = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True)
+    tokens = [plan(tree, shared, 5, 1).tokens for tree in (alone, behind, elsewhere)]
+    assert tokens[0] == tokens[1] != tokens[2]
