@@ -273,8 +273,9 @@ def test_a_forked_process_is_told_to_open_the_model_anew(monkeypatch) -> None:
 
 def test_what_a_chunk_accepted_is_right_when_it_is_read_later(monkeypatch) -> None:
     opened = Opened(monkeypatch)
-    alone = [(c.token_ids, c.accepted) for c in opened.stream("other")]
-    later = opened.stream("other")
+    triple = LookaheadConfig(3, 3, 2)  # auto would draft from the first answer
+    alone = [(c.token_ids, c.accepted) for c in opened.stream("other", triple=triple)]
+    later = opened.stream("other", triple=triple)
     read = [next(later)]
     assert rest(opened.stream("broken", NO_DRAFTER), [])  # the other's outputs wait meanwhile
     read += later

@@ -73,8 +73,8 @@ class Opened:
         self.llm = LLM(SHIPPED, tokenizer_dir=None)
         self.llm.end_ids, self.executor = frozenset(), executor
 
-    def stream(self, name, drafter=CHAIN):
-        return self.llm.stream([PROMPTS[name]], SAMPLING[name], drafter=drafter)
+    def stream(self, name, drafter=CHAIN, triple=None):
+        return self.llm.stream([PROMPTS[name]], SAMPLING[name], triple, drafter=drafter)
 
     def settled(self, count):
         """The last request is done and nothing is left of any."""

@@ -79,8 +79,8 @@ class LLM:
                 on the hub (`org/name`) or a GGUF file, converted in memory; T5 runs as it is.
             lookahead: what requests that name nothing else are decoded with. A triple: every step
                 feeds all of it. `auto`: each step feeds what pays, at most the engine's triple, or
-                (7,7,7) for a Hugging Face folder. None is auto; on engines of TensorRT-LLM, which
-                have none, the engine's triple.
+                (7,7,7) for a Hugging Face folder. None: auto where lookahead drafts; on engines of
+                TensorRT-LLM, which have none, the engine's triple.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
             corpus: files of text to draft from: text files, .jsonl files with `text`, and those of
@@ -94,6 +94,7 @@ class LLM:
         """
         check_opened_with(model, lookahead, drafter)
         self._drafter = drafter or LOOKAHEAD
+        self._auto = lookahead == "auto"
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
         self._adaptive = default is None and self.engine.backend != "tensorrt-llm"
@@ -289,11 +290,10 @@ class LLM:
         drafter: DrafterSettings | None = None,
         expected_output: ExpectedOutput | None = None,
     ) -> Request:
-        """A prompt as a request, with the settings of `generate`.
-
-        `limits.check` reports whether it fits. Stop strings are not in it.
-        """
+        """A prompt as a request, without stop strings; `limits.check` reports whether it fits."""
         start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
+        drafting = drafter or self._drafter
+        by_default = self._adaptive and (self._auto or drafting.uses_lookahead)
         return Request(
             next(self._ids),
             start,
@@ -301,8 +301,8 @@ class LLM:
             None if lookahead == "auto" else lookahead,
             self.end_ids,
             name=name,
-            adaptive=(lookahead or self.lookahead) == "auto",
-            drafter=drafter or self._drafter,
+            adaptive=lookahead == "auto" or (lookahead is None and by_default),
+            drafter=drafting,
             encoder_ids=encoder_ids,
             expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
         )
