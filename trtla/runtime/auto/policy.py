@@ -21,10 +21,9 @@ _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothin
 _LESSON = 0.02  # accepted tokens that the row of a fed node brings later, right or wrong
 _MOST_NODES = 512  # of a step
 _MEMORY = 1.0 / 64.0  # what a step counts in the averages
-_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 _TRIAL_SHARE = 0.01  # of the time of plain steps, for drafts that only show what they cost
-_HOST_SHARE = 0.02  # of a plain step, for planning that finds nothing
-_LONGEST_REST = 32  # steps
+_HOST_SHARE = 0.06  # of a plain step, for planning that finds nothing
+_LONGEST_REST = 16  # steps
 
 
 class TreePolicy:
@@ -113,13 +112,12 @@ class TreePolicy:
         return most, seconds, rate, _MARGIN, max(_LEAST_CHANCE, rate * least - _LESSON), _LESSON
 
     def _seconds(self, base: int, count: int, most: int) -> Array[c_double]:
-        """The time of a step with 0, 1, ... nodes, linear between the knots that are asked for."""
-        found = [self._costs.seconds(base, count)]
-        for knot in (*(k for k in _KNOTS if k < most), most):
-            start, last = len(found) - 1, found[-1]
-            if knot > start:
-                slope = (self._costs.seconds(base + knot, count) - last) / (knot - start)
-                found += [last + slope * k for k in range(1, knot - start + 1)]
+        """The time of a step with 0, 1, ... nodes, linear between sizes that the table knows."""
+        found, knot = [self._costs.seconds(base, count)], 0
+        while knot < most:
+            start, last, knot = knot, found[-1], min(most, 2 * knot + count)
+            slope = (self._costs.seconds(base + knot, count) - last) / (knot - start)
+            found += [last + slope * k for k in range(1, knot - start + 1)]
         rising = list(accumulate(reversed(found), min))  # less never costs more
         return (c_double * len(found))(*reversed(rising))
 
