@@ -16,8 +16,6 @@ import pytest
 from tests.contract.conftest import Standin
 from trtla import TrtlaError, UsageError
 from trtla.runtime.draft import Draft
-from trtla.runtime.tree.library import _Counters, _library
-from trtla.settings.drafting import PROPOSERS
 from trtla.trtllm.drafter import (
     Asked,
     Chains,
@@ -225,9 +223,7 @@ def test_accepted_tokens_are_learnt_from_at_their_depth() -> None:
     chains, text = Chains(SETTINGS), [1, 2, 3, 4, 5] * 30
     for at in range(20, 100, 5):
         chains.draft([Asked(0, text[:at], 20, 4)])
-    counters = _Counters.from_address(_library().tree_counters(chains._shared._handle))
-    own = counters.accepted[PROPOSERS.index("own")][:5]
-    assert own == [15, 15, 15, 15, 0]
+    assert chains._requests[0].tree.counts()["own"].accepted == (15, 15, 15, 15)
 
 
 def test_chains_get_shorter_where_they_are_wrong_and_longer_where_they_are_right() -> None:

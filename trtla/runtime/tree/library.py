@@ -104,7 +104,6 @@ def declared(library: CDLL) -> CDLL:
             [pointer, pointer, number, number, pointer, number, number, pointer, pointer],
         ),
         "tree_learn_pairs": (None, [pointer, pointer, number, pointer, pointer]),
-        "tree_counters": (pointer, [pointer]),
         "tree_sequence_counters": (pointer, [pointer]),
     }
     for name, (result, arguments) in calls.items():

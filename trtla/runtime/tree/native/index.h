@@ -24,7 +24,6 @@ class Places {
 public:
     explicit Places(int length) : length_(length), slots_(64, -1) {}
 
-    int length() const { return length_; }
     int32_t before(int32_t place) const { return before_[place]; }
 
     void append(const std::vector<int32_t>& tokens) {

@@ -6,19 +6,18 @@
 #include <cstdint>
 #include <vector>
 
-constexpr int KEPT = 16;    // tokens of a row that tables keep
-constexpr int READ = 16;   // tokens of a row that a step brings
+constexpr int READ = 16;  // tokens of a row that a step brings and tables keep
 
 // The most probable tokens of a row, best first; logarithms of probabilities in 1/256.
 struct Row {
-    int32_t tokens[KEPT];
-    uint16_t logs[KEPT];
+    int32_t tokens[READ];
+    uint16_t logs[READ];
 
     bool empty() const { return tokens[0] < 0; }
     double log(int rank) const { return logs[rank] * (-1.0 / 256.0); }
 
     void set(const int32_t* ids, const float* values) {
-        for (int rank = 0; rank < KEPT; ++rank) {
+        for (int rank = 0; rank < READ; ++rank) {
             tokens[rank] = ids[rank];
             logs[rank] = (uint16_t)std::min(65534.0f, std::max(0.0f, -256.0f * values[rank]));
         }

@@ -1,8 +1,6 @@
 // The candidate tree of one request: who proposes what below a node, and how likely it is.
 #pragma once
 
-#include <memory>
-
 #include "../../models/cpu/native/noise.h"
 #include "chances.h"
 #include "index.h"
@@ -26,7 +24,6 @@ struct Shared {
     RowTables rows;
     Texts others;
     Chances chances;
-    Counters counters;
 };
 
 // What the target held for likely after nodes of the draft that was fed.
@@ -69,12 +66,11 @@ struct Node {
 
 class Sequence {
 public:
-    Sequence(Shared& shared, const Settings& settings) : shared_(shared), settings_(settings), chances_(shared.chances) {}
+    Sequence(Shared& shared, const Settings& settings)
+        : shared_(shared), settings_(settings), chances_(shared.chances) {}
 
-    Shared& shared() { return shared_; }
     std::vector<Node>& nodes() { return nodes_; }
     const Counters& counters() const { return counters_; }
-    int64_t length() const { return text_.size(); }
 
     void append(int32_t token) {
         text_.push_back(token);
@@ -161,6 +157,8 @@ private:
     static constexpr double OWN_RATE = 0.2, SHARED_RATE = 0.3;
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
+    // Whether proposals are ranked with the noise that draws them.
+    bool drawn() const { return !settings_.greedy && settings_.by_noise; }
 
     void learn(const Rows& rows) {
         std::vector<int32_t> nodes(used_, 0);
@@ -185,9 +183,7 @@ private:
 
     using Counted = double (Counters::*)[SOURCES][COUNTED_DEPTHS];
     void count(Counted which, int source, int depth, double amount) {
-        const int place = std::min(depth, COUNTED_DEPTHS) - 1;
-        (counters_.*which)[source][place] += amount;
-        (shared_.counters.*which)[source][place] += amount;
+        (counters_.*which)[source][std::min(depth, COUNTED_DEPTHS) - 1] += amount;
     }
 
     void tail_of(int32_t at) {
@@ -278,9 +274,9 @@ private:
     }
 
     void propose_row(Node& node, const Row& row, int order) {
-        double logs[KEPT];
+        double logs[READ];
         int count = 0;
-        for (; count < KEPT && row.tokens[count] >= 0; ++count) logs[count] = row.log(count);
+        for (; count < READ && row.tokens[count] >= 0; ++count) logs[count] = row.log(count);
         offer_row(node, row.tokens, logs, count, order);
     }
 
@@ -290,7 +286,7 @@ private:
         int32_t ids[READ];
         int count = 0;
         for (size_t rank = 0; rank < last_ids_.size(); ++rank)
-            if (last_ids_[rank] >= 0 && last_ids_[rank] != node.token && count < KEPT) {
+            if (last_ids_[rank] >= 0 && last_ids_[rank] != node.token) {
                 ids[count] = last_ids_[rank];
                 logs[count++] = last_logs_[rank];
             }
@@ -317,13 +313,12 @@ private:
 
     // Each token's share where the row is right: its probability, or what the noise makes of it.
     void scored(const int32_t* ids, const double* logs, int count, double* scores) const {
-        const bool drawn = !settings_.greedy && settings_.by_noise;
         const double heat = settings_.greedy ? 1.0 : std::max(settings_.temperature, 0.05);
         double rest = 1.0, total = 0.0;
         for (int rank = 0; rank < count; ++rank) {
             rest -= std::exp(logs[rank]);
             scores[rank] = std::exp(logs[rank] / heat);
-            if (drawn) scores[rank] /= smallness(ids[rank]);
+            if (drawn()) scores[rank] /= smallness(ids[rank]);
             total += scores[rank];
         }
         // Tokens that are not kept: as if each were a tenth as likely as the last one kept.
@@ -359,21 +354,20 @@ private:
 
     // Args: the longest match of any text here, and the best score of a row; -1: there is none.
     void weigh(Proposal& one, int depth, int longest, double best) const {
-        const bool drawn = !settings_.greedy && settings_.by_noise;
         const int deep = depth_class(depth), length = length_class(one.length);
         Evidence& evidence = one.evidence;
         evidence = Evidence();
         if (one.kind >= 0) {
             evidence.set(TEXT, length * SHARES + one.share);
             evidence.set(TEXT_KIND, one.kind * DEPTHS + deep);
-            if (drawn)
+            if (drawn())
                 evidence.set(TEXT_NOISE, noise_class(smallness(one.token)) * LENGTHS + length);
             if (one.order < 0 && best >= 0.0)
                 evidence.set(TEXT_ALONE, length * SCORES + score_class(best));
         }
         if (one.order >= 0) {
             const int score = score_class(one.score);
-            evidence.set(ROW, (drawn * RANKS + rank_class(one.rank)) * SCORES + score);
+            evidence.set(ROW, (drawn() * RANKS + rank_class(one.rank)) * SCORES + score);
             evidence.set(ROW_ORDER, one.order * DEPTHS + deep);
             if (one.kind >= 0) evidence.set(AGREED, length * SCORES + score);
             else if (longest) evidence.set(ROW_ALONE, length_class(longest) * SCORES + score);

@@ -179,7 +179,6 @@ EXPORTED void tree_learn_pairs(Shared* shared, const int32_t* pairs, int64_t row
         shared->rows.learn(pairs[2 * row], pairs[2 * row + 1], ids + row * READ, logs + row * READ);
 }
 
-EXPORTED const Counters* tree_counters(const Shared* shared) { return &shared->counters; }
 EXPORTED const Counters* tree_sequence_counters(const Sequence* sequence) {
     return &sequence->counters();
 }
