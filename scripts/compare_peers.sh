@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The shipped model, plain and with lookahead, against transformers' generate and its prompt lookup, and
-# against llama.cpp where it is installed (pip install 'trtla[bench]'), on the same prompts in one process,
+# against llama.cpp where it is installed (pip install '.[bench]'), on the same prompts in one process,
 # in turns. Arguments go to trtla bench: scripts/compare_peers.sh -o csv
 # TRTLA names the program, e.g. TRTLA=.venv/bin/trtla; without it .venv is set up first if needed.
 set -eu

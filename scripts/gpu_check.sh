@@ -1,128 +1,61 @@
 #!/usr/bin/env bash
-# What a machine with one NVIDIA GPU (Hopper) says about trtla, in three stages of at most 10 minutes.
+# Measures trtla on a machine with one NVIDIA GPU, in three stages of at most 10 minutes each.
 #
-#     bash scripts/gpu_check.sh prepare    # with a network: Python packages that the GPU machine may lack, into .whl/ (4 MB)
-#     bash scripts/gpu_check.sh s1         # on the GPU machine, no network needed; .whl/ beside the sources
+#     bash scripts/gpu_check.sh prepare             # with a network: wheels that the machine may lack, into .whl/
+#     bash scripts/gpu_check.sh s1                  # on that machine, without a network; .whl/ beside the sources;
+#                                                   # `s1 s2 s3` runs them in turn
 #     bash scripts/gpu_check.sh s2
 #     bash scripts/gpu_check.sh s3
+#     bash scripts/gpu_check.sh again SECTION...    # single sections, such as check:bfloat16 step:8B
 #
-# s1  what is installed and its ceilings; the paged kernels against float64 (three types at once) and a model on them;
-#     what SDPA costs at a new key length; draws; matrix products by layout and tokens; a step of 1B and 8B: eager, as a
-#     graph, as a graph with fused small kernels; which kernels take the time. Checkpoints are made beside it.
-# s2  texts of the shipped model: CPU, packed, paged, three triples, two temperatures; trtla bench at 1B and 8B.
-# s3  the tests marked gpu; compute-sanitizer over the kernels; what autotuned products would give.
-# again SECTION...   single sections of scripts/gpu_probe.py after a fix, e.g. `again check:bfloat16 step:8B`
+# s1  memory and products at their best; the kernels against float64; steps of 1B and 8B, by part
+# s2  texts against the CPU's; trtla bench at 1B and 8B beside transformers
+# s3  memory, trtla serve under load, the tests that need a GPU, compute-sanitizer, autotuned products
 #
-# What is printed also goes to STAGE.txt in $OUT (/tmp/out without it). docs/performance.md, "On a GPU", says what to
-# look at and what each figure decides.
-set -u
-stage=${1:-}
+# Each stage ends in a table of figure, value, expectation and verdict: ok, slow, WRONG or not measured. It is in
+# $OUT/STAGE.json too, and all that was printed in $OUT/STAGE.txt of the first stage (without OUT in /tmp/out).
+# Exit codes: 0 nothing is wrong, 1 a figure is WRONG or a section failed, 2 usage, 3 something is missing.
+# PROBE_DRY=1 runs the same on a CPU with tiny sizes. docs/gpu.md says what each figure decides.
+set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-# The image may lack pydantic, which trtla.formats.config imports, and prompt_toolkit; versions are those of constraints.txt.
-prepare() {
-    local package pin
-    for package in pydantic pydantic-core annotated-types typing-inspection typing-extensions prompt_toolkit wcwidth; do
-        pin=$(grep -im 1 "^${package//_/[-_]}==" constraints.txt | cut -d ' ' -f 1)
-        python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-            --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \
-            --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d .whl "${pin:-$package}" || exit 1
+# What images with PyTorch and transformers often lack; versions are those of constraints.txt.
+packages="pydantic pydantic-core annotated-types typing-inspection typing-extensions prompt-toolkit wcwidth gguf
+    fastapi starlette uvicorn httpx prometheus-client annotated-doc opentelemetry-api hypothesis pytest-timeout
+    pytest-xdist execnet"
+
+prepare() { # the Python that the wheels are for
+    local package pin platforms=()
+    for pin in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${pin}_x86_64"); done
+    rm -rf .whl
+    for package in $packages; do
+        pin=$(grep -i "^$package==" constraints.txt | cut -d ' ' -f 1 | tail -n 1)
+        python3 -m pip download -q --no-deps --only-binary=:all: --python-version "$1" --implementation cp \
+            "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d .whl \
+            "${pin:-$package}" || exit 3
     done
     du -sh .whl
 }
 
+# Packages of .whl/ come before those that are installed.
 setup() {
-    out=${OUT:-/tmp/out}
-    mkdir -p "$out"
-    export XDG_CACHE_HOME=/tmp/xdg TRITON_CACHE_DIR=/tmp/triton HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-    export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
-    if [ ! -d /tmp/site/pydantic ]; then
-        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl || exit 1
+    export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS="${OMP_NUM_THREADS:-4}"
+    local site=/tmp/trtla-gpu-site
+    [ "${PROBE_DRY:-}" = 1 ] && export TRTLA_COMPILED=0  # a dry run waits for no compiler
+    if compgen -G '.whl/*.whl' >/dev/null && [ ! -d $site ]; then
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target $site .whl/*.whl || { rm -rf $site; exit 3; }
     fi
-    export PYTHONPATH=/tmp/site:$PWD
-    command -v gcc >/dev/null || echo "NO gcc: Triton cannot build its launchers"
-    python3 -c 'import pydantic, click, rich, yaml, safetensors, transformers, trtla; print("imports ok, trtla", trtla.__version__)' || exit 1
+    export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 }
 
-# Enlarged checkpoints with real acceptance, made while the GPU is probed. setsid: they outlive the command.
-checkpoint() { # name, hidden size, layers, head size, intermediate size
-    setsid nohup bash -c "python3 scripts/scale_llama.py --model-dir trtla/assets/tiny-llama --output-dir /tmp/$1 \
-        --hidden-size $2 --num-hidden-layers $3 --num-attention-heads 32 --num-key-value-heads 8 --head-dim $4 \
-        --intermediate-size $5 --vocab-size 128256 --dtype bfloat16 && touch /tmp/$1.ok" >"/tmp/$1.log" 2>&1 &
-}
-
-checkpoints() {
-    [ -e /tmp/made ] && return
-    touch /tmp/made
-    checkpoint big1 2048 16 64 8192
-    checkpoint big8 4096 32 128 14336
-}
-
-wait_for() {
-    local left=150
-    while [ ! -e "/tmp/$1.ok" ] && [ $left -gt 0 ]; do sleep 1; left=$((left - 1)); done
-    [ -e "/tmp/$1.ok" ] || { echo "no checkpoint $1:"; cat "/tmp/$1.log"; return 1; }
-}
-
-probe() { # seconds, sections
-    timeout "$1" python3 -W ignore scripts/gpu_probe.py "${@:2}" 2>&1 | tee -a "$out/$stage.txt"
-}
-
-s1() {
-    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem --format=csv,noheader
-    checkpoints
-    probe 60 env
-    local dtype checks=()
-    for dtype in bfloat16 float16 float32; do
-        timeout 200 python3 -W ignore scripts/gpu_probe.py "check:$dtype" >"/tmp/check-$dtype.txt" 2>&1 &
-        checks+=($!)
-    done
-    wait "${checks[@]}"
-    cat /tmp/check-*.txt >>"$out/s1.txt"
-    tail -n 12 /tmp/check-*.txt
-    probe 60 stall
-    probe 60 sample
-    probe 80 gemm
-    probe 90 step:1B
-    probe 160 step:8B
-}
-
-bench() { # seconds, label, environment, arguments
-    echo "##### $2" | tee -a "$out/$stage.txt"
-    env "$3" timeout "$1" python3 -W ignore -m trtla bench --dtype bfloat16 --device cuda --prompts code "${@:4}" \
-        2>/tmp/bench.err | tee -a "$out/$stage.txt"
-    tail -n 3 /tmp/bench.err | tee -a "$out/$stage.txt"
-}
-
-s2() {
-    probe 120 texts
-    if wait_for big1; then
-        bench 40 1B-as-it-is TRTLA_PAGED_ATTENTION=0 --engine-dir /tmp/big1 --lookahead 7,7,7 --num-prompts 1 --max-output-len 32 --rounds 1 --temperature 0
-        bench 70 1B-no-cudnn TORCH_CUDNN_SDPA_DEPRIORITIZED=1 --engine-dir /tmp/big1 --lookahead 7,7,7 auto --num-prompts 2 --rounds 2 --temperature 0 --compare hf
-        bench 90 1B-paged TRTLA_PAGED_ATTENTION=1 --engine-dir /tmp/big1 --lookahead 7,7,7 15,5,15 auto --num-prompts 3 --rounds 2 --temperature 0,0.5
-    fi
-    if wait_for big8; then
-        bench 100 8B-no-cudnn TORCH_CUDNN_SDPA_DEPRIORITIZED=1 --engine-dir /tmp/big8 --lookahead 7,7,7 --num-prompts 2 --rounds 1 --temperature 0
-        bench 130 8B-paged TRTLA_PAGED_ATTENTION=1 --engine-dir /tmp/big8 --lookahead 7,7,7 15,5,15 auto --num-prompts 3 --rounds 2 --temperature 0
-    fi
-    head -c 600 /tmp/xdg/trtla/trtla-cost-*.json
-    nvidia-smi --query-gpu=memory.used,clocks.sm,temperature.gpu,power.draw --format=csv,noheader
-}
-
-s3() {
-    export OMP_NUM_THREADS=1
-    timeout 300 python3 -m pytest -m gpu -q -n 6 -p no:cacheprovider tests/runtime 2>&1 | tail -n 40 | tee -a "$out/s3.txt"
-    if command -v compute-sanitizer >/dev/null; then
-        PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 120 compute-sanitizer --tool memcheck \
-            python3 -W ignore scripts/gpu_probe.py mini 2>&1 | tail -n 12 | tee -a "$out/s3.txt"
-    fi
-    probe 170 tune
-}
-
-case $stage in
-    prepare) prepare ;;
-    s1 | s2 | s3) setup; "$stage" ;;
-    again) setup; probe 560 "${@:2}" ;;
+case ${1:-} in
+    prepare) prepare "${2:-3.12}" ;;
+    s1 | s2 | s3 | again)
+        setup
+        out=${OUT:-/tmp/out}
+        mkdir -p "$out"
+        python3 -W ignore scripts/gpu_probe.py "$@" 2>&1 | tee "$out/$1.txt"
+        ;;
     *)
         sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "$0" >&2
         exit 2

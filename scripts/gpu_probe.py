@@ -1,285 +1,293 @@
 #!/usr/bin/env python3
-"""What a machine with one NVIDIA GPU says about trtla, section by section.
+"""Measures on a machine with one NVIDIA GPU what trtla does there; scripts/gpu_check.sh runs it.
 
-    python scripts/gpu_probe.py env check:bfloat16 step:8B
+    python scripts/gpu_probe.py s1 [s2 s3]
+    python scripts/gpu_probe.py again SECTION...
+    python scripts/gpu_probe.py only SECTION...      (in this process, without a table)
 
-env     versions, memory bandwidth, matrix products at their best
-check   the paged kernels against float64 [check:DTYPE], and a model on them
-mini    few of their launches, for compute-sanitizer
-stall   what SDPA costs at a new key length
-gemm    matrix products by weight layout and number of tokens
-step    a step of random models [step:1B, step:8B]: eager, as a graph, with fused small kernels
-sample  drawing tokens
-texts   the shipped model's texts: CPU, packed, paged
-tune    what autotuned products would give (slow)
-
-scripts/gpu_check.sh runs all of them. A section that fails does not stop the next ones; the exit
-code is 1 then. PROBE_DRY=1 runs the same code on a CPU with tiny sizes, Triton interpreted.
+A section, such as `gemm` or `step:8B`, has a process and a time limit of its own; one that fails
+does not stop the next. At the end comes a table of figures and verdicts, in $OUT/STAGE.json too.
+Exit codes: 0 nothing is wrong (times may be slow), 1 a figure is WRONG or a section failed, 2
+usage, 3 something is missing. PROBE_DRY=1 runs the same code on a CPU with tiny sizes.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from gpu_probe_device import (
-    DEVICE,
-    DRY,
-    DTYPE,
-    enable_cudnn,
-    host_ms,
-    median_ms,
-    replayed_us,
-    timed_us,
-    weight_copies,
-)
-from torch import Tensor
+import gpu_probe_figures as figures
 
-from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.bench.opened import read_bandwidth
-from trtla.runtime.sampling.draw import draw_at
-from trtla.runtime.sampling.noise import uniform
+DRY = os.environ.get("PROBE_DRY") == "1"
+OUT = Path(os.environ.get("OUT") or "/tmp/out")
+MODELS = Path(os.environ.setdefault("PROBE_MODELS", "/tmp/trtla-gpu-check"))
+"""Where the sections have the enlarged models made."""
 
-SHIPPED = Path(__file__).resolve().parent.parent / "trtla" / "assets" / "tiny-llama"
-PROMPTS = ["def fibonacci(n):\n", "import os\n\nclass Reader:\n", "for i in range(10):\n    print("]
-LAYER = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-"""Weights [out, in] of an 8B model."""
-
-
-def env() -> None:
-    """Versions, and what the hardware can do at best."""
-    try:
-        import triton
-    except ImportError:
-        print("no Triton: check, mini and step cannot run")
-    else:
-        print("triton", triton.__version__)
-    print("python", sys.version.split()[0], "torch", torch.__version__, "cpus", os.cpu_count())
-    if DRY:
-        return
-    print(torch.cuda.get_device_name(), torch.cuda.mem_get_info())
-    print("cudnn", torch.backends.cudnn.version())
-    source = torch.randn(2**30, device=DEVICE)
-    target = torch.empty_like(source)
-    copied, read = timed_us(lambda: target.copy_(source)), timed_us(lambda: source.sum())
-    print(f"copy {2 * source.nbytes / copied / 1e3:.0f} GB/s (read and write)")
-    print(f"sum {source.nbytes / read / 1e3:.0f} GB/s (read)")
-    square = torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE)
-    taken = timed_us(lambda: square @ square)
-    print(f"8192^3 bfloat16 {2 * 8192**3 / taken / 1e6:.0f} TFLOP/s")
-    print(f"trtla bench's read bandwidth {read_bandwidth(DEVICE) / 1e9:.0f} GB/s")
-
-
-def stall() -> None:
-    """SDPA at a key length that it has not seen, with cuDNN and without."""
-    for cudnn in (True, False):
-        enable_cudnn(cudnn)
-        for fed in (1, 3 if DRY else 84):
-            times = [_attention_ms(40 if DRY else 700 + step, fed) for step in range(24)][4:]
-            found = f"{sorted(times)[len(times) // 2]:.2f} ms (max {max(times):.2f})"
-            label = "as it is" if cudnn else "cuDNN off"
-            print(f"SDPA {label}, fed {fed}: a new key length costs {found}")
-    enable_cudnn(True)
-
-
-def _attention_ms(cached: int, fed: int) -> float:
-    kv_heads, group_size, size, length = 8, 4, 128, cached + fed
-    q = torch.randn(1, kv_heads, group_size * fed, size, device=DEVICE, dtype=DTYPE)
-    k, v = (
-        torch.randn(1, length, kv_heads, size, device=DEVICE, dtype=DTYPE).transpose(1, 2)
-        for _ in range(2)
-    )
-    bias = None
-    if fed > 1:
-        bias = torch.zeros(1, 1, group_size * fed, length, device=DEVICE, dtype=DTYPE)
-    if cached == 700:
-        names = {0: "math", 1: "flash", 2: "efficient", 3: "cuDNN"}
-        print("backend", names.get(torch._fused_sdp_choice(q, k, v, attn_mask=bias)))
-    return host_ms(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
-
-
-def gemm() -> None:
-    """Products with weights [in, out] and [out, in] from memory, captured."""
-    shapes = {**LAYER, "head": (128256, 4096), "1B gate_up": (16384, 2048), "1B o": (2048, 2048)}
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 84, 88, 100, 112, 120, 128, 136)
-    if DRY:
-        shapes, sizes = {"qkv": (96, 64)}, (1, 2)
-    print("us [GB/s] of a product: x @ W[in,out] | F.linear(x, W[out,in])")
-    for name, (out, inner) in shapes.items():
-        copies = weight_copies(out, inner, 2 if DRY else 24)
-        old = [torch.randn(inner, out, device=DEVICE, dtype=DTYPE) for _ in range(copies)]
-        new = [weight.t().contiguous() for weight in old]
-        cells = [
-            _gemm_cell(torch.randn(m, inner, device=DEVICE, dtype=DTYPE), old, new) for m in sizes
-        ]
-        print(f"{name:11s}", "; ".join(cells), flush=True)
-
-
-def _gemm_cell(states: Tensor, old: list[Tensor], new: list[Tensor]) -> str:
-    first = replayed_us(lambda: [states @ weight for weight in old][-1], len(old))
-    second = replayed_us(lambda: [F.linear(states, weight) for weight in new][-1], len(new))
-    rate = new[0].numel() * 2 / second / 1e3
-    return f"{len(states)}: {first:.1f} | {second:.1f} [{rate:.0f}]"
-
-
-def sample() -> None:
-    """What draws cost, and whether they are the CPU's."""
-    vocab = 512 if DRY else 128256
-    kinds = {
-        "temperature": SamplingParams(temperature=0.8),
-        "top-k 50": SamplingParams(temperature=0.8, top_k=50),
-        "top-p 0.9": SamplingParams(temperature=0.8, top_p=0.9),
-    }
-    for rows in (1, 43):
-        logits = torch.randn(rows, vocab, device=DEVICE) * 3
-        noise = [uniform(1, row % 8) for row in range(rows)]
-        for name, params in kinds.items():
-            taken = median_ms(lambda: draw_at(logits, params, noise).tolist(), 10)  # noqa: B023
-            print(f"draw {rows} rows of {vocab}, {name}: {taken:.2f} ms")
-    cpu = torch.linspace(-5, 5, vocab).sin()[None].repeat(64, 1)
-    gpu, noise = cpu.to(DEVICE), [uniform(7, row) for row in range(64)]
-    for name, params in kinds.items():
-        drawn = draw_at(gpu, params, noise).tolist()
-        same = drawn == draw_at(cpu, params, noise).tolist()
-        alone = drawn == [int(draw_at(gpu[:1], params, [one])[0]) for one in noise]
-        print(f"draws with {name} equal the CPU's: {same}; one row alone equals 64: {alone}")
-
-
-def texts() -> None:
-    """Texts of the shipped model with three triples and two temperatures, against plain ones."""
-    triples = ((1, 1, 0), (3, 4, 2)) if DRY else ((1, 1, 0), (7, 7, 7), (3, 4, 2))
-    cpu: dict[float, list[Sequence[int]]] = {}
-    for name, device, paged, dtype in (
-        ("cpu", "cpu", "0", "float32"),
-        *((name, str(DEVICE), paged, dtype) for name, paged in (("packed", "0"), ("paged", "1"))
-          for dtype in (("float32",) if DRY else ("float32", "bfloat16"))),
-    ):  # fmt: skip
-        os.environ["TRTLA_PAGED_ATTENTION"] = paged
-        with LLM(
-            str(SHIPPED),
-            lookahead=LookaheadConfig(*triples[1]),
-            device=device,
-            dtype=dtype,
-            max_batch_size=4,
-        ) as llm:
-            for heat in (0.0, 0.7):
-                found = [_texts(llm, LookaheadConfig(*triple), heat) for triple in triples]
-                cpu.setdefault(heat, found[0])
-                for triple, ids in zip(triples, found, strict=True):
-                    plain, own = _equal(ids, found[0]), _equal(ids, cpu[heat])
-                    label = f"{name} {dtype} {triple} at temperature {heat}"
-                    print(f"{label}: {plain} equal plain decoding, {own} the CPU's float32")
-            runner = getattr(llm._executor, "_forward", None)
-            graphs = getattr(runner, "captured", "no graphs"), getattr(runner, "problem", None)
-            print(name, dtype, llm.description, *graphs)
-
-
-def _texts(llm: LLM, lookahead: LookaheadConfig, temperature: float) -> list[Sequence[int]]:
-    params = SamplingParams(16 if DRY else 96, temperature, seed=3)
-    return [done.output_ids for done in llm.generate(PROMPTS, params, lookahead)]
-
-
-def _equal(first: list[Sequence[int]], second: list[Sequence[int]]) -> str:
-    return f"{sum(a == b for a, b in zip(first, second, strict=True))} of {len(first)}"
-
-
-def tune() -> None:
-    """Autotuned products against cuBLAS."""
-    if DRY:
-        print("nothing to tune on a CPU")
-        return
-    import torch._inductor.config as config
-
-    config.max_autotune_gemm_backends = "ATEN,TRITON"
-    for name, (out, inner) in LAYER.items():
-        for rows in (1, 84, 120):
-            copies = weight_copies(out, inner, 12)
-            weights = [torch.randn(out, inner, device=DEVICE, dtype=DTYPE) for _ in range(copies)]
-            states = torch.randn(rows, inner, device=DEVICE, dtype=DTYPE)
-            first, second = _tuned_us(states, weights)
-            rate = f"{out * inner * 2 / second / 1e3:.0f} GB/s"
-            print(
-                f"{name} {rows}: cuBLAS {first:.1f} us, autotuned {second:.1f} us [{rate}]",
-                flush=True,
-            )
-
-
-def _tuned_us(states: Tensor, weights: list[Tensor]) -> tuple[float, float]:
-    tuned = torch.compile(F.linear, mode="max-autotune-no-cudagraphs", dynamic=False)
-    for weight in weights:
-        tuned(states, weight)
-    first = replayed_us(lambda: [F.linear(states, weight) for weight in weights][-1], len(weights))
-    second = replayed_us(lambda: [tuned(states, weight) for weight in weights][-1], len(weights))
-    torch._dynamo.reset()
-    return first, second
-
-
-def _check(dtype: str = "") -> None:
-    from gpu_probe_attention import check  # imports Triton
-
-    check(dtype)
-
-
-def _mini() -> None:
-    from gpu_probe_attention import mini
-
-    mini()
-
-
-def _step(size: str = "") -> None:
-    from gpu_probe_step import step
-
-    step(size)
-
-
-SECTIONS: dict[str, Callable[..., None]] = {
-    "env": env,
-    "check": _check,
-    "mini": _mini,
-    "stall": stall,
-    "gemm": gemm,
-    "step": _step,
-    "sample": sample,
-    "texts": texts,
-    "tune": tune,
+SECTIONS = {
+    "models": "gpu_probe_models:start",
+    "env": "gpu_probe_device:env",
+    "check": "gpu_probe_attention:check",
+    "mini": "gpu_probe_attention:mini",
+    "stall": "gpu_probe_products:stall",
+    "gemm": "gpu_probe_products:gemm",
+    "sample": "gpu_probe_draws:sample",
+    "step": "gpu_probe_step:step",
+    "texts": "gpu_probe_texts:texts",
+    "doctor": "gpu_probe_commands:doctor",
+    "bench": "gpu_probe_commands:bench",
+    "peers": "gpu_probe_commands:peers",
+    "sampled": "gpu_probe_commands:sampled",
+    "memory": "gpu_probe_commands:memory",
+    "serve": "gpu_probe_commands:serve",
+    "tests": "gpu_probe_models:tests",
+    "sanitizer": "gpu_probe_models:sanitizer",
+    "tune": "gpu_probe_products:tune",
 }
 
 
-def section(text: str) -> str:
-    """NAME or NAME:ARGUMENT of a section."""
-    if text.partition(":")[0] not in SECTIONS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(SECTIONS)}")
-    return text
+@dataclass(frozen=True)
+class Work:
+    """Sections that run at the same time, and the seconds they may take."""
+
+    limit_s: int
+    sections: tuple[str, ...]
 
 
-def run(text: str) -> bool:
-    """Run a section; whether it came to its end."""
-    name, _, argument = text.partition(":")
-    print(f"===== {text} ({time.strftime('%H:%M:%S')})", flush=True)
+STAGES = {
+    "s1": (
+        Work(20, ("models",)),
+        Work(40, ("env",)),
+        Work(150, ("check:bfloat16", "check:float16", "check:float32")),
+        Work(30, ("stall",)),
+        Work(40, ("sample",)),
+        Work(60, ("gemm",)),
+        Work(80, ("step:1B",)),
+        Work(140, ("step:8B",)),
+    ),
+    "s2": (
+        Work(20, ("models",)),
+        Work(110, ("texts",)),
+        Work(30, ("doctor",)),
+        Work(90, ("bench:1B",)),
+        Work(90, ("peers:1B",)),
+        Work(60, ("sampled:1B",)),
+        Work(150, ("bench:8B",)),
+    ),
+    "s3": (
+        Work(20, ("models",)),
+        Work(70, ("memory:8B",)),
+        Work(100, ("serve:1B",)),
+        Work(190, ("tests",)),
+        Work(90, ("sanitizer",)),
+        Work(100, ("tune",)),
+    ),
+}
+ALWAYS = ("click", "gguf", "numpy", "prompt_toolkit", "pydantic", "rich", "safetensors", "torch",
+          "transformers", "yaml")  # fmt: skip
+KERNELS = ("check", "mini", "step", "sanitizer")
+"""Sections that need Triton on a CPU too."""
+FOR = {
+    **dict.fromkeys(KERNELS, ("triton",)),
+    "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn"),
+    "tests": ("hypothesis", "pytest", "pytest_timeout", "xdist"),
+}
+"""Modules that single sections need."""
+BRING = "run `scripts/gpu_check.sh prepare` where there is a network, and bring .whl/ along"
+NOT_DRY = ("check:bfloat16", "check:float16", "step:8B", "bench:8B")
+"""What a dry run omits: on a CPU one type and one size stand for all."""
+FROM_PYTORCH = "PyTorch's builds for CUDA bring it on Linux"
+DISK_GB, MEMORY_GB = 22, 24
+"""What the 8B model needs beside what is made already, and to run."""
+
+
+@dataclass
+class Missing:
+    """What is not there: a sentence each."""
+
+    fatal: list[str] = field(default_factory=list)
+    """Without these nothing can be measured."""
+    sections: dict[str, str] = field(default_factory=dict)
+    """What single sections lack."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """All; what several sections lack once."""
+        by_reason: dict[str, list[str]] = {}
+        for section, reason in self.sections.items():
+            by_reason.setdefault(reason, []).append(section)
+        skipped = (f"{reason} ({', '.join(names)})" for reason, names in by_reason.items())
+        return [*self.fatal, *skipped]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU; None where there is none or PyTorch cannot use it."""
+
+    name: str | None = None
+    memory_gb: float = 0.0
+
+    @classmethod
+    def look(cls) -> Gpu:
+        """Asked in a process of its own, which gives the GPU's memory back."""
+        code = (
+            "import torch; p = torch.cuda.get_device_properties(0); print(p.total_memory, p.name)"
+        )
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return cls()
+        memory, name = done.stdout.strip().split(" ", 1)
+        return cls(name, int(memory) / 1e9)
+
+
+def base(section: str) -> str:
+    """The name of a section without its argument."""
+    return section.partition(":")[0]
+
+
+def missing(sections: Sequence[str], gpu: Gpu) -> Missing:
+    """What this machine lacks for sections."""
+    found = Missing([f"the package {name} is missing: {BRING}" for name in absent(ALWAYS)])
+    for section in sections:
+        if lacking := absent(FOR.get(base(section), ())):
+            hint = FROM_PYTORCH if "triton" in lacking else BRING
+            found.sections[section] = f"{', '.join(lacking)} cannot be imported: {hint}"
+    if DRY:
+        return found
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        found.fatal.append(
+            "there is no C compiler: Triton builds its launchers with one, such as gcc"
+        )
+    if gpu.name is None:
+        found.fatal.append(
+            "PyTorch sees no CUDA device: `nvidia-smi` says whether there is a driver"
+        )
+    made = (MODELS / "8B").exists()
+    disk_gb = shutil.disk_usage(MODELS.parent).free / 1e9
+    for section in (one for one in sections if one.endswith(":8B")):
+        if gpu.name is not None and gpu.memory_gb < MEMORY_GB:
+            reason = f"the GPU has {gpu.memory_gb:.0f} GB of memory, 8B needs {MEMORY_GB}"
+            found.sections[section] = reason
+        elif disk_gb < DISK_GB and not made:
+            reason = f"{MODELS.parent} has {disk_gb:.0f} GB free, the models need {DISK_GB}"
+            found.sections[section] = reason
+    return found
+
+
+def absent(modules: Sequence[str]) -> list[str]:
+    """Those that cannot be imported."""
+    return [name for name in modules if find_spec(name) is None]
+
+
+def only(section: str) -> str | None:
+    """Run a section in this process; why it failed, None where it came to its end."""
+    name, _, argument = section.partition(":")
+    module, function = SECTIONS[name].split(":")
+    print(f"===== {section} ({time.strftime('%H:%M:%S')})", flush=True)
     try:
-        SECTIONS[name](*([argument] if argument else []))
-    except Exception:  # the next section may well work
+        getattr(importlib.import_module(module), function)(*([argument] if argument else []))
+    except Exception as error:  # the next section may well work
         traceback.print_exc()
-        return False
-    return True
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return None
 
 
-def main() -> int:
-    """Run the named sections; 1 where one failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def together(work: Work) -> Iterator[tuple[str, str]]:
+    """Run sections at the same time; yields those that failed, and why."""
+    if DRY:
+        names = [name for name in work.sections if name not in NOT_DRY]
+        yield from ((name, why) for name in names if (why := only(name)))
+        return
+    command = [sys.executable, "-W", "ignore", __file__, "only"]
+    end = time.monotonic() + work.limit_s
+    # Sessions of their own, so that what a section started ends with it.
+    running = {
+        name: subprocess.Popen([*command, name], start_new_session=True) for name in work.sections
+    }
+    for name, process in running.items():
+        try:
+            code = process.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            yield name, f"it took longer than {work.limit_s} s"
+        else:
+            if code:
+                yield name, f"exit code {code}; its output says why"
+
+
+def stage(name: str, works: Sequence[Work]) -> int:
+    """Run a stage and print its table; the exit code."""
+    start = time.monotonic()
+    OUT.mkdir(parents=True, exist_ok=True)
+    records = OUT / f"{name}.records"
+    records.unlink(missing_ok=True)
+    os.environ[figures.RECORDS] = str(records)
+    sections = [section for work in works for section in work.sections]
+    gpu = Gpu() if DRY else Gpu.look()
+    lacking, failed = missing(sections, gpu), dict[str, str]()
+    for sentence in lacking.sentences:
+        print("missing:", sentence, flush=True)
+    for work in () if lacking.fatal else works:
+        kept = tuple(section for section in work.sections if section not in lacking.sections)
+        failed.update(together(Work(work.limit_s, kept)))
+    rows = figures.judge(records, sections, gpu.name)
+    records.unlink(missing_ok=True)
+    wrong = failed or any(row["verdict"] == figures.WRONG for row in rows)
+    code = 1 if wrong else 3 if lacking.sentences else 0
+    document = {
+        "schema_version": 1, "stage": name, "gpu": gpu.name, "dry": DRY, "figures": rows,
+        "failed": failed, "missing": lacking.sentences,
+        "seconds": round(time.monotonic() - start, 1), "exit_code": code,
+    }  # fmt: skip
+    (OUT / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    show(document)
+    return code
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print a stage's table and what failed."""
+    print(
+        f"\n{document['stage']}: {document['gpu'] or 'dry run on a CPU'}, {document['seconds']} s"
     )
-    parser.add_argument("sections", type=section, nargs="+", metavar="SECTION")
-    failed = sum(not run(text) for text in parser.parse_args().sections)
-    return int(failed > 0)
+    print(figures.table(document["figures"]))
+    for section, why in document["failed"].items():
+        print(f"FAILED {section}: {why}")
+    for sentence in document["missing"]:
+        print("missing:", sentence)
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a stage, or sections; the exit code."""
+    if args and set(args) <= set(STAGES):
+        codes = [stage(name, STAGES[name]) for name in args]
+        return 1 if 1 in codes else max(codes)
+    name, *sections = args or [""]
+    unknown = [section for section in sections if base(section) not in SECTIONS]
+    if unknown or name not in ("again", "only") or not sections:
+        wrong = f"no section {unknown[0]}; there are {', '.join(SECTIONS)}" if unknown else __doc__
+        print(wrong, file=sys.stderr)
+        return 2
+    if name == "only":
+        return int(len([section for section in sections if only(section)]) > 0)
+    limits = {
+        one: work.limit_s for works in STAGES.values() for work in works for one in work.sections
+    }
+    again = [Work(limits.get(section, 300), (section,)) for section in sections]
+    return stage(name, again)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

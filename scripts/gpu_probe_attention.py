@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gpu_probe_device import DEVICE, DRY, DTYPE, new_capture
-from gpu_probe_feeds import SHAPES, prompt_feed, random_model, step_feed
-from gpu_probe_fused import Fused
+from gpu_probe_device import DEVICE, DRY, DTYPE
+from gpu_probe_feeds import SHAPES, packed, prompt_feed, random_model, set_path, step_feed, stepper
+from gpu_probe_figures import BY_NAME, record
 from torch import Tensor
 
 from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.attention import AttentionGroup, attend
-from trtla.runtime.models.batch import Forwarded, make_batch
-from trtla.runtime.models.cuda.graphs import GraphRunner
+from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
@@ -25,8 +23,6 @@ from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 
 KV_HEADS, FP8_SCALE = 2, 0.013
-BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2}
-"""Relative errors that rounding explains."""
 
 
 @dataclass(frozen=True)
@@ -57,37 +53,27 @@ STEPS: tuple[tuple[str, list[int]], ...] = (
 PROMPT, PADDING = 150, 13
 if DRY:
     HEADS = {"float32": (Heads(16, 2, splits=2),)}
-    STEPS = (("7,7,7", [31, 40]), ("prompt", [20]))
+    STEPS = (("7,7,7", [3, 20]), ("prompt", [20]))
     PROMPT, PADDING = 5, 2
 
 
-def check(name: str = "") -> None:
-    """Attention and a model of one type, or of all.
-
-    Raises:
-        ArithmeticError: an error is larger than rounding explains; raised after all were tried.
-    """
-    wrong = 0
-    for dtype_name in [name] if name else HEADS:
-        dtype, bound = getattr(torch, dtype_name), BOUNDS[dtype_name]
-        errors = [
-            _error(dtype, heads, shape, cached)
-            for heads in HEADS[dtype_name]
-            for shape, cached in STEPS
-        ]
-        wrong += sum(error >= bound for error in errors)
-        found = f"against float64 {max(errors):.1e} (bound {bound:.0e})"
-        print(f"attention {dtype_name}: worst relative error {found}", flush=True)
-        if dtype_name == "bfloat16":
-            error = relative_error(dtype, Heads(128, 4), "7,7,7", [1000], fp8=True)
-            print(f"FP8 cache: {error:.1e}", flush=True)
-        if dtype_name != "float16":
-            compare_models(dtype)
-    if wrong:
-        raise ArithmeticError(f"{wrong} results of the kernels are wrong")
+def check(dtype_name: str = "float32" if DRY else "bfloat16") -> None:
+    """Attention and a model of one type."""
+    dtype, name = getattr(torch, dtype_name), f"attention over pages, {dtype_name}"
+    errors = [
+        _error(dtype, heads, shape, cached, BY_NAME[name].most)
+        for heads in HEADS[dtype_name]
+        for shape, cached in STEPS
+    ]
+    record(name, max(errors))
+    if dtype_name == "bfloat16":
+        error = relative_error(dtype, Heads(128, 4), "7,7,7", [1000], fp8=True)
+        record("attention over an FP8 cache", error)
+    if dtype_name != "float16":
+        record(f"logits of graphs, {dtype_name}", compare_models(dtype))
 
 
-def _error(dtype: torch.dtype, heads: Heads, shape: str, cached: list[int]) -> float:
+def _error(dtype: torch.dtype, heads: Heads, shape: str, cached: list[int], most: object) -> float:
     """The relative error, infinite where the kernels fail; printed where it is too large."""
     case = (dtype, heads, shape, cached)
     try:
@@ -96,7 +82,7 @@ def _error(dtype: torch.dtype, heads: Heads, shape: str, cached: list[int]) -> f
         print("FAIL", *case)
         traceback.print_exc(limit=3)
         return math.inf
-    if error >= BOUNDS[str(dtype)[6:]]:
+    if isinstance(most, float) and error > most:
         print("WRONG", *case, f"relative error {error:.1e}")
     return error
 
@@ -178,38 +164,28 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-def compare_models(dtype: torch.dtype) -> None:
-    """Logits of packed, graph and fused steps, with a real prompt in the cache."""
-    model = random_model("small", dtype)
+def compare_models(dtype: torch.dtype) -> float:
+    """The worst error of a step's logits by graphs, unfused and fused, behind a real prompt."""
+    model, worst = random_model("small", dtype), 0.0
     for shape in ("AR", "7,7,7"):
-        outs = {
-            "packed": _logits(model, shape, None),
-            "graph": _logits(model, shape, model.forward_batch),
-            "fused": _logits(model, shape, Fused(model).forward_batch),
-        }
-        expected = outs["packed"]
-        errors = {way: f"{_distance(found, expected):.1e}" for way, found in outs.items()}
-        best = expected.argmax(-1)
-        equal = {
-            way: f"{float((found.argmax(-1) == best).float().mean()):.2f}"
-            for way, found in outs.items()
-        }
-        print("model", str(dtype)[6:], shape, errors, "argmax equal", equal)
+        set_path(model, fused=False)
+        expected = _logits(model, shape, graphs=False)
+        for fused in (False, True):
+            set_path(model, fused=fused)
+            found = _logits(model, shape, graphs=True)
+            error = _distance(found, expected)
+            equal = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
+            label = f"{shape}, {'fused' if fused else 'unfused'}"
+            print(f"model {label}: error {error:.1e}, argmax equal {equal:.2f}", flush=True)
+            worst = max(worst, math.inf if math.isnan(error) else error)
+    return worst
 
 
-def _logits(model: LlamaModel, shape: str, forward: Callable[..., Forwarded] | None) -> Tensor:
-    """Of a step after a prompt of 70 tokens: packed without `forward`, else by graphs of it."""
-    torch.manual_seed(1)
-    cache = model.new_cache(20)
-    cache.data.zero_()
-    blocks = cache.pool.allocate(400)
+def _logits(model: LlamaModel, shape: str, *, graphs: bool) -> Tensor:
+    """Of a step after a prompt, packed or by graphs, which run three times."""
+    run, cache = stepper(model, shape, 400) if graphs else packed(model, 400)
+    blocks = cache.pool.allocate(300)
     assert blocks is not None
-    model.forward([prompt_feed(0, 70, blocks)], cache)
-    feed = step_feed(SHAPES[shape], 70, blocks)
-    if forward is None:
-        return model.forward([feed], cache).logits
-    runner = GraphRunner(forward, cache, 1, 100, 400, new_capture())
-    logits = [runner([feed]).logits for _ in range(1 if DRY else 3)][-1].clone()
-    if runner.problem:
-        print("capture failed:", runner.problem)
-    return logits
+    run([prompt_feed(0, PROMPT, blocks)])
+    feed = step_feed(SHAPES[shape], PROMPT, blocks)
+    return [run([feed]).logits for _ in range(3 if graphs and not DRY else 1)][-1].clone()

@@ -1,19 +1,28 @@
-"""What scripts/gpu_probe.py feeds: drafts of lookahead's shapes, to random models of real sizes."""
+"""What scripts/gpu_probe.py feeds: drafts of lookahead's shapes, to random models of real sizes.
+
+Models run as the executor runs them, by `step_forward`: what a GPU chooses there is measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import torch
 from gpu_probe_device import DEVICE, DRY
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models import forward
+from trtla.runtime.models.forward import SPARE_BLOCKS, StepForward
+from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 TINY = {
     "num_hidden_layers": 1,
@@ -68,8 +77,40 @@ def tree(window: int, ngram: int, guesses: int) -> Draft:
 
 
 SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(7, 7, 7), "15,5,15": tree(15, 5, 15)}
+TRIPLES = {"AR": (7, 7, 7), "7,7,7": (7, 7, 7), "15,5,15": (15, 5, 15)}
+"""The triple that a model is opened with for a shape."""
 if DRY:
-    SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(2, 3, 2)}
+    SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(2, 3, 2), "15,5,15": tree(1, 3, 1)}
+    TRIPLES = {"AR": (2, 3, 2), "7,7,7": (2, 3, 2), "15,5,15": (1, 3, 1)}
+
+
+def set_path(model: LlamaModel, *, fused: bool) -> None:
+    """Run steps through graphs over pages, whatever a self-test would say; fused kernels or not."""
+    for name, value in (("fast", True), ("fused", fused)):
+        setattr(model, name, value)
+
+
+def stepper(model: LlamaModel, shape: str, text: int) -> tuple[StepForward, KVCache]:
+    """How a model runs steps of a shape, one sequence of so many tokens, and its empty cache.
+
+    In a dry run what should be captured is run again instead, its kernels interpreted.
+    """
+    triple = LookaheadConfig(*TRIPLES[shape])
+    limits = ExecutorLimits(1, text, text, 4096, model.config.vocab_size, triple)
+    longest = text + limits.max_draft_len
+    cache = model.new_cache(-(-longest // TOKENS_PER_BLOCK) + 1 + SPARE_BLOCKS)
+    cache.data.zero_()
+    if not DRY:
+        return model.step_forward(cache, limits), cache
+    with patch.object(forward, "CudaCapture", lambda device: lambda run: run):
+        return model.step_forward(cache, limits), cache
+
+
+def packed(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
+    """As `stepper`, by PyTorch's operations."""
+    cache = model.new_cache(-(-text // TOKENS_PER_BLOCK) + 1 + SPARE_BLOCKS)
+    cache.data.zero_()
+    return lambda feeds: model.forward(feeds, cache), cache
 
 
 def step_feed(draft: Draft, cached: int, blocks: tuple[int, ...]) -> Feed:

@@ -3,140 +3,140 @@
 from __future__ import annotations
 
 import statistics
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from gpu_probe_device import DRY, DTYPE, enable_cudnn, host_ms, new_capture, sync, timed_us
-from gpu_probe_feeds import SHAPES, random_model, step_feed
-from gpu_probe_fused import Fused
-from torch import Tensor
+import torch
+from gpu_probe_device import DRY, DTYPE, copy_rate, enable_cudnn, host_ms, sync, timed_us
+from gpu_probe_feeds import SHAPES, packed, random_model, set_path, step_feed, stepper
+from gpu_probe_figures import record
 
-from trtla.runtime.draft import Draft
-from trtla.runtime.models.cuda.graphs import GraphRunner
-from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 
-Forward = Callable[..., Tensor]
 CONTEXT, TEXT = (20, 100) if DRY else (700, 2000)
-BUCKET_ROOM = 16
-"""Tokens that a padded bucket has beyond the step's."""
+ROUNDS = 1 if DRY else 40
+STEPS_PROFILED, SHOWN = 5, 9
 
 
-def step(size: str = "") -> None:
-    """Eager and graph steps of random models, against plain decoding.
+@dataclass(frozen=True)
+class Cost:
+    """Of a step, in microseconds."""
+
+    whole: float
+    """From the feeds to the most probable tokens on the host."""
+    gpu: float
+    """What the device takes where steps follow each other at once."""
+
+
+def step(size: str = "1B") -> None:
+    """Steps of a random model in its shapes: graphs, fused and not, and PyTorch's operations."""
+    model, rate = random_model(size, DTYPE), copy_rate()
+    print(f"{size}: {model.weight_bytes / 1e9:.2f} GB a step, {CONTEXT} tokens cached")
+    set_path(model, fused=False)
+    plain = _eager(model, "AR")
+    _eager(model, "7,7,7")
+    unfused, found = (_graphs(model, size, fused=fused) for fused in (False, True))
+    one = found["AR"]
+    record(f"step of one token, {size}", model.weight_bytes / one.whole * 1e6 / rate)
+    record(f"host beside a step, {size}", (one.whole - one.gpu) / 1e3)
+    record(f"graph over PyTorch's operations, {size}", one.whole / plain)
+    for tokens, shape in ((84, "7,7,7"), (120, "15,5,15")):
+        record(f"{tokens} tokens over one, {size}", found[shape].whole / one.whole)
+    record(f"fused over unfused, {size}", one.whole / unfused["AR"].whole)
+    if not DRY:
+        _kernels(model, size)
+
+
+def _eager(model: LlamaModel, shape: str) -> float:
+    """Microseconds of a step by PyTorch's operations, without cuDNN's plans."""
+    run, cache = packed(model, TEXT)
+    enable_cudnn(False)
+    feed, times = _feed(cache.pool.allocate(TEXT), shape), []
+    for index in range(2 if DRY else 16):
+        feed.sequence.num_cached = CONTEXT + index  # a new length in every step, as in decoding
+        times.append(1e3 * host_ms(lambda: run([feed]).logits.argmax(-1).tolist()))
+    enable_cudnn(True)
+    found = statistics.median(times[0 if DRY else 3 :])
+    print(f"{shape}: PyTorch's operations {found:.0f} us a step", flush=True)
+    return found
+
+
+def _graphs(model: LlamaModel, size: str, *, fused: bool) -> dict[str, Cost]:
+    """Print what steps by graphs cost, by shape.
 
     Raises:
-        RuntimeError: a way to step failed; raised after all were tried.
+        RuntimeError: no graph was captured.
     """
-    failed = sum(_size(name) for name in ([size] if size else ("1B",) if DRY else ("1B", "8B")))
-    if failed:
-        raise RuntimeError(f"{failed} ways to step failed")
+    set_path(model, fused=fused)
+    found = {}
+    for shape, run, feed, opened_s in _opened(model):
+        first = host_ms(lambda: run([feed]))  # noqa: B023
+        _require_graph(run)
+        if shape == "7,7,7":
+            record(f"captures at the start, {size}", opened_s + first / 1e3)
+        found[shape] = cost = _cost(lambda: run([feed]).logits.argmax(-1))  # noqa: B023
+        print(
+            f"{shape}, {'fused' if fused else 'not'}: fed {feed.length}, GPU {cost.gpu:.0f} us, "
+            f"with host {cost.whole:.0f}, {model.weight_bytes / cost.gpu / 1e3:.0f} GB/s, "
+            f"opened in {opened_s:.1f} s, first step {first / 1e3:.1f} s",
+            flush=True,
+        )
+    return found
 
 
-def _size(name: str) -> int:
-    """Print a size's figures; how many ways failed."""
-    model = random_model(name, DTYPE)
-    print(f"--- {name}: {model.weight_bytes / 1e9:.2f} GB a step; context {CONTEXT}")
-    cache, fused, failed = model.new_cache(80), Fused(model), 0
-    taken: dict[str, dict[str, float]] = {}
-    for shape, draft in SHAPES.items():
-        for cudnn in (True, False):
-            _eager(model, cache, draft, shape, cudnn)
-        longest = 1 if shape == "AR" else draft.size
-        for way, forward, tokens in (
-            ("graph, padded bucket", model.forward_batch, longest + BUCKET_ROOM),
-            ("graph, exact bucket", model.forward_batch, longest),
-            ("graph, [out,in] + fused", fused.forward_batch, longest),
-        ):
-            try:
-                found = _graph(way, forward, cache, draft, tokens, model.weight_bytes)
-            except Exception:  # the other ways are still worth knowing
-                failed += 1
-                traceback.print_exc(limit=4)
-                continue
-            taken.setdefault(way, {})[shape] = found
-    _print_ratios(name, taken)
-    if not DRY:
-        for shape in ("AR", "7,7,7"):
-            for way, forward in (("model", model.forward_batch), ("fused", fused.forward_batch)):
-                _profile(forward, cache, SHAPES[shape], f"{name} {shape} {way}")
-    return failed
+def _opened(model: LlamaModel) -> Iterator[tuple[str, Callable[..., Any], Feed, float]]:
+    """Each shape, how steps of it run, what they feed, and the seconds until they could."""
+    for shape in SHAPES:
+        opened: list[tuple[Any, Any]] = []
+        taken = host_ms(lambda: opened.append(stepper(model, shape, TEXT)))  # noqa: B023
+        run, cache = opened[0]
+        yield shape, run, _feed(cache.pool.allocate(TEXT), shape), taken / 1e3
 
 
-def _print_ratios(name: str, taken: dict[str, dict[str, float]]) -> None:
-    for way, found in taken.items():
-        if plain := found.get("AR"):
-            ratios = {shape: f"{time / plain:.3f}" for shape, time in found.items()}
-            most = {shape: f"{plain / time:.3f}" for shape, time in found.items()}
-            print(f"{name} {way}: step against AR: {ratios} -> efficiency at most {most}")
+def _require_graph(run: object) -> None:
+    if not DRY and not getattr(run, "captured", None):
+        problem = getattr(run, "problem", None) or "the model does not run by graphs"
+        raise RuntimeError(f"nothing was captured: {problem}")
 
 
-def _eager(model: LlamaModel, cache: KVCache, draft: Draft, shape: str, cudnn: bool) -> None:
-    enable_cudnn(cudnn)
-    feed, times = _feed(cache, draft), []
-
-    def run() -> None:
-        model.forward([feed], cache).logits.argmax(-1).tolist()
-
-    for index in range(2 if DRY else 16):
-        # A new length in every step, as in decoding.
-        feed.sequence.num_cached = CONTEXT + index + (0 if cudnn else 20)
-        times.append(host_ms(run))
-    enable_cudnn(True)
-    cache.pool.release(feed.sequence.blocks)
-    found = statistics.median(times[0 if DRY else 3 :])
-    label = "as it is" if cudnn else "cuDNN off"
-    print(f"{shape}: eager, {label} {found:.2f} ms a step", flush=True)
+def _cost(run: Callable[[], torch.Tensor]) -> Cost:
+    whole = [1e3 * host_ms(lambda: run().tolist()) for _ in range(ROUNDS)]
+    many = 1 if DRY else 10
+    gpu = timed_us(lambda: [run() for _ in range(many)]) / many
+    return Cost(statistics.median(whole), gpu)
 
 
-def _graph(
-    way: str, forward: Forward, cache: KVCache, draft: Draft, tokens: int, weight_bytes: int
-) -> float:
-    """Print a graph's figures; microseconds of a step with its host time."""
-    runner = GraphRunner(forward, cache, 1, tokens, TEXT + 48, new_capture())
-    feed = _feed(cache, draft)
-    first = host_ms(lambda: runner([feed]))
-    graph = next((graph for graph in runner._graphs.values() if graph), None)
-    if graph is None:
-        raise RuntimeError(f"capture failed: {runner.problem}")
-    gpu = timed_us(graph.replay, rounds=30)
-    rounds = 1 if DRY else 40
-    wall = [1e3 * host_ms(lambda: runner([feed]).logits.argmax(-1).tolist()) for _ in range(rounds)]
-    fills = [1e3 * host_ms(lambda: graph.inputs.fill([feed]), waits=False) for _ in range(10)]
-    cache.pool.release((runner._scratch, *feed.sequence.blocks))
-    whole, fill = statistics.median(wall), statistics.median(fills)
-    print(
-        f"  {way}: fed {feed.length} in {graph.inputs.room.tokens}, GPU {gpu:.0f} us, with host "
-        f"{whole:.0f} us (fill {fill:.0f}), {weight_bytes / gpu / 1e3:.0f} GB/s, "
-        f"first call {first / 1e3:.1f} s",
-        flush=True,
-    )
-    return whole
-
-
-def _profile(forward: Forward, cache: KVCache, draft: Draft, title: str) -> None:
+def _kernels(model: LlamaModel, size: str) -> None:
+    """Print which kernels take the time, and record their number and what attention takes."""
     from torch.profiler import ProfilerActivity, profile
 
-    feed = _feed(cache, draft)
-    runner = GraphRunner(forward, cache, 1, feed.length, TEXT + 48, new_capture())
-    for _ in range(3):
-        runner([feed])
-    sync()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(5):
-            runner([feed])
+    layers = model.config.num_hidden_layers
+    for shape, run, feed, _ in _opened(model):
+        for _ in range(3):
+            run([feed])
         sync()
-    cache.pool.release((runner._scratch, *feed.sequence.blocks))
-    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
-    count, busy = sum(row.count for row in rows), sum(row.self_device_time_total for row in rows)
-    print(f"[{title}] {count / 5:.0f} kernels, {busy / 5:.0f} us busy")
-    for row in rows[:9]:
-        taken = row.self_device_time_total / 5
-        print(f"    {taken:8.1f} us  x{row.count / 5:<5.0f} {row.key[:100]}")
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(STEPS_PROFILED):
+                run([feed])
+            sync()
+        rows = [
+            (row.self_device_time_total / STEPS_PROFILED, row.count / STEPS_PROFILED, row.key)
+            for row in found.key_averages()
+        ]
+        rows.sort(reverse=True)
+        launched = sum(count for _, count, _ in rows)
+        print(f"[{size} {shape}] {launched:.0f} kernels, {sum(us for us, *_ in rows):.0f} us busy")
+        for us, count, name in rows[:SHOWN]:
+            print(f"    {us:8.1f} us  x{count:<5.0f} {name[:100]}")
+        attention = sum(us for us, _, name in rows if name.startswith(("attend_pages", "combine")))
+        if shape == "AR":
+            record(f"kernels a layer, {size}", launched / layers)
+        if shape == "7,7,7":
+            record(f"attention of 84 tokens, {size}", attention / layers)
 
 
-def _feed(cache: KVCache, draft: Draft) -> Feed:
-    blocks = cache.pool.allocate(TEXT)
+def _feed(blocks: tuple[int, ...] | None, shape: str) -> Feed:
     assert blocks is not None
-    return step_feed(draft, CONTEXT, blocks)
+    return step_feed(SHAPES[shape], CONTEXT, blocks)

@@ -23,9 +23,9 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.attention import attend
 from trtla.runtime.models.batch import make_batch
-from trtla.runtime.models.cuda.graphs import CudaCapture
+from trtla.runtime.models.cuda.capture import CudaCapture
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import paged_attend, triton_attends
+from trtla.runtime.models.cuda.paged_attention import paged_attend, paged_problem
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
@@ -103,8 +103,8 @@ def calls(point: Point, shape: Shape, device: torch.device) -> dict[str, Callabl
         return outs[-1]
 
     torch.testing.assert_close(by_kernel(), by_sdpa(), rtol=3e-2, atol=3e-2)
-    capture = CudaCapture()
-    replays = {name: capture(run)[0] for name, run in (("SDPA", by_sdpa), ("kernel", by_kernel))}
+    capture = CudaCapture(cache.device)
+    replays = {name: capture(run) for name, run in (("SDPA", by_sdpa), ("kernel", by_kernel))}
 
     def timed(replay: Callable[[], None]) -> Callable[[], float]:
         return lambda: _seconds(replay) / layers
@@ -169,7 +169,7 @@ def main() -> None:
     shape = Shape(args.heads, args.kv_heads, args.head_size, getattr(torch, args.dtype))
     if not torch.cuda.is_available():
         raise SystemExit("error: PyTorch sees no CUDA device\nhint: run it on a machine with a GPU")
-    if not triton_attends(shape.head_size, shape.dtype, device, fp8=False):
+    if paged_problem(shape.head_size, shape.dtype, device, fp8=False):
         raise SystemExit("error: the kernels cannot run here\nhint: pip install triton")
     name, versions = torch.cuda.get_device_name(device), f"torch {torch.__version__}"
     print(f"{name}; Python {platform.python_version()}, {versions}; {shape}")

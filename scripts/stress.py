@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from stress_child import Round, run_random, run_world, warm_up
 from stress_reproduce import smallest, write_script
 from stress_requests import PARTS
 
+from trtla.errors import TrtlaWarning
+
 _TRIES = 10
 """How often a fault of timing may be looked for before it counts as gone."""
 
@@ -37,6 +40,7 @@ _TRIES = 10
 def main() -> int:
     """Run rounds until the time is over or one fails; the exit code."""
     given = _arguments()
+    warnings.simplefilter("ignore", TrtlaWarning)  # settings are drawn at random
     with tempfile.TemporaryDirectory(prefix="trtla-stress-") as folder:
         return _rounds(given, Path(folder))
 

@@ -29,6 +29,8 @@ class Asked:
     """Requests of one call go into one batch."""
     expected: tuple[int, ...] = ()
     """The output that is expected, right or wrong."""
+    private: bool = False
+    logprobs: int | None = None
     leave: int | None = None
     """Chunks after which the consumer of the call leaves."""
 
@@ -46,6 +48,7 @@ class World:
     spare_blocks: int | None
     """Cache blocks beyond those of one longest request; None: as many as the batch can need."""
     reuse: bool
+    bounded_steps: bool
     options: dict[str, Any]
     compiled: bool
     torch_threads: int
@@ -90,6 +93,7 @@ def random_world(seed: int, without: Sequence[str]) -> World:
         max_num_tokens=fed(triple) * batch + dice.choice((0, 1, 7, 100)),
         spare_blocks=dice.choice((None, 0, 1, 4)),
         reuse=dice.random() < 0.5,
+        bounded_steps=dice.random() < 0.3,
         options=_options(dice),
         compiled=dice.random() < 0.7,
         torch_threads=dice.choice((1, 1, 2, 3)),
@@ -141,7 +145,10 @@ def random_requests(world: World, vocab_size: int, answer: Answer) -> World:
             expected: tuple[int, ...] = ()
             if dice.random() < 0.3:
                 expected = _nearly(dice, vocab_size, answer(prompt, sampling).output_ids)
-            asked.append(Asked(prompt, sampling, lookahead, drafter, call, expected, leave))
+            beside = (dice.random() < 0.2, dice.choice((None, None, None, 0, 3)))
+            asked.append(
+                Asked(prompt, sampling, lookahead, drafter, call, expected, *beside, leave)
+            )
     return replace(world, asked=tuple(asked))
 
 

@@ -89,6 +89,7 @@ def open_world(world: World, root: Path) -> Iterator[LLM]:
                 draft_models=[str(model_folder(one, root)) for one in world.drafts],
                 draft_options=DraftOptions(**world.options),
                 block_reuse=world.reuse,
+                bounded_steps=world.bounded_steps,
             )
         with llm:
             yield llm
@@ -138,6 +139,8 @@ class _Call:
             [_triple(a) for a in self._asked],
             drafter=[self._drafter(a) for a in self._asked],
             expected_output=[a.expected for a in self._asked],
+            logprobs=[a.logprobs for a in self._asked],
+            private=[a.private for a in self._asked],
         )
 
     def _drafter(self, asked: Asked) -> DrafterSettings | None:

@@ -26,8 +26,8 @@ RUN = tuple(page for page in PAGES if re.search("README|migrate|gguf", page))
 
 MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
 """Names in the pages that mean the shipped model when they run."""
-ELSEWHERE = ("mpirun", "tensorrt-llm", "trt-engine", "tp2")
-"""What marks a command that needs a GPU and TensorRT-LLM, or several ranks."""
+ELSEWHERE = ("mpirun", "tensorrt-llm", "trt-engine", "tp2", "trtla serve")
+"""What marks a command that needs a GPU and TensorRT-LLM, or several ranks, or does not end."""
 FASTER = {
     "TRTLA_SUMMARIZE_MAX_ITE": "1",
     "TRTLA_SUMMARIZE_OUTPUT_LEN": "8",

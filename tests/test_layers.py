@@ -31,7 +31,7 @@ LAYERS = (
     "__init__ data doctor",
     "results",
     "bench explain",
-    "tune report chat",
+    "tune report chat serve",
     "cli",
     "__main__",
 )

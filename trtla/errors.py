@@ -83,3 +83,13 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """How a hint begins when a name is mistyped: `did you mean NAME? `, or nothing."""
     guess = closest(given, known)
     return f"did you mean {guess}? " if guess else ""
+
+
+def missing_package(module: str) -> tuple[str, str]:
+    """What an installation without all of its dependencies says, and the hint."""
+    package = module.partition(".")[0]
+    package = {"yaml": "pyyaml"}.get(package, package)
+    return (
+        f"trtla needs {package}, which is not installed",
+        f"pip install {package}, or its wheel where there is no network",
+    )

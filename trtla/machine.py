@@ -100,7 +100,7 @@ def look() -> Machine:
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(),
-        cpu=_cpu(),
+        cpu=cpu(),
         driver=Driver(driver_version, _driver_cuda()),
         torch=torch,
         transformers=transformers,
@@ -130,7 +130,8 @@ def _proc(name: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def _cpu() -> Cpu:
+def cpu() -> Cpu:
+    """The processor and the memory; unlike `look`, without importing torch."""
     info = _proc("cpuinfo")
     flags = (info.get("flags") or info.get("Features") or "").split()
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()

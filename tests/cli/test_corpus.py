@@ -13,7 +13,7 @@ from tests.cli.conftest import refused, trtla
 from trtla import LLM, SamplingParams, UsageError
 from trtla.errors import TrtlaWarning
 from trtla.formats.engine import open_engine
-from trtla.llm.corpus import MAX_TOKENS, Corpus
+from trtla.llm.corpus import MOST_TOKENS, Corpus
 from trtla.llm.text import Tokenizer
 
 PROMPT = ("--input-text", "abcabc", "--max-output-len", "12")
@@ -63,8 +63,8 @@ def test_what_is_written_is_read(corpus: Corpus, files: dict[str, Path], tmp_pat
 @pytest.fixture
 def at_most_2000(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that is reached sooner than the real one."""
-    assert MAX_TOKENS == 1_000_000
-    monkeypatch.setattr("trtla.llm.corpus.MAX_TOKENS", 2000)
+    assert MOST_TOKENS == 1_000_000
+    monkeypatch.setattr("trtla.llm.corpus.MOST_TOKENS", 2000)
 
 
 @pytest.mark.usefixtures("at_most_2000")
@@ -102,6 +102,19 @@ def test_a_long_corpus_is_a_note(engine: Path, tmp_path: Path) -> None:
     ran = trtla("run", "-m", engine, *PROMPT, "--corpus", tmp_path / "long.txt")
     assert ran.code == 0, ran.err
     assert "note: the corpus is longer than 2,000 tokens: its last" in ran.err
+
+
+def test_what_only_the_tree_reads_is_a_note_where_a_triple_drafts(
+    engine: Path, files: dict[str, Path]
+) -> None:
+    given = ("--corpus", files["a.txt"], "--expected-output", "abc", "--lookahead-nodes", "3")
+    ran = trtla("run", "-m", engine, *PROMPT, *given, "--lookahead", "4,3,4")
+    assert ran.code == 0, ran.err
+    for name in ("corpus", "expected_output", "lookahead_nodes"):
+        assert ran.err.count(f"note: {name} changes nothing here: only lookahead auto drafts") == 1
+    for named in ((), ("--lookahead", "auto", "--drafter", "ngram")):
+        ran = trtla("run", "-m", engine, *PROMPT, *given, *named)
+        assert (ran.code, "changes nothing" in ran.err) == (0, False), ran.err
 
 
 def test_chat_summarize_and_bench_take_one(
@@ -247,7 +260,7 @@ def test_an_expected_output_continues_the_prompt(engine: Path) -> None:
         for bad, said in (([3, 258], "token id 258"), ([0.5], "expected outputs hold 0.5")):
             with pytest.raises(UsageError, match=said):
                 llm.generate(["a"], sampling, expected_output=bad)
-        with pytest.raises(UsageError, match="2 expected outputs for 1 prompts"):
+        with pytest.raises(UsageError, match="2 expected outputs for 1 prompt"):
             llm.generate(["a"], sampling, expected_output=["b", "c"])
 
 
@@ -255,7 +268,7 @@ def test_expected_outputs_that_cannot_be_are_refused(no_weights: Path, tmp_path:
     given = ("run", "-m", no_weights, *PROMPT, "--expected-output")
     ran = trtla(*given, f"@{tmp_path}/none")
     refused(ran, 2, "none does not exist", "check the path")
-    refused(trtla(*given, "a", "b"), 2, "--expected-output has 2 texts for 1 prompts", "one for")
+    refused(trtla(*given, "a", "b"), 2, "--expected-output has 2 texts for 1 prompt", "one for")
     ran = trtla("run", "-m", no_weights, "-p", "-", "--expected-output", "-", stdin="a")
     refused(ran, 2, "stdin is asked for twice", "--expected-output")
     file = tmp_path / "p.jsonl"

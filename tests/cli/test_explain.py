@@ -129,6 +129,18 @@ def test_the_prefill_is_step_0(engine: Path, tmp_path: Path) -> None:
     assert "accepted the most" not in ran.err
 
 
+def test_a_run_without_accepted_drafts_says_so(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--drafter", "none")
+    assert ran.code == 0, ran.err
+    assert "note: no draft was accepted; another step with --step K" in ran.err
+
+
+def test_the_request_itself_can_ask_for_auto(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--request-lookahead", "auto")
+    assert ran.code == 0, ran.err
+    assert "(auto within 4,3,4)" in ran.out
+
+
 def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
     args = ("--engine-dir", engine, *PROMPT, "--lookahead", "auto", "--lookahead-nodes", "5")
     ran = trtla("explain", *args, "-o", tmp_path / "step.svg")

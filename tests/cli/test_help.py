@@ -174,6 +174,8 @@ def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
     model.touch()
     refused(trtla(model), 2, f"{model} is not a command", f"trtla chat -m {model}")
     refused(trtla("run", model, "hi"), 2, "missing option", "give -m a model folder or a GGUF")
+    for command in ("serve", "chat"):
+        refused(trtla(command, model), 2, f"trtla {command} -m MODEL")
     for command in ("doctor", "inspect"):
         refused(trtla(command, "-m", model), 2, "hint: give the path without a flag")
 
@@ -193,3 +195,6 @@ def test_a_mistyped_flag_is_guessed() -> None:
     ):
         ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
         refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")
+    refused(trtla("serve", "--n-gpu-layers", 9), 2, "hint: did you mean --device?")
+    for context in ("--ctx-size", "--max-model-len"):
+        refused(trtla("serve", context, 9), 2, "set by trtla build --max-seq-len")

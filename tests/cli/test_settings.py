@@ -114,6 +114,14 @@ def test_bad_environment_is_named(checkpoint: Path) -> None:
     refused(ran, 2, "'long'", "environment TRTLA_BUILD_MAX_SEQ_LEN")
 
 
+def test_a_value_out_of_range_says_where_it_came_from(tmp_path: Path) -> None:
+    ran = trtla("serve", env={"TRTLA_SERVE_PORT": "99999"})
+    refused(ran, 2, "port is 99999 (from environment TRTLA_SERVE_PORT)")
+    own = preset(tmp_path, "port: 99999\n")
+    refused(trtla("serve", "--config", own), 2, f"port is 99999 (from config {own})")
+    refused(trtla("serve", "--port", "99999"), 2, "port is 99999\n")
+
+
 def test_a_missing_preset() -> None:
     refused(trtla("run", "--config", "absent.yaml"), 2, "absent.yaml")
 

@@ -103,3 +103,17 @@ def test_a_broken_tokenizer_is_refused_with_its_reason(engine: Path, tmp_path: P
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
     ran = trtla("run", "--engine-dir", engine, "--tokenizer-dir", tmp_path, "--input-text", "a")
     refused(ran, 2, "cannot be loaded", "--tokenizer-dir")
+
+
+@pytest.mark.parametrize("package", ["pydantic", "click"])
+def test_a_missing_package_is_named(package):
+    start = (
+        f"import sys; sys.modules['{package}'] = None; from trtla.cli import main; main(['doctor'])"
+    )
+    command = [sys.executable, "-c", start]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    said, hint = done.stderr.splitlines()
+    assert said == f"error: trtla needs {package}, which is not installed"
+    assert hint.startswith(f"hint: pip install {package}")

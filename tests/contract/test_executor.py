@@ -258,6 +258,17 @@ def test_what_does_not_fit_is_refused_before_anything_changes(opener, reference,
     assert tokens(outputs) == reference(PROMPTS[0], LENGTH)
 
 
+def test_log_probabilities_come_with_every_token_or_are_refused(opener, reference):
+    executor, request = opener(), ask(0, PROMPTS[0], logprobs=2)
+    if executor.limits.fixed_triples:
+        with pytest.raises(UsageError, match="which engines of TensorRT-LLM do not report here"):
+            executor.submit(request)
+        return
+    (outputs,) = run(executor, [request]).values()
+    found = [one for output in outputs for one in output.logprobs]
+    assert [one.token for one in found] == tokens(outputs) == reference(PROMPTS[0], LENGTH)
+
+
 def test_time_in_the_queue_counts(opener, reference):
     executor = opener(max_batch_size=1)
     executor.submit(ask(0, PROMPTS[0], 100))

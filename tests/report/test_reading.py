@@ -62,6 +62,12 @@ def test_both_tables_of_an_ablation_give_the_same_figures(tmp_path: Path) -> Non
     assert (best.equal_texts, best.texts) == (0, 2)
 
 
+def test_the_nodes_of_an_ablation_are_called_nodes(tmp_path: Path) -> None:
+    rows = [{**row, "method": "auto-nodes", "gamma": "8"} for row in ablation_rows()[:1]]
+    found = measures(read_all([put(tmp_path, "r.csv", as_csv(rows))])[0])
+    assert [one.setting for one in found] == ["nodes 8"]
+
+
 def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
     found = documents.bench()
     table = [{**row, "cpu": "AMD EPYC", "cores": 2} for row in found["rows"]]

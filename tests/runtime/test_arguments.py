@@ -172,6 +172,9 @@ def test_what_is_no_prompt_is_refused_before_anything_runs(llm: LLM, prompts: An
         ({"sampling": {"max_output_len": 3}}, "max_output_len"),
         ({"sampling": [SamplingParams(), None]}, "None"),
         ({"drafter": "ngram"}, "'ngram'"),
+        ({"private": "yes"}, "private is 'yes'"),
+        ({"private": [True]}, "1 private settings for 2 prompts"),
+        ({"private": [True, None]}, "private settings hold None"),
     ],
 )
 def test_settings_of_another_kind_are_named(llm: LLM, options: Any, part: str) -> None:

@@ -15,6 +15,7 @@ from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of,
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter
 from trtla.runtime.drafters.lookahead import random_from_prompt
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.drafters.window import LookaheadWindow
@@ -239,21 +240,109 @@ def test_a_source_is_judged_by_what_only_it_brings():
     assert budget.pays(0.5, 1.0)
 
 
-def test_planning_that_finds_nothing_and_takes_long_rests_and_learns_later():
+def planned_steps(policy, drafters, steps, texts, table=CPU):
+    """Of each drafter the number of steps that were planned for it."""
+    planned = [0] * len(drafters)
+    for step in range(steps):
+        for drafter, text in zip(drafters, texts, strict=True):
+            drafter.observe((), [text[step]])
+        policy.plan(drafters, len(drafters), 1000)
+        count, fed = len(drafters), sum(drafter.propose().size for drafter in drafters)
+        policy.record(fed, count, count, count, table.seconds(fed, count))
+        for place, drafter in enumerate(drafters):
+            planned[place] += drafter.top_rows > 0
+    return planned
+
+
+def test_sequences_rest_whose_drafts_bring_less_than_planning_costs():
+    rng = random.Random(2)
+    texts = [[rng.randrange(90) for _ in range(400)], [place % 7 for place in range(400)]]
     times = iter(range(10**9))
-    policy = TreePolicy(COSTLY, clock=lambda: float(next(times)))
-    drafter, rng = drafter_of([1], 1000), random.Random(2)
-    planned = 0
-    for _ in range(400):
-        drafter.observe((), [rng.randrange(90)])
-        drafter.top_rows = 0
-        policy.plan([drafter], 1, 1000)
-        planned += drafter.top_rows > 0
-    assert planned < 40
-    policy.wake()
-    policy.plan([drafter], 1, 1000)
-    assert drafter.top_rows > 0
-    assert drafter._missed == []
+    policy = TreePolicy(CPU, clock=lambda: 2e-4 * next(times))
+    drafters = [drafter_of([1], 1000) for _ in texts]
+    unlikely, likely = planned_steps(policy, drafters, 400, texts)
+    assert unlikely < 80
+    assert likely == 400
+    quick = TreePolicy(CPU, clock=lambda: 0.0)
+    assert planned_steps(quick, [drafter_of([1], 1000)], 400, texts[:1]) == [400]
+
+
+def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():
+    even = CostTable.of([(1, 0.01), (1001, 1.01)])
+    sizes = []
+    for prompt in (0, 600):
+        policy, rng = TreePolicy(even, clock=lambda: 0.0), random.Random(6)
+        drafter = drafter_of([1, 2, 3], 2000)
+        for _ in range(300):
+            drafter.observe((), [rng.randrange(3)])
+            policy.plan([drafter], 1 + prompt, 5000, prompt)
+            policy.record(1, 1, 1, 1, 0.01)
+        sizes.append(len(drafter.propose().tokens))
+    assert sizes[0] == sizes[1]
+    assert 2 < sizes[0] < 20
+
+
+def test_a_sequence_that_rests_learns_what_it_missed():
+    policy, drafter = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__), drafter_of([1], 1000)
+    assert planned_steps(policy, [drafter], 200, [list(range(90)) * 3], COSTLY)[0] < 60
+    assert drafter._missed
+    plain = drafter_of([1], 1000)
+    for token in (list(range(90)) * 3)[:200]:
+        plain.observe((), [token])
+    free = TreePolicy(FLAT, 8)
+    free.plan([drafter, plain], 2, 1000)
+    assert drafter.propose().tokens == plain.propose().tokens != ()
+
+
+class Counting(Drafter):
+    """Proposes the number after the text's last one, and notes what it is asked."""
+
+    def __init__(self):
+        self.last, self.skipped, self.seconds = 0, 0, 0.0
+
+    def propose(self):
+        self.seconds += 1.0
+        return Draft.chain([self.last + 1])
+
+    def skip(self):
+        self.skipped += 1
+        return NO_DRAFT
+
+    def observe(self, greedy, committed):
+        self.last = committed[-1]
+
+
+def chained(other):
+    shared = SharedTrees(200)
+    tree = shared.tree([0], SamplingParams(), ("chain",), True)
+    return TreeDrafter(tree, shared, 8, 1000, others=(other,))
+
+
+def test_other_drafters_are_left_out_while_a_sequence_rests():
+    other = Counting()
+    policy = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__)
+    planned = planned_steps(policy, [chained(other)], 100, [list(range(100))], COSTLY)[0]
+    assert planned < 60
+    assert other.skipped == 100 - planned
+
+
+def test_what_other_drafters_take_is_not_planning():
+    other = Counting()
+    policy = TreePolicy(COSTLY, clock=lambda: other.seconds)
+    assert planned_steps(policy, [chained(other)], 100, [list(range(100))], COSTLY) == [100]
+
+
+def test_what_a_tree_missed_is_not_held_against_the_draft_of_now():
+    drafter, values = chained(Counting()), []
+    for number in range(1, 180, 4):
+        for token in (number, number + 1, number + 3):
+            drafter.observe((), [token])
+        drafter.draft_chain(True)
+        (draft,) = drafter.planner().plan([drafter.handle], [1], [8], 1)
+        values += draft.values
+        drafter.plan(draft, False)
+        drafter.observe((), [number + 4])
+    assert values[-1] > values[0]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "finished"])

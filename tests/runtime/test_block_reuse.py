@@ -166,6 +166,63 @@ def test_requests_in_flight_share_blocks_until_the_last_one_ends():
     assert executor._cache.pool.num_free == 18
 
 
+def started(executor, prompts, count=4):
+    """Submit prompts together; the texts, the tokens each reused, and those fed in each step."""
+    fed = executor._model.fed
+    before = len(fed)
+    asked = [request(one, count + i, request_id=i) for i, one in enumerate(prompts)]
+    outputs = run(executor, asked)
+    check_cache(executor)
+    assert executor._cache.pool.num_free == executor._cache.pool.num_blocks
+    texts = [tokens_of(outputs[i]) for i in range(len(prompts))]
+    assert texts == [plain(RULE, one, count + i) for i, one in enumerate(prompts)]
+    return [outputs[i][-1].stats.reused_tokens for i in range(len(prompts))], fed[before:]
+
+
+def test_equal_prompts_that_start_together_are_read_once():
+    executor, _ = reusing(num_blocks=40, server=AUTOREGRESSIVE)
+    reused, fed = started(executor, [prompt_of(100)] * 4)
+    assert reused == [0, 96, 96, 96]
+    assert fed[:2] == [100, 1 + 3 * 4]
+
+
+def step(executor):
+    """One step; the requests that run then."""
+    plan = executor._scheduler.next()
+    executor._step(plan)
+    executor._scheduler.stepped(plan, 1.0)
+    check_cache(executor)
+    return [sequence.request.request_id for sequence in executor._scheduler._running]
+
+
+def test_a_prompt_waits_only_for_the_blocks_that_it_shares():
+    """Nobody waits behind it: the last one shares nothing, the third one a single block."""
+    executor, _ = reusing(num_blocks=40, server=AUTOREGRESSIVE, max_num_tokens=40)
+    long = prompt_of(120)
+    for index, one in enumerate([long, long, [*long[:40], *prompt_of(50, 1)], prompt_of(20, 3)]):
+        executor.submit(request(one, 4, request_id=index))
+    running = [step(executor) for _ in range(6)]
+    assert running == [[0, 3], [0, 3], [0, 3, 2], [0, 3, 2], [0, 3, 2, 1], [0, 3, 2, 1]]
+    assert [s.stats.reused_tokens for s in executor._scheduler._running] == [0, 0, 32, 96]
+    while executor.poll():
+        check_cache(executor)
+
+
+def test_who_waits_for_a_prompt_goes_on_alone_where_that_one_is_cancelled():
+    executor, _ = reusing(server=AUTOREGRESSIVE, max_num_tokens=40)
+    prompt = prompt_of(120)
+    for index in range(2):
+        executor.submit(request(prompt, 5, request_id=index))
+    assert step(executor) == [0]
+    executor.cancel(0)
+    outputs = []
+    while found := executor.poll():
+        outputs += [one for one in found if one.request_id == 1]
+    assert tokens_of(outputs) == plain(RULE, prompt, 5)
+    assert outputs[-1].stats.reused_tokens == 32
+    check_cache(executor)
+
+
 def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
     executor, _ = reusing(server=LookaheadConfig(4, 4, 4))
     prompt = [1, 2, 3, 4] * 15
@@ -207,6 +264,7 @@ def turns(draw):
         "count": draw(st.integers(1, 30)),
         "polls": draw(st.integers(0, 12)),
         "cancelled": draw(st.integers(0, 3)) == 0,
+        "torn": draw(st.integers(0, 3)) == 0,
         "settings": {
             "lookahead": draw(triples()),
             "drafter": draw(drafters()),
@@ -241,7 +299,7 @@ def test_conversations_say_what_they_say_without_reuse(several, batch, num_block
     def poll():
         outputs = executor.poll()
         for output in outputs:
-            found[output.request_id] += output.new_tokens
+            found[output.request_id][output.start :] = output.new_tokens
         check_cache(executor)
         return outputs
 
@@ -255,6 +313,8 @@ def test_conversations_say_what_they_say_without_reuse(several, batch, num_block
         executor.submit(one)
         for _ in range(turn["polls"]):
             poll()
+        if turn["torn"]:
+            executor.resend()  # all is made anew
         if turn["cancelled"]:
             cut.add(index)
             executor.cancel(index)

@@ -69,7 +69,7 @@ def test_every_turn_says_what_it_says_without_reuse(monkeypatch, compiled, heat,
     (texts, none), (again, reused) = found
     assert again == texts
     assert none == [[0, 0]] * TURNS
-    assert reused == [[0, 0], [96, 96], [128, 160]]
+    assert reused == [[0, 64], [96, 96], [128, 160]]  # 64: of a prompt that has begun with it
 
 
 @functools.cache
@@ -201,3 +201,6 @@ def test_tensorrt_llm_engines_name_their_own_setting():
     with pytest.raises(UsageError, match="whose executor shares K/V blocks itself") as refusal:
         refuse_torch_choices(engine, ExecutorOptions(block_reuse=True))
     assert "--kv-cache-enable-block-reuse" in refusal.value.hint
+    with pytest.raises(UsageError, match="whose executor shares out its steps itself") as refusal:
+        refuse_torch_choices(engine, ExecutorOptions(bounded_steps=True))
+    assert "--enable-chunked-context" in refusal.value.hint

@@ -29,6 +29,7 @@ from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import load_model, not_compiled
 from trtla.runtime.request import Request
 from trtla.runtime.sampling.draw import draw_at
+from trtla.runtime.sampling.predict import top_rows
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -240,6 +241,20 @@ def check_threads(model):
 def test_threads_do_not_change_a_bit(dtype):
     needs(dtype)
     check_threads(model_of(dtype))
+
+
+@pytest.mark.timeout(30, method="thread")
+def test_a_step_of_parts_of_prompts_has_no_rows_to_read():
+    model, before = model_of(torch.float32), torch.get_num_threads()
+    cache = model.new_cache(64)
+    (sequence,) = sequences(cache, [text(1, 90)])
+    sequence.drafter.top_rows = 16
+    try:
+        torch.set_num_threads(2)
+        logits = forward(model, cache, [part := Feed.prompt(sequence, 30, False)])
+        assert top_rows([part], logits, model.row_sampler) == [None]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_any_number_of_sequences_take_part_in_a_step():

@@ -38,9 +38,14 @@ def test_blocks_are_used_or_free_and_found_by_all_they_hold(data, num_blocks):
     """Blocks remember what was written into them, as the cache's tensors would."""
     pool, running, held = BlockPool(num_blocks), [], {}
     for _ in range(data.draw(st.integers(1, 14))):
-        if running and data.draw(st.booleans()):
-            blocks, text = running.pop(data.draw(st.integers(0, len(running) - 1)))
-            pool.release(blocks, text[: data.draw(st.sampled_from([0, 40, 64, 999]))])
+        event = data.draw(st.sampled_from(["start", "keep", "end"])) if running else "start"
+        if event == "end":
+            blocks, text, read = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            pool.release(blocks, text[: max(read, data.draw(st.sampled_from([0, 40, 64, 999])))])
+        elif event == "keep":
+            one = data.draw(st.sampled_from(running))
+            one[2] = max(one[2], data.draw(st.integers(0, len(one[1]))))
+            pool.keep(one[0], one[1][: one[2]])
         else:
             text = (*data.draw(texts), *[2] * data.draw(st.integers(1, 31)))
             shared = pool.find(text[:-1])
@@ -55,9 +60,9 @@ def test_blocks_are_used_or_free_and_found_by_all_they_hold(data, num_blocks):
                 assert len(set(blocks)) == count
                 for place in range(len(shared), count):
                     held[blocks[place]] = text[: (place + 1) * TOKENS_PER_BLOCK]
-                running.append((blocks, text))
-        check(pool, [blocks for blocks, _ in running])
-    for blocks, text in running:
+                running.append([blocks, text, len(shared) * TOKENS_PER_BLOCK])
+        check(pool, [blocks for blocks, *_ in running])
+    for blocks, text, _ in running:
         pool.release(blocks, text)
     check(pool)
     assert pool.num_free == num_blocks
@@ -118,3 +123,35 @@ def test_two_equal_texts_at_once_are_kept_once():
     check(pool)
     assert pool.find(text_of(1, 2, 3)) == (0, 1, 4)
     assert pool._free == {2, 3, 5}
+
+
+def test_blocks_of_a_running_text_are_found_and_stay_until_all_have_ended():
+    pool = BlockPool(6)
+    first = pool.allocate(96)
+    pool.keep(first, text_of(1))
+    assert pool.find(text_of(1, 2, 3)) == first[:1]
+    pool.keep(first, text_of(1, 2))
+    second = pool.allocate(96, pool.find(text_of(1, 2, 4)))
+    assert second[:2] == first[:2]
+    check(pool, [first, second])
+    pool.release(first, text_of(1, 2))
+    check(pool, [second])
+    assert pool.allocate(96) is not None  # the third block of the first one came back
+    assert pool.allocate(32) is None
+    assert pool.find(text_of(1, 2)) == second[:2]
+
+
+def test_a_block_that_another_holds_stays_private_with_all_behind_it():
+    """Else the second text's last block could be found when the first one's were given away."""
+    pool = BlockPool(6)
+    first, second = pool.allocate(64), pool.allocate(96)
+    pool.keep(first, text_of(1, 2))
+    pool.keep(second, text_of(1, 2, 3))
+    check(pool, [first, second])
+    assert pool.find(text_of(1, 2, 3)) == first
+    pool.release(first, text_of(1, 2))
+    pool.release(pool.allocate(96))  # takes the kept ones
+    assert pool.find(text_of(1, 2, 3)) == ()
+    pool.keep(second, text_of(1, 2, 3))
+    check(pool, [second])
+    assert pool.find(text_of(1, 2, 3)) == second

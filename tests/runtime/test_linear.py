@@ -52,3 +52,24 @@ def test_a_large_weight_is_kept_once():
     sides = 2 * int(linear._LARGE_ELEMENTS**0.5)
     kept = Linear.of(torch.zeros(sides, sides))
     assert (kept.packed is None) != (kept.transposed is None)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_wide_products_are_float32_whatever_the_weights(dtype):
+    weight, states = random(24, 40, dtype=dtype), random(3, 40, dtype=dtype)
+    out = Linear.of(weight).wide(states)
+    assert out.dtype == torch.float32
+    expected = states.double() @ weight.double().t()
+    error = TOLERANCE[dtype] if dtype != torch.float64 else 1e-6
+    torch.testing.assert_close(out.double(), expected, rtol=error, atol=error * 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cuda_keeps_a_weight_as_it_comes_and_sums_in_float32(dtype):
+    weight, states = (random(n, 256, dtype=dtype).cuda() for n in (96, 5))
+    kept = Linear.of(weight)
+    assert kept.transposed.data_ptr() == weight.data_ptr()
+    assert_product(kept(states).cpu(), states.cpu(), weight.cpu(), None)
+    expected = states.double() @ weight.double().t()
+    torch.testing.assert_close(kept.wide(states).double(), expected, rtol=1e-5, atol=1e-4)

@@ -35,9 +35,10 @@ from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.attention import attend
 from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda import kernels
-from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
+from trtla.runtime.models.cuda.capture import CudaCapture
+from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, triton_attends
+from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, paged_problem
 from trtla.runtime.models.kv_cache import Fp8KVCache
 
 CUDA = torch.device("cuda")
@@ -125,7 +126,7 @@ def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
     expected = model.forward(feeds, other).logits
-    runner = GraphRunner(model.forward_batch, cache, 4, 90, 400, fake_capture)
+    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_module, "attend", either, raising=False)
         for _ in range(2):
@@ -144,11 +145,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from trtla.runtime.models.cuda import kernels
 
-sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, WORDS=2, BLOCK_M={tile}, BLOCK_N=64)
+sizes = dict(KV_HEADS=8, GROUP_SIZE=4, HEAD_SIZE=128, PAGE=32, BLOCK_M={tile}, BLOCK_N=64)
 modes = dict(SPLITS={splits}, CAUSAL={causal}, SCALED={scaled})
 pointers = dict(queries="*{dtype}", keys="*{cache}", values="*{cache}", sequences="*i32")
 pointers |= dict(masks="*i64", scale="*fp32", out="*fp32", logs="*fp32", factor="fp32")
-numbers = dict.fromkeys(("rows", "query_stride", "slot_stride", "sequence_stride"), "i32")
+names = ("rows", "query_stride", "slot_stride", "sequence_stride", "words")
+numbers = dict.fromkeys(names, "i32")
 constants = sizes | modes
 signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
 target = GPUTarget("cuda", {capability}, 32)
@@ -202,7 +204,7 @@ def test_compiled_kernels_equal_packed_attention(dtype, feeds, group_size, size,
 @given(steps(), st.sampled_from((64, 128)))
 @example([tree_feed(sequence_of(70, 84, list(range(40))), tuple(range(83)))], 128)
 def test_compiled_kernels_read_fp8_caches(feeds, size):
-    if not triton_attends(size, torch.bfloat16, CUDA, fp8=True):
+    if paged_problem(size, torch.bfloat16, CUDA, fp8=True):
         pytest.skip("no FP8 on this GPU")
     check(feeds, fp8_cache(size, CUDA), 4, torch.bfloat16, None)
 
@@ -220,7 +222,8 @@ def test_a_captured_graph_gives_what_the_kernels_give(feeds):
         return paged_attend(queries, *cache.layer(0), batch.groups[0])
 
     used, expected = sum(feed.length for feed in feeds), run()
-    replay, out = CudaCapture()(run)
+    out = torch.empty_like(expected)
+    replay = CudaCapture(CUDA)(lambda: out.copy_(run()))
     inputs.fill(feeds[:1])
     replay()
     inputs.fill(feeds)

@@ -167,6 +167,14 @@ def test_top_p_keeps_the_smallest_sufficient_set(logits, top_p):
         assert full[kept].sum().item() - full[kept].min().item() < top_p + 1e-9
 
 
+def test_a_nucleus_of_thousands_ends_among_equal_logits_by_their_ids():
+    logits = torch.zeros(2, 4000)
+    logits[1, 3000] = 12.0  # this row's nucleus is one token
+    probs = probabilities(logits, SamplingParams(temperature=1.0, top_p=0.75))
+    assert probs[0].nonzero()[:, 0].tolist() == list(range(3000))
+    assert probs[1].nonzero()[:, 0].tolist() == [3000]
+
+
 def test_filters_apply_after_temperature():
     """At temperature 0.1 the best token alone holds 0.9 of the mass; at 1.0 it does not."""
     logits = torch.tensor([[1.0, 0.7, 0.0]])

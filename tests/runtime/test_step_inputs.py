@@ -37,9 +37,9 @@ from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.attention import attend
 from trtla.runtime.models.batch import Forwarded, make_batch
 from trtla.runtime.models.cuda import paged_attention
-from trtla.runtime.models.cuda.graphs import GraphRunner, batch_buckets, bucket_of, token_buckets
+from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import PagedGroup, choose_splits, triton_attends
+from trtla.runtime.models.cuda.paged_attention import PagedGroup, choose_splits, paged_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import LookaheadConfig
@@ -50,7 +50,7 @@ PROMPTS = [[5, 9, 5, 9, 5, 9], [1, 2, 3, 4] * 9, [7]]
 
 
 @functools.cache
-def llama():
+def llama(dtype=torch.float32, device=CPU):
     """A small random model whose greedy texts loop, so that drafts are accepted."""
     variant = Variant("paged", {"max_position_embeddings": 160})
     model = make_model(variant)
@@ -60,7 +60,7 @@ def llama():
     save_model(model, variant, folder / "hf")
     convert(folder / "hf", folder / "ckpt", dtype="float32")
     checkpoint = Checkpoint.open(folder / "ckpt")
-    return LlamaModel(checkpoint.config, checkpoint.full_tensors(), torch.float32, CPU)
+    return LlamaModel(checkpoint.config, checkpoint.full_tensors(), dtype, device)
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def reference_attention():
 
 
 def fake_capture(run):
-    """A graph that runs everything again, into the same tensor."""
-    logits = run().clone()
-    return lambda: logits.copy_(run()), logits
+    """A graph that runs everything again."""
+    run()
+    return run
 
 
 def wide_room(feeds):
@@ -144,28 +144,34 @@ def test_padding_tokens_write_to_the_scratch_block_only(feeds):
     assert (batch.slots[used:] // 32 == NUM_BLOCKS).all()
 
 
-@given(st.integers(1, 200), st.integers(1, 33), st.data())
-def test_every_step_has_a_bucket_that_is_not_wasteful(step_tokens, batch, data):
-    buckets = token_buckets(step_tokens, batch)
-    assert sorted(set(buckets)) == list(buckets)
-    assert buckets[-1] == step_tokens * batch
-    tokens = data.draw(st.integers(1, buckets[-1]))
-    found = bucket_of(tokens, buckets)
-    assert tokens <= found < tokens + max(tokens, step_tokens)
-    assert bucket_of(buckets[-1] + 1, buckets) is None
-    assert batch_buckets(batch)[-1] == batch
+@given(st.integers(1, 200), st.integers(0, 20), st.integers(1, 33), st.data())
+def test_every_step_has_a_bucket_that_is_not_wasteful(step, more, batch, data):
+    sizes = sorted({step, step + more})
+    made = buckets(sizes, batch)
+    assert [one.tokens for one in made] == sorted(one.tokens for one in made)
+    count = data.draw(st.integers(1, batch))
+    each = data.draw(st.integers(1, step + more))
+    fits = [one for one in made if one.holds(count * each, count)]
+    assert fits[0].tokens < 4 * count * each + 2 * batch
+
+
+def test_the_step_of_the_triple_has_a_bucket_of_just_its_size():
+    made = buckets((84, 100), 2)
+    assert Bucket(84, 1) in made
+    assert Bucket(168, 2) in made
+    assert max(one.tokens for one in made) == 200
 
 
 @given(st.integers(1, 10**5), st.integers(0, 10**6), st.integers(1, 200))
-def test_splits_are_a_power_of_two_and_fill_the_device_at_most_twice(programs, context, processors):
-    splits = choose_splits(programs, context, processors)
+def test_splits_are_a_power_of_two_and_fill_the_device(programs, context, room):
+    splits = choose_splits(programs, context, room)
     assert splits & (splits - 1) == 0
-    assert splits == 1 or splits * programs <= 2 * processors
+    assert splits == 1 or splits * programs <= room
     assert splits == 1 or splits * 128 <= context
 
 
 def test_long_contexts_of_one_sequence_are_split():
-    assert choose_splits(8, 4096, 132) == 32
+    assert choose_splits(8, 4096, 264) == 32
 
 
 def filled_cache(model):
@@ -182,7 +188,7 @@ def test_graphs_and_padding_never_change_logits(feeds):
     model = llama()
     cache, other = filled_cache(model), filled_cache(model)
     expected = model.forward(feeds, other).logits
-    runner = GraphRunner(model.forward_batch, cache, 4, 90, 400, fake_capture)
+    runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
     with reference_attention():
         for _ in range(2):
             torch.testing.assert_close(runner(feeds).logits, expected)
@@ -203,7 +209,7 @@ def counting_runner(capture, batch=4):
         return Forwarded(batch.rows[:, None].float())
 
     cache = empty_cache()
-    return GraphRunner(forward, cache, batch, 8, 100, capture), calls
+    return GraphRunner(forward, cache, batch, (8,), 100, capture), calls
 
 
 def feeds_of(*sizes):
@@ -212,11 +218,36 @@ def feeds_of(*sizes):
     return [tree_feed(sequence_of(40, n, blocks), tuple(range(n - 1))) for n in sizes]
 
 
-def test_one_graph_is_captured_for_each_bucket():
-    runner, _ = counting_runner(fake_capture)
+def test_steps_of_a_bucket_share_a_graph():
+    runner, calls = counting_runner(fake_capture)
     for sizes in ((1,), (1, 1), (3,), (4,), (2, 2), (8,), (8, 8, 1), (1,)):
-        runner(feeds_of(*sizes))
-    assert sorted(runner.captured) == [(1, 1), (2, 2), (4, 1), (4, 2), (8, 1), (24, 4)]
+        assert len(runner(feeds_of(*sizes)).logits) == sum(sizes)
+    expected = {(1, 1), (2, 2), (4, 1), (4, 2), (8, 1), (32, 4)}
+    assert {(one.tokens, one.sequences) for one in runner.captured} == expected
+    assert calls == [1, 1, 2, 2, 4, 4, 4, 4, 4, 8, 8, 32, 32, 1]
+
+
+def test_no_sequence_gets_the_block_of_padding_tokens():
+    cache = empty_cache()
+    before = cache.pool.num_blocks
+    GraphRunner(lambda *_: None, cache, 1, (8,), 100)
+    cache.pool.reset()
+    assert cache.pool.num_blocks == before - 1
+    blocks = cache.pool.allocate(cache.pool.num_free * TOKENS_PER_BLOCK)
+    assert blocks is not None
+    assert before - 1 not in blocks
+
+
+def test_all_are_captured_at_once_the_largest_first_into_one_buffer():
+    runner, calls = counting_runner(fake_capture, batch=2)
+    runner.capture_all()
+    assert calls == sorted(calls, reverse=True)
+    assert calls[0] == 16
+    before = len(calls)
+    first = runner(feeds_of(8)).logits
+    second = runner(feeds_of(1, 1)).logits
+    assert first.data_ptr() == second.data_ptr()
+    assert len(calls) == before + 2
 
 
 def test_steps_beyond_every_bucket_run_without_a_graph():
@@ -235,23 +266,31 @@ def test_prompts_run_without_a_graph():
     assert calls == [32]
 
 
-def test_what_cannot_be_captured_runs_plainly_and_is_not_tried_again():
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, MemoryError])
+def test_after_a_failed_capture_steps_run_plainly_and_one_line_says_so(caplog, error):
     tries = []
 
     def failing(run):
+        run()
         tries.append(run)
-        raise RuntimeError("operation not permitted when stream is capturing")
+        if len(tries) > 2:
+            raise error("operation not permitted when stream is capturing\nat line 3")
+        return run
 
     runner, calls = counting_runner(failing)
+    runner.capture_all()
+    assert runner.captured == []
+    calls.clear()
     for _ in range(3):
         assert runner(feeds_of(3)).logits.flatten().tolist() == [0, 1, 2]
-    assert len(tries) == 1
+    assert len(tries) == 3
     assert calls == [3, 3, 3]
-    assert "capturing" in runner.problem
+    assert runner.problem == "operation not permitted when stream is capturing"
+    assert len(caplog.records) == 1
 
 
 def test_no_kernel_is_chosen_on_a_cpu():
-    assert not triton_attends(64, torch.float32, CPU, fp8=False)
+    assert paged_problem(64, torch.float32, CPU, fp8=False) == "the device is cpu"
     cache, limits = empty_cache(), ExecutorLimits(2, 64, 64, 256, 101, TRIPLE)
     model, free = llama(), cache.pool.num_free
     assert not isinstance(model.step_forward(cache, limits), GraphRunner)
@@ -280,8 +319,8 @@ def test_texts_through_graphs_are_the_same():
     runners = []
 
     def runner_of(model, cache):
-        step, most = TRIPLE.max_decoding_tokens, 96 + TRIPLE.max_draft_len
-        runners.append(GraphRunner(model.forward_batch, cache, 3, step, most, fake_capture))
+        sizes, most = (TRIPLE.max_decoding_tokens,), 96 + TRIPLE.max_draft_len
+        runners.append(GraphRunner(model.forward_batch, cache, 3, sizes, most, fake_capture))
         return runners[0]
 
     expected, plain = texts()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import threading
 
 import pytest
 from hypothesis import given
@@ -76,3 +78,16 @@ def test_saved_truncation_does_not_shorten_a_text(folder, shipped):
     change(folder / "tokenizer.json", truncation=cut)
     text = "def main(arguments):\n    return 0\n"
     assert Tokenizer(folder).encode(text) == shipped.encode(text)
+
+
+def test_a_long_text_does_not_stop_other_threads(shipped):
+    """A server answers while it reads one; here no thread gives way unless it has to."""
+    reading = threading.Thread(target=shipped.encode, args=("def read(path): " * 60_000,))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        reading.start()
+        assert reading.is_alive()
+    finally:
+        sys.setswitchinterval(before)
+        reading.join()

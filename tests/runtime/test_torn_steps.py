@@ -69,7 +69,7 @@ class Opened:
         executor, self.model, self.group = mixed_executor(
             LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160
         )
-        patch.setattr(llm, "open_executor", lambda *_: executor)
+        patch.setattr("trtla.llm.open.open_executor", lambda *_: executor)
         self.llm = LLM(SHIPPED, tokenizer_dir=None)
         self.llm.end_ids, self.executor = frozenset(), executor
 
@@ -84,7 +84,7 @@ class Opened:
             assert pool.num_free == pool.num_blocks
         assert self.executor._scheduler.num_running == 0
         assert self.llm.stats().new_tokens >= count + 2
-        assert self.llm._shared._receivers == {}
+        assert self.llm.executor._receivers == {}
 
 
 def rest(stream, got):

@@ -6,11 +6,13 @@ import math
 
 import pytest
 
-from tests.runtime.trees import both_kinds, learn, plan, top_rows
+from tests.runtime.trees import GREEDY, both_kinds, learn, plan, top_rows
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.request import DraftMemory
+from trtla.runtime.tree import evidence, library
+from trtla.runtime.tree.evidence import _CORRECTION, FIRST_WEIGHTS
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 
 RULE = hash_rule(6, 2)
@@ -107,3 +109,28 @@ def test_tokens_of_an_encoder_have_no_positions(kind):
     elsewhere = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True)
     tokens = [plan(tree, shared, 5, 1).tokens for tree in (alone, behind, elsewhere)]
     assert tokens[0] == tokens[1] != tokens[2]
+
+
+@both_kinds
+def test_corrections_have_no_bounds_and_values_do(kind, monkeypatch):
+    weights = [800.0 if place % 2 else -800.0 for place in range(len(FIRST_WEIGHTS))]
+    weights[:_CORRECTION] = FIRST_WEIGHTS[:_CORRECTION]
+    for module in (evidence, library):
+        monkeypatch.setattr(module, "FIRST_WEIGHTS", weights)
+    shared = kind(50)
+    learn(shared, {(1, 2): {3: 0.5, 4: 0.3, 5: 0.1}})
+    tree = shared.tree([2, 5, 1, 2, 5, 1, 2], GREEDY, ("own", "rows"), True)
+    values = plan(tree, shared).values
+    assert values
+    assert all(0.0 <= value <= 1.0 for value in values)
+
+
+@both_kinds
+def test_what_is_below_the_end_of_the_new_text_is_not_wrong(kind):
+    """Trees that learn from a text that goes on as they say hold nodes for no less likely."""
+    shared, values = kind(50), []
+    for _ in range(40):
+        tree = shared.tree([1, 2, 3, 4, 5, 6] * 5, GREEDY, ("own",), True)
+        values.append(plan(tree, shared, 6).values[4])
+        tree.commit([1])
+    assert values[-1] > values[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from ctypes import c_double
 from random import Random
 
 import pytest
@@ -243,12 +242,13 @@ def test_as_many_nodes_are_fed_as_are_worth_the_most(kind, costs, rate, margin):
     learn(shared, ROWS)
     tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
     values = plan(tree, shared, 12).values
-    seconds = (c_double * 13)(*itertools.accumulate(costs, initial=1.0))
+    seconds = list(itertools.accumulate(costs, initial=1.0))
     worth = [
         sum(values[:count]) * (1.0 - margin) - rate * (seconds[count] - seconds[0])
         for count in range(13)
     ]
-    kept = plan(tree, shared, 12, seconds=seconds, rate=rate, margin=margin)
+    knots = tuple(enumerate(seconds))
+    kept = plan(tree, shared, 12, knots=knots, rate=rate, margin=margin)
     assert kept.values == values[: len(kept.tokens)]
     assert worth[len(kept.tokens)] == pytest.approx(max(worth), abs=1e-5)
 
@@ -259,9 +259,9 @@ def test_nodes_behind_a_step_in_the_cost_pay_for_those_before(kind):
     text = [1, 2, 3, 4, 5, 6] * 5
     tree = shared.tree(text, GREEDY, ("own",), True)
     values = plan(tree, shared, 6).values
-    seconds = (c_double * 7)(1.0, *[1.0 + values[0] + values[1]] * 6)
-    assert len(plan(tree, shared, 6, seconds=seconds, rate=1.0).tokens) == 6
-    assert plan(tree, shared, 2, seconds=seconds, rate=1.01).tokens == ()
+    knots = ((0, 1.0), (1, 1.0 + values[0] + values[1]), (6, 1.0 + values[0] + values[1]))
+    assert len(plan(tree, shared, 6, knots=knots, rate=1.0).tokens) == 6
+    assert plan(tree, shared, 2, knots=knots, rate=1.01).tokens == ()
 
 
 @both_kinds

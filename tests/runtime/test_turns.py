@@ -57,7 +57,7 @@ def one_end(opened, expected, prepare, lines):
     finish = prepare([opened.stream("broken")])
     with suppress(KeyboardInterrupt), lines:
         finish()
-    shared = opened.llm._shared
+    shared = opened.llm.executor
     assert not shared._turn
     assert not shared._idle
     assert not shared._calls
@@ -88,7 +88,7 @@ class Record:
     """What happens inside the executor, and who waits when it begins."""
 
     def __init__(self, opened: Opened) -> None:
-        self.shared, self.seen = opened.llm._shared, list[tuple[str, bool]]()
+        self.shared, self.seen = opened.llm.executor, list[tuple[str, bool]]()
         poll = opened.executor.poll
 
         def step(timeout=None):
@@ -142,7 +142,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_calls_come_in_the_order_of_their_arrival(monkeypatch) -> None:
     opened, threads, order = Opened(monkeypatch), Threads(), list[str]()
-    shared, go = opened.llm._shared, threading.Event()
+    shared, go = opened.llm.executor, threading.Event()
 
     def first(_: object) -> None:
         order.append("first")
@@ -168,7 +168,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(monkeypatch
     """At every line on its way into the queue, and out of it when its turn has come."""
 
     opened = Opened(monkeypatch)
-    shared = opened.llm._shared
+    shared = opened.llm.executor
 
     def interrupted(lines: Lines) -> None:
         threads, order = Threads(), list[str]()
@@ -208,7 +208,7 @@ def test_a_signal_handler_may_use_the_model_while_its_thread_waits(monkeypatch, 
     """A caller that the handler interrupted cannot go on before it, so it must not come first."""
     monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 0.01)
     opened, threads, got = Opened(monkeypatch), Threads(), list[tuple[int, ...]]()
-    shared, inside, go = opened.llm._shared, threading.Event(), threading.Event()
+    shared, inside, go = opened.llm.executor, threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
         inside.set()

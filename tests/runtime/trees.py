@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
+from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, TopRows
 from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import READ, SharedTrees
@@ -39,9 +41,9 @@ def learn(shared: Trees, rows: Mapping[tuple[int, int], Mapping[int, float]]) ->
     shared.learn(pairs, top_rows(list(rows.values())))
 
 
-def plan(tree: Tree, shared: Trees, nodes: int = 64, depth: int = 32, **price: object) -> Draft:
+def plan(tree: Tree, shared: Trees, nodes: int = 64, depth: int = 32, **price: Any) -> Draft:
     """The draft of one tree."""
-    return shared.planner().plan([tree], [nodes], [depth], nodes, **price)[0]  # type: ignore[arg-type]
+    return shared.planner().plan([tree], [nodes], [depth], nodes, NodePrices(**price))[0]
 
 
 def accepted_path(draft: Draft, text: Sequence[int]) -> list[int]:
@@ -93,7 +95,7 @@ class Session:
             nodes = [self.rng.randrange(20) for _ in self.trees]
             depths = [self.rng.randrange(8) for _ in self.trees]
             most, least = self.rng.randrange(30), self.rng.choice([0.0, 0.01])
-            drafts = self.planner.plan(self.trees, nodes, depths, most, least=least)
+            drafts = self.planner.plan(self.trees, nodes, depths, most, NodePrices(least=least))
             self.drafts += drafts
         if self.rng.random() < 0.3:
             self.shared.add_text(self._text(self.rng.randrange(40)))

@@ -130,14 +130,17 @@ def arms(
         "lookahead-auto": ("auto",),  # bounded by the engine's triple in every step
         "chain": triples[:1] or (None,),
     }
-    found = [
+    return [
         AblationArm(name, drafting, lookahead)
         for name in METHODS
         if name == AR or name in methods
         for drafting in made[name]()
         for lookahead in fed.get(name, (AUTOREGRESSIVE,))
-    ]
-    return found + [
+    ] + _tree_arms(methods, nodes)
+
+
+def _tree_arms(methods: Sequence[str], nodes: Sequence[int]) -> list[AblationArm]:
+    return [
         AblationArm(name, LOOKAHEAD, "auto", options)
         for name in SOURCE_METHODS[1:]
         if name in methods

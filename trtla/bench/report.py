@@ -117,10 +117,7 @@ def _table(members: Iterable[BenchRow]) -> str:
 
 def sources_table(arm: str, sources: Mapping[str, SourceRow]) -> str:
     """What came of each source's nodes, and of all."""
-    counts = {
-        name: SourceCounts(own.proposed, own.fed, own.accepted, own.expected)
-        for name, own in sources.items()
-    }
+    counts = {name: own.counts for name, own in sources.items()}
     counts["all"] = total(counts.values())
     cells = [[name, *_source_cells(own)] for name, own in counts.items()]
     return markdown([f"sources of {arm}", *_SOURCE_FIGURES], cells)

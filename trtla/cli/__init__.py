@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
+_FAILED = 1
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 
 
@@ -40,6 +41,17 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
+def _missing(error: ModuleNotFoundError) -> int:
+    """Say what the command line itself could not import; the exit code."""
+    if error.name is None or error.name.startswith("trtla"):
+        raise error
+    from trtla.errors import missing_package
+
+    message, hint = missing_package(error.name)
+    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
+    return _FAILED
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
     interrupt = _Interrupt()
@@ -49,6 +61,8 @@ def main(args: Sequence[str] | None = None) -> None:
         from trtla.cli.failure import execute
 
         code = execute(list(sys.argv[1:] if args is None else args), lambda: interrupt.seen)
+    except ModuleNotFoundError as error:
+        code = _missing(error)
     except KeyboardInterrupt:
         print("\nerror: interrupted", file=sys.stderr)
         code = _INTERRUPTED

@@ -21,7 +21,7 @@ from trtla.bench.ablation_arms import (
     cases,
     load_tasks,
 )
-from trtla.cli.bench_flags import BenchFlags, check_choices, shared_setup
+from trtla.cli.bench_flags import BenchFlags, Mode, check_choices, flag_of, shared_setup
 from trtla.cli.drafter_options import check_drafters, check_vocabulary
 from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
@@ -43,13 +43,9 @@ _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _READ = (
     "engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
     "kv_cache_dtype", "draft_device", "draft_dtype", "threads", "processor", "max_output_len",
-    "seed", "ignore_eos", "output_format",
+    "seed", "ignore_eos", "output_format", "json",
 )  # fmt: skip
-"""What --ablation reads of the command's other flags."""
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+ABLATION = Mode("--ablation", _SECTION, _READ)
 
 
 _own = partial(setting, section=_SECTION)
@@ -61,7 +57,7 @@ ablation_flags = stack(
         help="In place of the tables: plain decoding, a draft model with fixed gamma and with "
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on the shipped tasks. Rows are "
         "kept: the same command goes on where it was interrupted. Of the other flags it reads "
-        f"{', '.join(map(_flag, _READ[:-1]))} and {_flag(_READ[-1])}; --categories are tasks.",
+        f"{', '.join(map(flag_of, _READ[:-1]))} and {flag_of(_READ[-1])}; --categories are tasks.",
     ),
     _own("--prompt", type=TEXT, help="Decode this text, not the tasks."),
     _own("--prompts-per-task", type=COUNT, show_default="all", help="Most prompts of a task."),
@@ -122,27 +118,6 @@ ablation_flags = stack(
     _own("--grid-top-k-filler", type=COUNTS, default="3", help="Of nasd and the chain."),
 )
 """The flags of --ablation; lists are grids."""
-
-
-def check_read(ablation: bool) -> None:
-    """Refuse flags of the running command that would change nothing, with --ablation or without.
-
-    Raises:
-        UsageError: one is given.
-    """
-    context = click.get_current_context()
-    for param in context.command.params:
-        name, own = str(param.name), getattr(param, "section", None) == _SECTION
-        if (
-            not param.expose_value
-            or name in _READ
-            or own == ablation
-            or source(context, name) != "flag"
-        ):
-            continue
-        if ablation:
-            raise UsageError(f"--ablation does not read {_flag(name)}", "omit it")
-        raise UsageError(f"{_flag(name)} is read by --ablation alone", "add that, or omit it")
 
 
 def run_ablation_command(
@@ -296,14 +271,15 @@ def _summary_row(row: AblationRow, shown: Sequence[str], own: Sequence[str]) -> 
                for key in _SUMMARY.values()]  # fmt: skip
     same = round((row.figure("same_as_ar_mean") or 0.0) * row.rows)
     names = [getattr(row, name) for name in (*shown, "processor", "method")]
-    more = [row.fed_per_step, row.calibration][: len(own)]
+    more = [row.fed_per_step, row.calibration] if own else []
     return [*names, _setting(row), *figures, *more, f"{same} of {row.rows}"]
 
 
 def _setting(row: AblationRow) -> str:
-    """What an arm is set to, in the words of the file's columns."""
+    """What an arm is set to, in the words of the file's columns; its gamma can be --grid-nodes."""
     from trtla.bench.ablation_table import SETTING
 
     names = SETTING[2 : SETTING.index("model")]
     given = [f"{name} {value}" for name in names if (value := getattr(row, name)) is not None]
-    return ", ".join(given) or "-"
+    shown = ", ".join(given) or "-"
+    return shown.replace("gamma ", "nodes ") if row.method == "auto-nodes" else shown

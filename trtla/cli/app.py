@@ -20,6 +20,7 @@ from trtla.cli.doctor import doctor, inspect_path
 from trtla.cli.explain import explain
 from trtla.cli.report import report
 from trtla.cli.run import run
+from trtla.cli.serve import serve
 from trtla.cli.summarize import summarize
 from trtla.cli.tune import tune
 from trtla.console import Console
@@ -113,6 +114,7 @@ for _command in (
     build,
     run,
     chat,
+    serve,
     explain,
     summarize,
     bench,

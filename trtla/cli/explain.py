@@ -21,9 +21,11 @@ from trtla.cli.options import (
     chat_flags,
     color_flag,
     draft_flags,
+    engine_flags,
     json_flag,
     length_flag,
-    model_flags,
+    lookahead_flag,
+    place_flags,
     processor_flag,
     sampling_flags,
     setting,
@@ -33,11 +35,11 @@ from trtla.cli.options import (
 )
 from trtla.cli.settings import check_new_file
 from trtla.cli.template import check_template
-from trtla.cli.values import TEXT, TRIPLE
+from trtla.cli.values import LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import Lookahead, LookaheadConfig
+from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ _STYLES: dict[Style, dict[str, Any]] = {
 class ExplainFlags(ModelFlags):
     """The command's flags as click parsed them."""
 
-    request_lookahead: LookaheadConfig | None
+    request_lookahead: Lookahead | None
     input_text: str
     asking: Asking
     step: int | None
@@ -94,13 +96,16 @@ class ExplainFlags(ModelFlags):
     help="The prompt; - reads it from stdin.",
 )
 @chat_flags
-@model_flags
+@engine_flags("Model")
+@place_flags
+@lookahead_flag("the engine's triple; 7,7,7 of a model folder")
 @setting(
     "--request-lookahead",
     section="Model",
-    type=TRIPLE,
+    type=LOOKAHEAD,
+    metavar="W,N,G|auto",
     show_default="the default triple",
-    help="The request's own triple, at most the default one.",
+    help="The request's own triple, at most the default one, or auto.",
 )
 @length_flag
 @sampling_flags
@@ -195,7 +200,7 @@ def _record_and_report(
     from trtla.explain.record import record_run
     from trtla.explain.words import Words, document
 
-    lookahead: Lookahead | None = given.request_lookahead
+    lookahead = given.request_lookahead
     if lookahead is None and given.lookahead == "auto":
         lookahead = "auto"
     run = record_run(llm, request.prompt, request.sampling, lookahead)
@@ -238,7 +243,11 @@ def _print(
         console.out(line)
     console.out()
     if given.step is None:
-        console.note(f"note: step {step.number} accepted the most; another one with --step K")
+        any_accepted = run.completion.stats.accepted
+        chosen = (
+            f"step {step.number} accepted the most" if any_accepted else "no draft was accepted"
+        )
+        console.note(f"note: {chosen}; another step with --step K")
     for line in step_lines(run, step, words, paint):
         console.out(line)
 

@@ -17,12 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from trtla.cli.app import cli
 from trtla.cli.command import ModelPath
+from trtla.cli.settings import origin
 from trtla.console import Console
-from trtla.errors import CheckFailed, TrtlaError, TrtlaWarning, did_you_mean, sentence
+from trtla.errors import (
+    CheckFailed,
+    TrtlaError,
+    TrtlaWarning,
+    did_you_mean,
+    missing_package,
+    sentence,
+)
 from trtla.trtllm import library as mpi
 
 
@@ -127,6 +134,8 @@ def classify(error: Exception) -> Failure:
         return Failure(f"{place}{error.strerror}", hint, "OSError", code)
     if isinstance(error, ValueError) and "null byte" in str(error):  # Python's, of any path
         return Failure("a path holds a NUL character", "correct the path", "UsageError", 2)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "trtla").startswith("trtla"):
+        return Failure(*missing_package(error.name or ""), "ModuleNotFoundError", 1)
     return Failure(
         f"{sentence(error)} (this is a bug in trtla)",
         "run the same command with --verbose to see the traceback, and report it",
@@ -143,6 +152,8 @@ def _usage(error: click.ClickException) -> Failure:
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
         hint = _meant(error) + hint
+    if context and message.startswith(_EXTRA) and "engine_dir" in context.params:
+        hint = f"a model is named with -m, as in {context.command_path} -m MODEL; {hint}"
     missing = error.param if isinstance(error, click.MissingParameter) else None
     if missing and isinstance(missing.type, ModelPath):
         hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
@@ -150,16 +161,25 @@ def _usage(error: click.ClickException) -> Failure:
     if found:
         message, hint = before.rstrip("."), f"did you mean {guess.rstrip('?')}? {hint}"
     if isinstance(error, click.BadParameter) and context and error.param and error.param.name:
-        message += _origin(context, error.param.name)
+        message += origin(context, error.param.name)
     return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
 
 
+_EXTRA = "Got unexpected extra argument"  # click's
 _ELSEWHERE = {
     "--model": "--engine-dir",
     "--prompt": "--input-text",
     "--max-tokens": "--max-output-len",
     "--max-new-tokens": "--max-output-len",
     "--n-predict": "--max-output-len",
+    "--model-path": "--engine-dir",
+    "--alias": "--served-model-name",
+    "--parallel": "--max-batch-size",
+    "--max-num-seqs": "--max-batch-size",
+    "--ctx-size": "--max-seq-len",
+    "--max-model-len": "--max-seq-len",
+    "--gpu-layers": "--device",
+    "--n-gpu-layers": "--device",
 }
 """What other tools call our flags."""
 
@@ -174,16 +194,6 @@ def _meant(error: click.NoSuchOption) -> str:
     same = _ELSEWHERE.get(error.option_name)
     if same in known:
         return f"did you mean {same}? "
+    if same == "--max-seq-len":
+        return "a model's longest text is set by trtla build --max-seq-len; "
     return did_you_mean(error.option_name, error.possibilities or ())
-
-
-def _origin(context: click.Context, name: str) -> str:
-    """Where a bad value came from, when it was no flag."""
-    from trtla.cli.settings import source
-
-    if context.get_parameter_source(name) in (
-        ParameterSource.ENVIRONMENT,
-        ParameterSource.DEFAULT_MAP,
-    ):
-        return f" (from {source(context, name)})"
-    return ""

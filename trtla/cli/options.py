@@ -187,19 +187,22 @@ place_flags = stack(
 )
 """Where a model runs, and in which type."""
 
-opening_flags = stack(
-    place_flags,
-    setting(
+
+def lookahead_flag(default: str) -> Decorator:
+    """--lookahead of commands that open one model; `default` is shown for it."""
+    return setting(
         "--lookahead",
         section="Model",
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
-        show_default="auto; of a TensorRT-LLM engine its own",
+        show_default=default,
         help="window,ngram,verification of all requests; must give the same max_draft_len as the "
         "engine's. auto: each step feeds only as many draft tokens as are worth their cost, at "
         "most those of the engine's triple; whatever drafts (torch engines).",
-    ),
-)
+    )
+
+
+opening_flags = stack(place_flags, lookahead_flag("auto; of a TensorRT-LLM engine its own"))
 """How a model is opened."""
 
 model_flags = stack(engine_flags("Model"), opening_flags)

@@ -127,7 +127,7 @@ class RunFlags(CorpusFlags):
     type=TEXT,
     metavar="TEXT|@FILE",
     help="What the outputs are expected to be like, such as a text that a prompt asks to edit: "
-    "drafts are taken from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
+    "auto takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
 )
 @chat_flags
 @model_flags

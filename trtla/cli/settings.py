@@ -86,6 +86,12 @@ def source(ctx: click.Context, name: str) -> str:
     return "default"
 
 
+def origin(ctx: click.Context, name: str) -> str:
+    """What an error adds to a bad value: where it came from, when it was no flag."""
+    where = source(ctx, name)
+    return f" (from {where})" if where.startswith(("environment", "config")) else ""
+
+
 def sources(ctx: click.Context, *names: str) -> dict[str, str]:
     """`source` of several parameters."""
     return {name: source(ctx, name) for name in names}

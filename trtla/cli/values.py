@@ -15,6 +15,7 @@ from trtla.errors import TrtlaError
 from trtla.settings.value_types import LookaheadType, TripleType, ValueType, starting
 
 _COUNT = re.compile(r"(\d{1,12})([kK]?)")
+_SIZE = re.compile(r"(\d{1,12}) ?([kKmMgG]?)(i?)[bB]?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 _FACTOR = {"": 1, "k": 1000, "K": 1024}
 
@@ -35,6 +36,20 @@ class CountType(ValueType):
         if number < 1:
             self.fail(f"{value!r} is not a whole number of at least 1{self.example}.", param, ctx)
         return number
+
+
+class SizeType(ValueType):
+    """A number of bytes; `64KiB` is 65536 and `1MB` is 1000000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the number and its unit."""
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a size such as 64KiB, 1MiB or 500000.", param, ctx)
+        base = 1024 if match[3] else 1000
+        return int(match[1]) * int(base ** " KMG".index(match[2].upper() or " "))
 
 
 class DeviceType(ValueType):
@@ -83,6 +98,7 @@ TRIPLE = TripleType()
 LOOKAHEAD = LookaheadType()
 COUNT = CountType()
 TOKENS = CountType(", such as 512 or 8k")
+SIZE = SizeType()
 DEVICE = DeviceType()
 TEXT = TextType()
 NAMES = ListType(TEXT)

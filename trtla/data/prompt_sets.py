@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,6 +87,12 @@ def load_sets(
     _check_categories(categories, found)
     kept = [c for c in found if not categories or c in categories]
     return [PromptSet(c, tuple(found[c][:limit])) for c in kept]
+
+
+def mixed(sets: Sequence[PromptSet]) -> list[Question]:
+    """The questions of all sets, one of each in turn."""
+    rounds = zip_longest(*(one.questions for one in sets))
+    return [question for row in rounds for question in row if question is not None]
 
 
 def _lines(name: str) -> list[tuple[str, Question]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.files import parse_jsonl, read_text
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -174,7 +175,7 @@ def _with_each(
         return requests
     if len(values) not in (1, len(requests)):
         raise UsageError(
-            f"{said.format(len(values))} for {len(requests)} prompts",
+            f"{said.format(len(values))} for {counted(len(requests), 'prompt')}",
             "give one for all prompts, or one for each",
         )
     wide = list(values) * len(requests) if len(values) == 1 else values

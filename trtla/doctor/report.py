@@ -30,6 +30,8 @@ class Report:
     """Where trtla's own executor runs without --device."""
     cpu_forward: str
     """How the CPU's forward is run."""
+    cuda_forward: str | None
+    """How a model of the usual shape is run on CUDA; None where there is no such device."""
     warnings: tuple[str, ...]
 
 
@@ -38,7 +40,33 @@ def examine() -> Report:
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
     findings = tuple(_findings(machine, library))
-    return Report(machine, library, backend, reason, device, CODE.state(), findings)
+    forwards = (CODE.state(), _cuda_forward() if machine.usable else None)
+    return Report(machine, library, backend, reason, device, *forwards, findings)
+
+
+def _cuda_forward() -> str:
+    """That of Llama 3's heads in bfloat16."""
+    from trtla.formats.config import CheckpointConfig
+    from trtla.runtime.models.cuda.path import choose_path
+
+    try:
+        import torch
+
+        config = CheckpointConfig(
+            architecture="LlamaForCausalLM",
+            dtype="bfloat16",
+            vocab_size=128256,
+            hidden_size=4096,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_size=128,
+            intermediate_size=14336,
+            max_position_embeddings=8192,
+        )
+        return str(choose_path(config, torch.bfloat16, torch.device("cuda")))
+    except Exception as error:  # drivers and PyTorch's builds for them can be broken in many ways
+        return sentence(error)
 
 
 def _choice() -> tuple[str | None, str, str | None]:
@@ -119,6 +147,7 @@ def document(report: Report) -> dict[str, Any]:
         "backend": {"auto": report.backend, "reason": report.reason},
         "torch_device": report.device,
         "cpu_forward": report.cpu_forward,
+        "cuda_forward": report.cuda_forward,
         "lookahead_kernels": {
             "head_sizes": kernels.HEAD_SIZES,
             "jit_head_sizes": {"multiple_of": kernels.JIT_MULTIPLE, "largest": kernels.JIT_LARGEST},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trtla.charts.theme import INK
+from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.explain.canvas import (
     ACCEPTED,
@@ -89,7 +90,7 @@ class _Step:
             how = f"auto within {how}"
         elif "lookahead" not in run.completion.stats.drafter:
             how = f"drafter {run.completion.stats.drafter}"
-        fed = f"{step.draft.size} tokens fed in one forward"
+        fed = f"{counted(step.draft.size, 'token')} fed in one forward"
         line = f"{how}: {fed}" if step.number else how
         self._canvas.prose(_LEFT, self._y + 27, line, 9.5, colour=FAINT)
         self._text(self._y + 46)

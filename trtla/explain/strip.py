@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trtla.charts.theme import INK
+from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.explain.canvas import ACCEPTED, FAINT, Canvas, tint, token_width
 from trtla.explain.record import RecordedRun
@@ -60,7 +61,7 @@ def summary(run: RecordedRun) -> str:
         else stats.drafter
     )
     return (
-        f"{stats.steps} steps after the prefill, {tokens} tokens, "
+        f"{counted(stats.steps, 'step')} after the prefill, {counted(tokens, 'token')}, "
         f"S = {stats.tokens_per_step:.2f} tokens a step ({how})"
     )
 

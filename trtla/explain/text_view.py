@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from trtla.console import counted
 from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
 from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
@@ -64,13 +65,16 @@ def _fed(step: RecordedStep) -> list[str]:
     parts = [role.part for role in roles(step)]
     window, candidates = parts.count("window") + parts.count("filler"), parts.count("candidate")
     what = [f"{window} of the window"] * bool(window) + [f"{candidates} of candidates"]
-    return [f"Fed in one forward: {len(parts)} tokens = 1 input + {' + '.join(what)}."]
+    return [f"Fed in one forward: {counted(len(parts), 'token')} = 1 input + {' + '.join(what)}."]
 
 
 def _text(run: RecordedRun, step: RecordedStep, words: Words) -> list[str]:
     if not step.number:
         prompt = run.completion.input_ids
-        return [f"Prompt  {words.end(prompt, WIDTH - 8)}", f"        {len(prompt)} tokens"]
+        return [
+            f"Prompt  {words.end(prompt, WIDTH - 8)}",
+            f"        {counted(len(prompt), 'token')}",
+        ]
     *before, last = run.text_before(step)
     return [
         f"Text   {words.end(before, WIDTH - 7)}",

@@ -10,6 +10,8 @@ from trtla.explain.record import RecordedStep
 from trtla.explain.step_outcome import Fate, Outcome, TreeNode, tree_nodes
 from trtla.explain.words import CHECK, CROSS, Paint, Style, Words, clip, fit
 
+BOTH = "both: a text and a row of logits propose the token"
+
 _TOKENS, _SOURCE, _NARROWEST = 44, 10, 4  # columns
 _LAST, _NEXT, _PASS, _NOTHING = "└ ", "├ ", "│ ", "  "
 _MARKS: dict[Fate, str] = {"accepted": CHECK, "rejected": CROSS, "not reached": ""}
@@ -30,6 +32,8 @@ def tree_lines(step: RecordedStep, outcome: Outcome, words: Words, paint: Paint)
         fate = paint(f"{one.fate} {_MARKS[one.fate]}".rstrip(), _STYLES[one.fate])
         figures = f"{fit(one.source, _SOURCE)}{one.chance:6.2f}"
         yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
+    if any(one.source == "both" for one in nodes):
+        yield f"  {BOTH}"
 
 
 def _branch(nodes: Sequence[TreeNode], place: int) -> str:

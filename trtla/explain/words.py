@@ -149,7 +149,8 @@ def candidates_line(run: RecordedRun, step: RecordedStep, outcome: Outcome, word
             "were expected to be accepted"
         )
     if step.window is None:
-        return f"Drafted by {run.completion.stats.drafter}: {len(step.draft.tokens)} tokens"
+        drafted = counted(len(step.draft.tokens), "token")
+        return f"Drafted by {run.completion.stats.drafter}: {drafted}"
     most, found = run.completion.lookahead.verification_set_size, len(step.found)
     key, fed = words.quoted(run.text_before(step)[-1]), len(outcome.candidates)
     several = "continuation" if found == 1 else "continuations"
@@ -165,7 +166,7 @@ def why(run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words) ->
     end = {
         "end_id": f"The text ends: {last} is an end token.",
         "stop_words": f"The text ends: with {last} it holds a stop string.",
-        "length": f"The text ends: it has its {length} tokens.",
+        "length": f"The text ends: it has its {counted(length, 'token')}.",
     }.get(outcome.reason)
     return f"{within} {end}".strip() if end else within
 

@@ -1,25 +1,20 @@
-"""One prompt's answer: settings per prompt, chunks while it grows, a completion at the end."""
+"""One prompt's answer: chunks while it grows, a completion at the end, beams as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from os import PathLike
-from typing import Any
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.llm.prompt import ExpectedOutput, Prompt, as_prompts, prompt_text
+from trtla.llm.prompt import Prompt, prompt_text
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings, TextStream
-from trtla.runtime.request import FinishReason, Hypothesis, Output, Request
+from trtla.runtime.request import FinishReason, Hypothesis, Output, Request, TokenLogProb
 from trtla.runtime.stats import RequestStats
-from trtla.settings.drafting import DrafterSettings
-from trtla.settings.fields import is_whole, shown
-from trtla.settings.lookahead import Lookahead, LookaheadConfig
-from trtla.settings.sampling import BeamSettings, SamplingParams
+from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import BeamSettings
 
 Piece = tuple[str, bool]
 """A stretch of output text, and whether it came from accepted drafts."""
@@ -45,6 +40,8 @@ class Completion:
     """The target's top-2 logit margin at each output token, when asked for."""
     pieces: tuple[Piece, ...] = ()
     """The text in pieces; empty without a tokenizer."""
+    logprobs: tuple[TokenLogProb, ...] = ()
+    """How probable each output token was, when asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +60,8 @@ class Chunk:
     """Of each piece what proposed its tokens, of `settings.drafting.PROPOSERS`: an accepted text of
     `auto` comes in a piece for each stretch of one source. Empty for the target's own tokens, and
     where other drafters draft."""
+    logprobs: tuple[TokenLogProb, ...] = ()
+    """Of each of token_ids, when asked for."""
 
     @property
     def text(self) -> str | None:
@@ -80,6 +79,7 @@ class Answer:
         self._ids: list[int] = []
         self._pieces: list[Piece] = []
         self._margins: list[float] = []
+        self._logprobs: list[TokenLogProb] = []
 
     @property
     def length(self) -> int:
@@ -98,15 +98,23 @@ class Answer:
                 f"{output.start - 1} in an interrupted step",
                 "ask again",
             )
-        accepted = output.accepted
         self._ids += output.new_tokens
         self._margins += output.margins
+        self._logprobs += output.logprobs
         pieces: tuple[Piece, ...] | None = None
         sources: tuple[str, ...] = ()
         if self._stream is not None:
             pieces, sources = self._read(self._stream, output)
         completion = self._complete(output) if output.finish_reason is not None else None
-        return Chunk(self.index, pieces, output.new_tokens, accepted, completion, sources)
+        return Chunk(
+            self.index,
+            pieces,
+            output.new_tokens,
+            output.accepted,
+            completion,
+            sources,
+            output.logprobs,
+        )
 
     def _read(
         self, stream: TextStream, output: Output
@@ -141,6 +149,7 @@ class Answer:
             output.stats,
             tuple(self._margins),
             tuple(self._pieces),
+            tuple(self._logprobs),
         )
 
 
@@ -167,156 +176,6 @@ def new_answer(index: int, request: Request, prompt: Prompt, tokenizer: Tokenize
 
 def _join(pieces: Sequence[Piece]) -> str:
     return "".join(text for text, _ in pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt with its own settings."""
-
-    prompt: Prompt
-    sampling: SamplingParams
-    lookahead: Lookahead | None
-    drafter: DrafterSettings | None
-    expected_output: ExpectedOutput | None
-    name: str
-    """What errors call it."""
-
-
-_TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What prompts share, or bring one each."""
-
-    name: str
-    plural: str
-    kind: str
-    fits: Callable[[object], bool]
-    hint: str
-    instead: Callable[[object], str | None] = lambda _: None
-    """What to pass for a value of another type that is as clear."""
-
-    def refusal(self, one: object, value: object) -> UsageError:
-        """Of one value, which stands alone or in `value`."""
-        whole = self.instead(value)
-        if whole or one is value:
-            message = f"{self.name} is {shown(value)}, not {self.kind}"
-        else:
-            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
-        found = whole or self.instead(one)
-        return UsageError(message, f"give {found}" if found else self.hint)
-
-
-def _is_lookahead(value: object) -> bool:
-    return value is None or value == "auto" or isinstance(value, LookaheadConfig)
-
-
-def _as_lookahead(value: object) -> str | None:
-    if isinstance(value, (str, list, tuple)):
-        with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
-            triple = LookaheadConfig.parse(value).as_tuple()
-            return f"LookaheadConfig{triple}"
-    return None
-
-
-def _as_sampling(value: object) -> str | None:
-    if isinstance(value, dict):
-        with suppress(UsageError, TypeError):
-            SamplingParams(**value)
-            return f"SamplingParams({', '.join(f'{k}={shown(v)}' for k, v in value.items())})"
-    return None
-
-
-_SAMPLING = _Setting(
-    "sampling",
-    "sampling settings",
-    "SamplingParams",
-    lambda value: isinstance(value, SamplingParams),
-    "give SamplingParams, such as SamplingParams(max_output_len=32)",
-    _as_sampling,
-)
-_LOOKAHEADS = _Setting(
-    "lookahead", "lookahead triples", "a LookaheadConfig", _is_lookahead, _TRIPLES, _as_lookahead
-)
-_DRAFTERS = _Setting(
-    "drafter",
-    "drafters",
-    "DrafterSettings",
-    lambda value: value is None or isinstance(value, DrafterSettings),
-    "give DrafterSettings, such as DrafterSettings(('ngram',))",
-)
-_EXPECTED = _Setting(
-    "expected_output",
-    "expected outputs",
-    "a text or token ids",
-    lambda value: value is None or isinstance(value, str) or _is_ids(value),
-    "give a text or a list of token ids",
-)
-_NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
-
-
-def asked(
-    prompts: object,
-    sampling: object,
-    lookahead: object,
-    drafter: object,
-    expected_output: object,
-    names: object,
-) -> list[Asked]:
-    """Every prompt with its own settings; the arguments are those of `LLM.generate`.
-
-    Raises:
-        UsageError: there is no prompt, a setting is of another kind, or there are more or fewer of
-            them than prompts.
-    """
-    many = as_prompts(prompts)
-    number = len(many)
-    expected = expected_output
-    labels = [f"prompt {index}" for index in range(number)] if names is None else names
-    each = zip(
-        many,
-        _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
-        _one_each(lookahead, number, _LOOKAHEADS),
-        _one_each(drafter, number, _DRAFTERS),
-        _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
-        _one_each(labels, number, _NAMES),
-        strict=True,
-    )
-    return [Asked(*one) for one in each]
-
-
-def check_opened_with(model: object, lookahead: object, drafter: object) -> None:
-    """Refuse arguments of `LLM` that are of another type.
-
-    Raises:
-        UsageError: the first of them is named.
-    """
-    if not isinstance(model, (str, PathLike)):
-        raise UsageError(
-            f"model is {shown(model)}, not the path of a folder",
-            "give an engine directory or a Hugging Face folder, such as LLM('engine')",
-        )
-    for value, setting in ((lookahead, _LOOKAHEADS), (drafter, _DRAFTERS)):
-        if not setting.fits(value):
-            raise setting.refusal(value, value)
-
-
-def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
-    each = list(value) if isinstance(value, (list, tuple)) else [value] * number
-    for one in each:
-        if not setting.fits(one):
-            raise setting.refusal(one, value)
-    if len(each) != number:
-        raise UsageError(
-            f"{len(each)} {setting.plural} for {number} prompts",
-            "give one for all prompts, or one for each",
-        )
-    return each
 
 
 @dataclass(frozen=True, slots=True)

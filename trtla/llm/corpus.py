@@ -17,11 +17,9 @@ from trtla.errors import TrtlaError, TrtlaWarning, UsageError
 from trtla.files import parse_jsonl, read_text, write_whole
 from trtla.formats.engine import Engine
 from trtla.llm.text import Tokenizer
+from trtla.runtime.tree.texts import MOST_TOKENS
 from trtla.settings.drafting import refuse_texts
 from trtla.settings.fields import texts
-
-MAX_TOKENS = 1_000_000
-"""Tokens of a corpus that are kept, of a longer one the last."""
 
 Ids = tuple[int, ...]
 _VERSION = 1
@@ -77,7 +75,7 @@ class Corpus:
             raise refuse_texts(self._engine.name, "a corpus")
         found = [text for path in named for text in self._texts(Path(path))]
         kept: list[Ids] = []
-        room, cut = MAX_TOKENS, False
+        room, cut = MOST_TOKENS, False
         while found and not cut:
             text = found.pop()
             ids = self._encode(text) if isinstance(text, str) else text
@@ -85,7 +83,7 @@ class Corpus:
             cut, room = len(ids) > room, room - len(kept[-1])
         if cut:
             warnings.warn(
-                f"the corpus is longer than {MAX_TOKENS:,} tokens: its last {MAX_TOKENS:,} are "
+                f"the corpus is longer than {MOST_TOKENS:,} tokens: its last {MOST_TOKENS:,} are "
                 "kept, earlier ones are not drafted from",
                 TrtlaWarning,
                 stacklevel=3,

@@ -8,26 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from trtla.llm.answer import (
-    Answer,
-    Asked,
-    BeamText,
-    Chunk,
-    Completion,
-    Piece,
-    asked,
-    beam_text,
-    check_opened_with,
-    new_answer,
-)
+from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, new_answer
+from trtla.llm.asked import Asked, asked, check_opened_with, warn_unread
 from trtla.llm.corpus import Corpus
-from trtla.llm.open import (
-    DEFAULT_LOOKAHEAD,
-    draft_engines,
-    open_executor,
-    open_model,
-    open_tokenizer,
-)
+from trtla.llm.open import DEFAULT_LOOKAHEAD, is_adaptive, open_drafting, open_model, open_tokenizer
 from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.runtime.costs import CostPlan, CostTable
@@ -36,8 +20,7 @@ from trtla.runtime.request import DrafterWatch, DraftMemory, Request
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
-from trtla.settings.fields import texts
-from trtla.settings.lookahead import Lookahead, refuse_auto
+from trtla.settings.lookahead import Lookahead
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
@@ -70,21 +53,19 @@ class LLM:
         draft_device: str | None = None,
         draft_dtype: str | None = None,
         block_reuse: bool = False,
+        bounded_steps: bool = False,
         corpus: Sequence[str | Path] = (),
     ) -> None:
         """Open the model.
 
         Args:
-            model: an engine directory made by `trtla build`, or a Hugging Face folder, its name
-                on the hub (`org/name`) or a GGUF file, converted in memory; T5 runs as it is.
+            model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
             lookahead: what requests that name nothing else are decoded with. A triple: every step
-                feeds all of it. `auto`: each step feeds what pays, at most the engine's triple, or
-                (7,7,7) for a Hugging Face folder. None: auto where lookahead drafts; on engines of
-                TensorRT-LLM, which have none, the engine's triple.
+                feeds all of it. `auto`: each step feeds what pays, at most the engine's triple or
+                (7,7,7). None: auto, and on engines of TensorRT-LLM the engine's triple.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
-            corpus: files of text to draft from: text files, .jsonl files with `text`, and those of
-                `save_corpus`. Of a longer one the last million tokens count; it changes no text.
+            corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
 
         All others are those of `ExecutorOptions`; None is their default.
 
@@ -97,14 +78,10 @@ class LLM:
         self._auto = lookahead == "auto"
         default = None if lookahead == "auto" else lookahead
         self.engine = open_model(Path(model), default)
-        self._adaptive = default is None and self.engine.backend != "tensorrt-llm"
-        if lookahead == "auto" and not self._adaptive:
-            raise refuse_auto(self.engine.name)
+        self._adaptive = is_adaptive(self.engine, lookahead)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
-        self._corpus = Corpus(self.engine, self.tokenizer)
-        drafted_from = self._corpus.read(corpus)
         options = ExecutorOptions(
-            lookahead=default,
+            default,
             device=device,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
@@ -115,15 +92,28 @@ class LLM:
             draft_device=draft_device,
             draft_dtype=draft_dtype,
             block_reuse=block_reuse,
+            bounded_steps=bounded_steps,
         )
-        paths = texts("draft_models", draft_models, "paths")
-        drafting = draft_engines(self.engine, self._drafter, paths)
-        self._executor = open_executor(self.engine, options, drafting)
-        if drafted_from:
-            self._executor.add_texts(drafted_from)
-        self._shared = SharedExecutor(self._executor)
+        self._open(options, draft_models, corpus)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
+
+    def _open(
+        self,
+        options: ExecutorOptions,
+        draft_models: Sequence[str],
+        corpus: Sequence[str | Path],
+    ) -> None:
+        if not self._drafts_by_tree(self._drafter):
+            changed = options.draft_options.changed
+            unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]
+            warn_unread(["corpus", *unread] if corpus else unread)
+        opened = open_drafting(self.engine, self.tokenizer, options, draft_models, corpus)
+        self._executor, self.executor = opened, SharedExecutor(opened)
         self._ids = count()
+
+    def _drafts_by_tree(self, drafter: DrafterSettings) -> bool:
+        """Whether the candidate tree drafts for requests that name nothing else."""
+        return self._adaptive and (self._auto or drafter.uses_lookahead)
 
     def save_corpus(self, path: str | Path) -> None:
         """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
@@ -132,8 +122,8 @@ class LLM:
             UsageError: another file is there, or the engine is TensorRT-LLM's.
             TrtlaError: the file cannot be written.
         """
-        kept = self._shared.call(lambda executor: executor.kept_texts())
-        self._corpus.write(Path(path), kept)
+        kept = self.executor.call(lambda executor: executor.kept_texts())
+        Corpus(self.engine, self.tokenizer).write(Path(path), kept)
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -157,7 +147,7 @@ class LLM:
 
     def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""
-        return self._shared.call(lambda executor: executor.stats())
+        return self.executor.call(lambda executor: executor.stats())
 
     def generate(
         self,
@@ -167,6 +157,8 @@ class LLM:
         *,
         drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
         expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
+        logprobs: int | Sequence[int | None] | None = None,
+        private: bool | Sequence[bool] = False,
         margins: bool = False,
         names: Sequence[str] | None = None,
     ) -> list[Completion]:
@@ -185,6 +177,10 @@ class LLM:
             expected_output: what a prompt's output is expected to be like, such as a text that it
                 edits: a source of drafts, which changes no text. A text or token ids, for all
                 prompts, or a list of one each; torch engines only.
+            logprobs: report each output token's log probability at temperature 1 without filters,
+                and so many most probable tokens in its place, at most 20; torch engines only.
+            private: keep nothing of a prompt and its output for others, and use nothing of others
+                for it: no K/V blocks, no texts to draft from, a corpus included.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
 
@@ -193,14 +189,9 @@ class LLM:
             TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
         """
         chunks = self.stream(
-            prompts,
-            sampling,
-            lookahead,
-            drafter=drafter,
-            expected_output=expected_output,
-            margins=margins,
-            names=names,
-        )
+            prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
+            logprobs=logprobs, private=private, margins=margins, names=names,
+        )  # fmt: skip
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: completion.index)
 
@@ -212,28 +203,37 @@ class LLM:
         *,
         drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
         expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
+        logprobs: int | Sequence[int | None] | None = None,
+        private: bool | Sequence[bool] = False,
         margins: bool = False,
         names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
     ) -> Iterator[Chunk]:
-        """Like `generate`, but yields what each step brings; checks come first.
-
-        `watch` looks at every prompt's drafts; on torch engines only.
-        """
-        each = asked(prompts, sampling, lookahead, drafter, expected_output, names)
-        answers = [self._answer(index, one, margins, watch) for index, one in enumerate(each)]
+        """Like `generate`, but yields what each step brings; checks come first. `watch` looks at
+        every prompt's drafts; on torch engines only."""
+        given = (prompts, sampling, lookahead, drafter, expected_output, names, logprobs, private)
+        each = asked(*given)
+        answers = [self.answer(index, one, margins, watch) for index, one in enumerate(each)]
+        requests = [answer.request for answer in answers]
+        if any(one.expected_ids and not one.adaptive for one in requests):
+            warn_unread(["expected_output"])
         return self._run({answer.request.request_id: answer for answer in answers})
 
-    def _answer(self, index: int, one: Asked, margins: bool, watch: DrafterWatch | None) -> Answer:
+    def answer(
+        self, index: int, one: Asked, margins: bool = False, watch: DrafterWatch | None = None
+    ) -> Answer:
+        """One prompt's answer at its beginning, checked; whoever decodes it adds its outputs."""
         how = (one.lookahead, one.drafter, one.expected_output)
         request = self.request(one.prompt, one.sampling, one.name, *how)
-        request = replace(request, margins=margins, watch=watch)
+        request = replace(
+            request, margins=margins, logprobs=one.logprobs, private=one.private, watch=watch
+        )
         self.limits.check(request)
         return new_answer(index, request, one.prompt, self.tokenizer)
 
     def use_memory(self, memory: DraftMemory) -> None:
         """Draft with what this memory holds; `UsageError` while prompts are being answered."""
-        self._shared.call(lambda executor: executor.use_memory(memory))
+        self.executor.call(lambda executor: executor.use_memory(memory))
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.
@@ -241,11 +241,11 @@ class LLM:
         Raises:
             UsageError: the engine is TensorRT-LLM's.
         """
-        return self._shared.call(lambda executor: executor.measure_costs(plan))
+        return self.executor.call(lambda executor: executor.measure_costs(plan))
 
     def kept_costs(self) -> CostTable | None:
         """What forwards cost, where `auto` has measured it before; None: it is not known."""
-        return self._shared.call(lambda executor: executor.kept_costs())
+        return self.executor.call(lambda executor: executor.kept_costs())
 
     def beam_search(
         self,
@@ -263,7 +263,7 @@ class LLM:
         """
         sampling = SamplingParams(max_output_len=max_output_len)
         request, chosen = self.request(prompt, sampling, name), settings or BeamSettings()
-        found = self._shared.call(lambda executor: executor.beam_search(request, chosen))
+        found = self.executor.call(lambda executor: executor.beam_search(request, chosen))
         return [beam_text(beam, chosen, request.input_ids, self.tokenizer) for beam in found]
 
     def log_probs(self, prompt: Prompt, output_ids: Sequence[int]) -> list[float]:
@@ -279,7 +279,7 @@ class LLM:
             return []
         sampling = SamplingParams(max_output_len=len(output_ids))
         request = self.request(prompt, sampling, "the prompt")
-        return self._shared.call(lambda executor: executor.log_probs(request, output_ids))
+        return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
     def request(
         self,
@@ -293,7 +293,7 @@ class LLM:
         """A prompt as a request, without stop strings; `limits.check` reports whether it fits."""
         start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
         drafting = drafter or self._drafter
-        by_default = self._adaptive and (self._auto or drafting.uses_lookahead)
+        by_default = lookahead is None and self._drafts_by_tree(drafting)
         return Request(
             next(self._ids),
             start,
@@ -301,7 +301,7 @@ class LLM:
             None if lookahead == "auto" else lookahead,
             self.end_ids,
             name=name,
-            adaptive=lookahead == "auto" or (lookahead is None and by_default),
+            adaptive=lookahead == "auto" or by_default,
             drafter=drafting,
             encoder_ids=encoder_ids,
             expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
@@ -309,7 +309,7 @@ class LLM:
 
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""
-        self._shared.check()
+        self.executor.check()
         return prompt_ids(prompt, name, self.tokenizer, self.engine.name)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
@@ -318,20 +318,20 @@ class LLM:
             try:
                 yield from self._chunks(answers, caller)
             finally:  # the consumer may stop early
-                self._shared.abandon(caller, answers)
+                self.executor.abandon(caller, answers)
         finally:
-            self._shared.drop(caller, answers)  # an interrupt may have come before that was done
+            self.executor.drop(caller, answers)  # an interrupt may have come before that was done
 
     def _chunks(self, answers: dict[int, Answer], caller: Caller) -> Iterator[Chunk]:
         """Decode; the answers that have ended are taken out."""
-        self._shared.submit([answer.request for answer in answers.values()], caller)
+        self.executor.submit([answer.request for answer in answers.values()], caller)
         while answers:
-            output = self._shared.receive(caller)
+            output = self.executor.receive(caller)
             answer = answers.get(output.request_id)
             if answer is None or output.start < answer.length:
                 continue  # it comes once more: a step was interrupted
             if output.finish_reason is not None:
-                self._shared.forget(output.request_id)
+                self.executor.forget(output.request_id)
                 del answers[output.request_id]
             if output.error is not None:
                 raise output.error
@@ -339,8 +339,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the model, after the step that another thread may be in."""
-        if not self._shared.is_foreign:
-            self._shared.call(lambda executor: executor.close())
+        if not self.executor.is_foreign:
+            self.executor.call(lambda executor: executor.close())
 
     def __enter__(self) -> LLM:
         return self

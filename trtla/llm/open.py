@@ -10,11 +10,13 @@ from trtla.formats.engine import Engine, open_engine
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
+from trtla.llm.corpus import Corpus
 from trtla.llm.text import Tokenizer
 from trtla.runtime.executor import Executor
 from trtla.settings.drafting import DrafterSettings, check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.fields import texts
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
 from trtla.trtllm import library as mpi
 
 DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
@@ -59,6 +61,18 @@ def open_tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | Non
     return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
 
 
+def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
+    """Whether requests that name nothing are decoded with `auto`, where this was asked for.
+
+    Raises:
+        UsageError: the engine cannot.
+    """
+    torch_engine = engine.backend != "tensorrt-llm"
+    if lookahead == "auto" and not torch_engine:
+        raise refuse_auto(engine.name)
+    return lookahead in (None, "auto") and torch_engine
+
+
 def open_executor(
     engine: Engine,
     options: ExecutorOptions = ENGINE_OPTIONS,
@@ -89,12 +103,34 @@ def open_executor(
     return open_torch_executor(engine, options, draft_engines or {})
 
 
+def open_drafting(
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    options: ExecutorOptions,
+    draft_models: Sequence[str],
+    corpus: Sequence[str | Path],
+) -> Executor:
+    """The executor, with draft models that requests name and a corpus to draft from.
+
+    Raises:
+        UsageError: a file or an option does not fit the engine.
+        TrtlaError: the engine's backend cannot run here.
+    """
+    drafted_from = Corpus(engine, tokenizer).read(corpus)
+    paths = texts("draft_models", draft_models, "paths")
+    drafting = draft_engines(engine, options.drafter, paths)
+    executor = open_executor(engine, options, drafting)
+    if drafted_from:
+        executor.add_texts(drafted_from)
+    return executor
+
+
 def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
     """Refuse what only TensorRT-LLM has."""
     if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
-            "leave --kv-cache-..., --enable-chunked-context and --scheduler-policy away",
+            "leave out --kv-cache-..., --enable-chunked-context and --scheduler-policy",
         )
     if mpi.world_size() > 1:
         raise UsageError(

@@ -42,7 +42,9 @@ class Tokenizer:
         """
         check_text(text, "the text")
         if self._plain is not None:
-            return tuple(self._plain.encode(text, add_special_tokens=special).ids)
+            # A batch of one releases the GIL, which `encode` holds for a second a megabyte.
+            (encoded,) = self._plain.encode_batch_fast([text], add_special_tokens=special)
+            return tuple(encoded.ids)
         ids = self.inner.encode(text, add_special_tokens=special, verbose=False)
         return tuple(ids)  # lengths are checked by limits
 
@@ -61,6 +63,42 @@ class Tokenizer:
         find = self.inner.get_vocab().get if self._plain is None else self._plain.token_to_id
         found = ((find(f"<0x{byte:02X}>"), byte) for byte in range(256))
         return {token: byte for token, byte in found if token is not None}
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token spells, of a special token its name; empty for an id without a token.
+
+        A character may take several tokens. The tokens of a text join to its bytes, but for a space
+        in front that SentencePiece adds.
+        """
+        fast = self._fast
+        found = fast.id_to_token(token) if fast else self.inner.convert_ids_to_tokens(token)
+        name = found or ""
+        if token in self._special:
+            return name.encode()
+        if self._is_byte_level:  # as its decoder, which knows added tokens by other letters
+            known = all(letter in _BYTE_LETTERS for letter in name)
+            return bytes(_BYTE_LETTERS[letter] for letter in name) if known else name.encode()
+        byte = self.byte_tokens.get(token)
+        return name.replace("▁", " ").encode() if byte is None else bytes([byte])
+
+    @cached_property
+    def _fast(self) -> Any | None:
+        """The `tokenizers.Tokenizer`; None where transformers has the tokenizer in Python."""
+        return self._plain or getattr(self.inner, "backend_tokenizer", None)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Ids that decoding leaves out."""
+        if self._fast is None:
+            return frozenset(self.inner.all_special_ids)
+        added = self._fast.get_added_tokens_decoder().items()
+        return frozenset(token for token, content in added if content.special)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether tokens spell their bytes with letters of GPT-2's alphabet."""
+        decoder = self._fast and self._fast.decoder
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,7 +130,7 @@ class Tokenizer:
             )
         except Exception as error:  # jinja2's, and whatever a template raises
             raise UsageError(
-                f"the chat template in {self._folder} fails: {first_line(error)}",
+                f"the model's chat template fails: {first_line(error)}",
                 "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
             ) from None
         return str(text)
@@ -107,6 +145,17 @@ class Tokenizer:
             return self.encode(prompt)
         return self.encode(self.chat_text(prompt), special=False)
 
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet: what Latin-1 can show stands for itself, other bytes for what follows."""
+    shown = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    others = (byte for byte in range(0x100) if byte not in shown)
+    letters = {chr(byte): byte for byte in shown}
+    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTE_LETTERS = _byte_letters()
+"""The byte of each letter in the tokens of byte-level BPE."""
 
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes in transformers that add nothing to tokenizer.json."""

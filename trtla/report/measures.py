@@ -166,7 +166,7 @@ def _ablation_conditions(row: AblationRow) -> Conditions:
 def _setting(row: AblationRow) -> str | None:
     """What an arm is set to, in short."""
     parts = {
-        "gamma {0:g}": (row.gamma,),
+        ("nodes {0:g}" if row.method == "auto-nodes" else "gamma {0:g}"): (row.gamma,),
         "gamma {0:g} to {1:g}": (row.gamma_min, row.gamma_max),
         "EMA {0:g}": (row.ema_beta,),
         "{0} {1:g}": (row.ngram_kind, row.ngram_n),
@@ -242,9 +242,9 @@ _METHODS = (
     _CHAIN,
     Method(
         ("lookahead-auto", "lookahead auto", "auto"),
-        "lookahead, fitted to each step",
-        *_WINDOW,
-        "As lookahead, where batch size or kind of text changes",
+        "one candidate tree of all sources",
+        memory="texts, rows of logits (20 MB at 49,152 tokens), K/V rows for the nodes of a step",
+        when="Everywhere: it feeds what pays, and nothing where nothing does",
     ),
     Method(
         ("nasd", "ngram"),

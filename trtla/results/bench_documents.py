@@ -1,4 +1,6 @@
-"""The JSON documents and tables of bench and its ablation: filled there, read by `trtla report`.
+"""The JSON documents and tables of bench, its ablation and its load on servers.
+
+They are filled there; `trtla report` reads the first two.
 
 A field of a row is a key of the document and a column of the table. Rows are filled from records
 by the fields' names: a counter of `Metrics` that gets a field here is in every output.
@@ -7,11 +9,12 @@ by the fields' names: a counter of `Metrics` that gets a field here is in every 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from trtla.results.documents import Figure, Part, Sources
+from trtla.runtime.stats import SourceCounts
 
 Number = int | FiniteFloat
 Shares = tuple[FiniteFloat, ...]
@@ -177,9 +180,8 @@ class AblationRow(AblationSetting):
     @property
     def calibration(self) -> float | None:
         """Expected over accepted tokens of all sources together."""
-        found = (self.sources or {}).values()
-        accepted = sum(sum(one.accepted) for one in found)
-        return sum(one.expected for one in found) / accepted if accepted else None
+        counts = (one.counts for one in (self.sources or {}).values())
+        return sum(counts, SourceCounts()).calibration
 
     def figure(self, name: str) -> float | None:
         """A mean or a deviation by its column; None where there is none."""
@@ -195,3 +197,100 @@ class Ablation(Part):
     environment: dict[str, Any] = Field(default_factory=dict)
     output: str | None = None
     means: tuple[AblationRow, ...]
+
+
+class Failure(Part):
+    """Why requests had no complete answer, and how many."""
+
+    reason: str
+    count: int
+
+
+class LoadRow(Part):
+    """A run of `trtla bench --serve`; names and definitions are those of vLLM's `bench serve`.
+
+    Times are over completed requests, in milliseconds: TTFT from sending to the first text, TPOT
+    of the output tokens after the first, ITL between chunks with text, E2EL from sending to the
+    last chunk.
+    """
+
+    concurrency: int | None = None
+    """Requests at a time; None where they arrive at a rate."""
+    request_rate: FiniteFloat | Literal["inf"] | None = None
+    """A second, of a Poisson process."""
+    temperature: FiniteFloat
+    top_k: int = 0
+    top_p: FiniteFloat = 1.0
+    requests: int
+    completed: int
+    failed: int
+    duration_s: FiniteFloat
+    total_input_tokens: int | None = None
+    """None where the server does not report them."""
+    total_output_tokens: int
+    request_throughput: Figure = None
+    """Completed requests a second."""
+    output_throughput: Figure = None
+    """Output tokens a second."""
+    total_token_throughput: Figure = None
+    mean_ttft_ms: Figure = None
+    median_ttft_ms: Figure = None
+    std_ttft_ms: Figure = None
+    p99_ttft_ms: Figure = None
+    mean_tpot_ms: Figure = None
+    median_tpot_ms: Figure = None
+    std_tpot_ms: Figure = None
+    p99_tpot_ms: Figure = None
+    mean_itl_ms: Figure = None
+    median_itl_ms: Figure = None
+    std_itl_ms: Figure = None
+    p99_itl_ms: Figure = None
+    mean_e2el_ms: Figure = None
+    median_e2el_ms: Figure = None
+    std_e2el_ms: Figure = None
+    p99_e2el_ms: Figure = None
+    steps: int | None = None
+    """This and what follows: of `trtla serve` only."""
+    drafted: int | None = None
+    accepted: int | None = None
+    acceptance_rate: Figure = None
+    tokens_per_step: Figure = None
+    failures: tuple[Failure, ...] = ()
+    """The first reasons."""
+
+
+class LoadSettings(Part):
+    """What all runs share."""
+
+    url: str
+    model: str | None = None
+    owned_by: str | None = None
+    endpoint: str | None = None
+    prompts: int
+    """Different ones."""
+    max_output_len: int
+    seed: int
+    arrivals_seed: int
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    tokens_from: Literal["usage", "chunks"]
+    """chunks: the server reports no usage, and a chunk with text is counted as a token."""
+
+
+class LoadCheck(Part):
+    """Texts under load beside those of the same requests alone."""
+
+    texts: int
+    equal: int
+    first: str | None = None
+    failed: str | None = None
+
+
+class LoadDocument(Part):
+    """`trtla bench --serve URL -o json`."""
+
+    schema_version: int
+    environment: dict[str, Any]
+    settings: LoadSettings
+    interrupted: bool
+    runs: tuple[LoadRow, ...]
+    checked_texts: LoadCheck | None = None

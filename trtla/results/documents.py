@@ -6,6 +6,7 @@ fewer fields: what it does not need has a default.
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from collections.abc import Iterable
 from importlib import metadata
@@ -14,7 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat
 
-from trtla.machine import look
+from trtla.machine import cpu, look
+from trtla.runtime.stats import SourceCounts
 from trtla.version import __version__
 
 SCHEMA_VERSION = 1
@@ -78,6 +80,11 @@ class SourceRow(Part):
     """Sum of the fed nodes' chances to be accepted."""
     calibration: Figure = None
     """Expected over accepted: 1 where the chances are right."""
+
+    @property
+    def counts(self) -> SourceCounts:
+        """As they were counted."""
+        return SourceCounts(self.proposed, self.fed, self.accepted, self.expected)
 
 
 Sources = dict[str, SourceRow] | None
@@ -294,20 +301,28 @@ def environment(command: str) -> dict[str, Any]:
     """The machine, the versions, the commit and the command, to stand beside every number."""
     machine = look()
     return {
-        "command": command,
-        "trtla": __version__,
-        "commit": _commit(),
-        "cpu": machine.cpu.model,
-        "cores": machine.cpu.cores,
-        "instruction_sets": list(machine.cpu.instruction_sets),
-        "memory_bytes": machine.cpu.memory_bytes,
+        **host(command),
         "gpus": [gpu.name for gpu in machine.gpus] if machine.usable else [],
         "driver": machine.driver.version,
-        "platform": machine.platform,
-        "python": machine.python,
         "torch": machine.torch.version,
         "transformers": machine.transformers,
         "llama_cpp_python": _version("llama-cpp-python"),
+    }
+
+
+def host(command: str) -> dict[str, Any]:
+    """Of these what is known without torch: for commands that compute elsewhere."""
+    found = cpu()
+    return {
+        "command": command,
+        "trtla": __version__,
+        "commit": _commit(),
+        "cpu": found.model,
+        "cores": found.cores,
+        "instruction_sets": list(found.instruction_sets),
+        "memory_bytes": found.memory_bytes,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
     }
 
 

@@ -182,7 +182,7 @@ def distinct_4grams(outputs: Iterable[Sequence[int]]) -> float | None:
     return sum(len(set(text)) for text in grams) / count if count else None
 
 
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
     """The first index at which two outputs differ, the shorter one's end included; None: equal."""
     shorter = min(len(ours), len(theirs))
     end = None if len(ours) == len(theirs) else shorter

@@ -1,7 +1,7 @@
 """The K/V cache's blocks as integers: free, owned by sequences, or kept for texts that begin alike.
 
 A kept block is found by all tokens up to its last one, so two texts share a block only if both
-begin with these.
+begin with these. Its owner may still run: who reads it is counted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from trtla.formats import config
 
@@ -28,10 +29,11 @@ class _Kept:
 
 
 class KeptBlocks:
-    """Full blocks of ended texts, and how many running sequences share each.
+    """Full blocks of texts, running or ended, and how many running sequences use each.
 
-    Invariant: of two blocks without users, a child was used less recently than its parent. So the
-    least recently used block never has children, and every kept block can be reached.
+    Invariants: a sequence that uses a block uses its parent, and of two blocks without users a
+    child was used less recently than its parent. So the least recently used block never has
+    children, and every kept block can be reached.
     """
 
     def __init__(self, tokens_per_block: int) -> None:
@@ -66,6 +68,25 @@ class KeptBlocks:
             self._by_block[block].users += 1
             self._unused.pop(block, None)
 
+    def keep(self, blocks: Sequence[int], text: Sequence[int]) -> None:
+        """A running sequence has filled blocks with `text`: others may read them from now on.
+
+        Where another one's block holds the same, its own stays its own, and so do those behind it:
+        they would be below a block that it does not use. They may be kept when it ends.
+
+        Args:
+            blocks: all of its blocks, those that are kept already first.
+            text: tokens that they hold from the first one on, as far as others may read them.
+        """
+        chain = list(takewhile(self._by_block.__contains__, blocks))
+        node = self._by_block[chain[-1]] if chain else self._root
+        place = len(chain)
+        for block, tokens in zip(blocks[place:], self._pieces(text, place), strict=False):
+            if tokens in node.children:
+                return
+            node = self._add(node, block, tokens)
+            node.users = 1
+
     def end(self, blocks: Sequence[int], text: Sequence[int]) -> list[int]:
         """A sequence ends: keep its blocks that are full of `text`, and return those left over.
 
@@ -76,24 +97,24 @@ class KeptBlocks:
         shared = [self._by_block[block] for block in blocks if block in self._by_block]
         for node in shared:
             node.users -= 1
-        chain = self._keep(blocks, text)
+        chain = self._chain(blocks, text)
         for node in reversed(max(shared, chain, key=len)):  # children first: see the invariant
             if not node.users:
                 self._unused[node.block] = node
                 self._unused.move_to_end(node.block)
         return [block for block in blocks if block not in self._by_block]
 
-    def _keep(self, blocks: Sequence[int], text: Sequence[int]) -> list[_Kept]:
+    def _chain(self, blocks: Sequence[int], text: Sequence[int]) -> list[_Kept]:
         """The text's chain; blocks are new in it where no other text has been the same."""
         chain, node = [], self._root
         for block, tokens in zip(blocks, self._pieces(text), strict=False):
-            child = node.children.get(tokens)
-            if child is None:
-                child = node.children[tokens] = _Kept(block, tokens, node)
-                self._by_block[block] = child
-            chain.append(child)
-            node = child
+            node = node.children.get(tokens) or self._add(node, block, tokens)
+            chain.append(node)
         return chain
+
+    def _add(self, parent: _Kept, block: int, tokens: Tokens) -> _Kept:
+        made = parent.children[tokens] = self._by_block[block] = _Kept(block, tokens, parent)
+        return made
 
     def evict(self) -> int:
         """Forget the least recently used block; there must be one without users."""
@@ -103,9 +124,9 @@ class KeptBlocks:
         del self._by_block[block]
         return block
 
-    def _pieces(self, text: Sequence[int]) -> Iterator[Tokens]:
-        """The text in blocks, without what does not fill one."""
-        for end in range(self._size, len(text) + 1, self._size):
+    def _pieces(self, text: Sequence[int], first: int = 0) -> Iterator[Tokens]:
+        """The text in blocks from the `first` on, without what does not fill one."""
+        for end in range((first + 1) * self._size, len(text) + 1, self._size):
             yield tuple(text[end - self._size : end])
 
 
@@ -126,6 +147,19 @@ class BlockPool:
         """Take all blocks back from all sequences, and keep none."""
         self._free = set(range(self.num_blocks))
         self._kept = KeptBlocks(TOKENS_PER_BLOCK)
+
+    def reserve(self) -> int:
+        """Take the last block for good: `reset` gives it to nobody, and it counts no more.
+
+        Raises:
+            ValueError: it is in use.
+        """
+        last = self.num_blocks - 1
+        if last not in self._free:
+            raise ValueError(f"block {last} is in use")
+        self.num_blocks = last
+        self._free.discard(last)
+        return last
 
     @property
     def num_free(self) -> int:
@@ -163,6 +197,10 @@ class BlockPool:
             if ordered[start + count - 1] - ordered[start] == count - 1:
                 return tuple(ordered[start : start + count])
         return tuple(ordered[:count])
+
+    def keep(self, blocks: tuple[int, ...], text: Sequence[int]) -> None:
+        """Let others find those of a running sequence's blocks that are full of `text`."""
+        self._kept.keep(blocks, text)
 
     def release(self, blocks: tuple[int, ...], text: Sequence[int] = ()) -> None:
         """Give blocks back, and keep those that are full of `text`, which they hold in order."""

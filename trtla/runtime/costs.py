@@ -121,6 +121,31 @@ class CostTable:
         return CostTable(tuple((n, rising(rows[n])) for n in sorted(rows)), left)
 
 
+@dataclass(frozen=True, slots=True)
+class NodePrices:
+    """What the nodes of a draft cost, and what they must bring."""
+
+    knots: tuple[Point, ...] = ()
+    """(nodes, seconds of a step with them), from 0 nodes to as many as may be taken, linear between
+    these and never falling; empty: all that fit are taken."""
+    rate: float = 0.0
+    """Tokens a second that are reached on average."""
+    margin: float = 0.0
+    """What nodes must bring beyond their cost, as a share of what they should bring."""
+    least: float = 0.0
+    """Chance below which no node is looked at."""
+    lesson: float = 0.0
+    """Tokens that the row of a fed node is worth later, whether it is right or not."""
+
+    def seconds(self, nodes: int) -> float:
+        """A step's time with so many nodes."""
+        return _along(self.knots, nodes)
+
+
+FREE = NodePrices()
+"""Nodes that cost nothing: all that fit are fed."""
+
+
 def _along(points: Sequence[Point], tokens: float) -> float:
     if len(points) == 1:
         return points[0][1]

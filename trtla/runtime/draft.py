@@ -30,6 +30,10 @@ class TopRows:
     last: int = -1
     """The row after the last accepted node; -1: it is not among them."""
 
+    def after(self, path: Sequence[int]) -> TopRows:
+        """The same, where these nodes were accepted."""
+        return replace(self, last=self.nodes.index(path[-1]) if path else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -197,6 +201,15 @@ class NoDrafter(Drafter):
     def propose(self) -> Draft:
         """The input token alone."""
         return NO_DRAFT
+
+
+def alike(drafted: Sequence[int], committed: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(drafted, committed, strict=False)
+    return next(
+        (place for place, (ours, said) in enumerate(pairs) if ours != said),
+        min(len(drafted), len(committed)),
+    )
 
 
 def depths(parents: Sequence[int]) -> list[int]:

@@ -116,6 +116,9 @@ class Executor(ABC):
         """What forwards cost, where that was measured before; None: it is not known."""
         return None
 
+    def warm_up(self) -> None:  # noqa: B027
+        """Do now what requests would have to wait for later; by default there is nothing."""
+
     def use_memory(self, memory: DraftMemory) -> None:  # noqa: B027
         """Draft for the requests to come with what this memory holds; an empty one forgets all.
 

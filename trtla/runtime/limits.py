@@ -17,6 +17,9 @@ REBUILD_INPUT = "build an engine with a larger --max-input-len"
 REBUILD_LONGER = "build an engine with a larger --max-seq-len"
 _GAMMA_ROOM = 16  # what single requests may ask for, whatever the executor was opened with
 
+MOST_LOGPROBS = 20
+"""Most tokens that a request may have listed beside each output token, as in OpenAI's API."""
+
 
 def refuse_watch(name: str) -> UsageError:
     """The refusal where the executor does not say what it feeds."""
@@ -49,6 +52,8 @@ class ExecutorLimits:
     """What drafts for requests that ask for nothing else."""
     draft_models: tuple[str, ...] = ()
     """What requests may name as draft:PATH."""
+    shares_blocks: bool = False
+    """True where K/V blocks are shared whatever a request asks: none can be private."""
     max_encoder_len: int | None = None
     """Most tokens of `encoder_ids`, which every request brings then; None: there is no encoder."""
 
@@ -77,8 +82,9 @@ class ExecutorLimits:
 
         Raises:
             UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, the lookahead triple exceeds the default one, or sampling,
-                adaptive steps or drafters are asked of an executor that has none.
+                outside the vocabulary, the lookahead triple exceeds the default one, too many log
+                probabilities are asked for, or these, sampling, adaptive steps, drafters or privacy
+                of an executor that has none.
         """
         length, name = len(request.input_ids), request.label
         if not length or not request.given_ids:
@@ -97,12 +103,18 @@ class ExecutorLimits:
                 f"lower --max-output-len, or {self.text_len_hint}",
             )
         self._check_sampling(request)
+        self._check_logprobs(request)
         self.check_ids(request.known_ids, name)
         self.check_ids(request.expected_ids, f"the expected output of {name}")
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
+        if request.private and self.shares_blocks:
+            raise UsageError(
+                f"{name} is private, and this executor shares K/V blocks between all prompts",
+                "open the model without --kv-cache-enable-block-reuse",
+            )
         self._check_drafter(request)
         self._check_step(request)
 
@@ -171,6 +183,20 @@ class ExecutorLimits:
                 f"{request.label} has temperature {request.sampling.temperature:g}, but lookahead "
                 "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
                 "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
+            )
+
+    def _check_logprobs(self, request: Request) -> None:
+        count = request.logprobs
+        if count is not None and not 0 <= count <= MOST_LOGPROBS:
+            raise UsageError(
+                f"{request.label} has logprobs {count}, not a number from 0 to {MOST_LOGPROBS}",
+                "logprobs is how many most probable tokens to list beside each output token",
+            )
+        if count is not None and self.fixed_triples:
+            raise UsageError(
+                f"{request.label} asks for log probabilities, which engines of TensorRT-LLM do not "
+                "report here",
+                "use an engine built with --backend torch, or the Hugging Face folder",
             )
 
 

@@ -82,6 +82,8 @@ class Request:
     stop_check: StopCheck | None = None
     margins: bool = False
     """Ask for the target's top-2 logit margin at each emitted token."""
+    logprobs: int | None = None
+    """Ask for each output token's log probability, and the so many most probable tokens there."""
     name: str = ""
     """How errors call this request, e.g. `line 3 of prompts.jsonl`."""
     adaptive: bool = False
@@ -95,6 +97,9 @@ class Request:
 
     expected_ids: tuple[int, ...] = ()
     """The output that is expected: drafts are taken from it, it never changes a text."""
+    private: bool = False
+    """Nothing of it is kept for other requests, and nothing of others is used for it: neither K/V
+    blocks nor what drafters learn. The text stays the same."""
 
     @property
     def label(self) -> str:
@@ -110,6 +115,17 @@ class Request:
     def known_ids(self) -> tuple[int, ...]:
         """All text there is before the output, where drafts may come from."""
         return (*(self.encoder_ids or ()), *self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProb:
+    """How probable an output token was: natural logarithms at temperature 1, without filters."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens in its place with theirs, best first, of equal ones the lower id;
+    those of probability 0 left out. A drawn token may be none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,8 @@ class Output:
     sources: tuple[str, ...] = ()
     """What proposed each accepted token, of `settings.drafting.PROPOSERS`; empty where no candidate
     tree drafts."""
+    logprobs: tuple[TokenLogProb, ...] = ()
+    """Of each new token, when asked for."""
 
 
 class DrafterFactory(ABC):
@@ -139,7 +157,10 @@ class DrafterFactory(ABC):
 
     @abstractmethod
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """The drafter of a request that is decoded with this triple."""
+        """The drafter of a request that is decoded with this triple.
+
+        That of a private request shares nothing with any other.
+        """
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:  # noqa: B027
         """Take token ids of texts to draft from, such as a corpus; by default none is used."""

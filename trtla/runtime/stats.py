@@ -205,6 +205,12 @@ class ExecutorStats:
     forward_s: float | None = 0.0
     """Seconds inside the model's forwards, device synchronised; None where it is not reported."""
     max_in_flight: int = 0
+    running: int | None = None
+    """Requests in the batch when this was asked for; None where it is not reported."""
+    waiting: int | None = None
+    """Requests that waited for a place in it."""
+    kv_cache_usage: float | None = None
+    """Share of the K/V cache's blocks that running requests owned."""
     weight_bytes: int | None = None
     """Of weights that a forward reads; None where it is not known."""
     weight_type: str | None = None

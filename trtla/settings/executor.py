@@ -79,8 +79,11 @@ class ExecutorOptions:
     draft_dtype: str | None = None
     """What draft models compute in; None is `dtype` (torch)."""
     block_reuse: bool = False
-    """Keep ended texts' K/V blocks while there is room, and begin prompts that share their first
-    tokens behind them (torch); benchmarks must not profit from it in silence."""
+    """Keep texts' K/V blocks while there is room, and begin prompts that share their first tokens
+    behind them (torch); benchmarks must not profit from it in silence."""
+    bounded_steps: bool = False
+    """Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a step
+    without any: for servers, as whole batches end a little later (torch)."""
 
     def __post_init__(self) -> None:
         check(self)

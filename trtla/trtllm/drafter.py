@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.runtime.draft import Draft
+from trtla.runtime.costs import NodePrices
+from trtla.runtime.draft import Draft, alike
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.tree.library import Planner, SharedTrees, Tree
 from trtla.settings.sampling import SamplingParams
@@ -93,11 +94,7 @@ class _Known:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """The text has gone on: learn at every token what the tree held for likely there."""
-        accepted = 0
-        while accepted < min(len(self.chain), len(tokens)) and (
-            self.chain[accepted] == tokens[accepted]
-        ):
-            accepted += 1
+        accepted = alike(self.chain, tokens)
         if tokens:
             self.tree.commit(tokens[: accepted + 1], accepted)
         for token in tokens[accepted + 1 :]:
@@ -166,9 +163,8 @@ class Chains:
         share = int(1.0 / self._settings.least_chance) + 1
         nodes = [min(_MOST_NODES, room * share) for room in rooms]
         trees = [one.tree for one in known]
-        drafts = self._planner.plan(
-            trees, nodes, rooms, sum(nodes), least=self._settings.least_chance
-        )
+        prices = NodePrices(least=self._settings.least_chance)
+        drafts = self._planner.plan(trees, nodes, rooms, sum(nodes), prices)
         for one, draft in zip(known, drafts, strict=True):
             one.chain = _likeliest(draft)
 

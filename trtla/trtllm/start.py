@@ -77,6 +77,12 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
             "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
             "kv_cache_enable_block_reuse=True), instead of block_reuse",
         )
+    if options.bounded_steps:
+        raise trtllm_cannot(
+            engine.name,
+            "whose executor shares out its steps itself",
+            "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
+        )
 
 
 def executor_config(
@@ -182,6 +188,7 @@ def _limits(
         fixed_triples=True,
         input_len_hint=input_hint,
         text_len_hint=text_hint,
+        shares_blocks=settings.kv_cache_enable_block_reuse,
     )
 
 

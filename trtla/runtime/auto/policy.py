@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from ctypes import Array, c_double
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from weakref import WeakKeyDictionary
 
+from trtla.runtime.auto.rest import FIRST_WORTH, Rest
 from trtla.runtime.auto.step_costs import StepCosts
-from trtla.runtime.costs import CostTable
+from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, rising
+from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.open import Planner
 
@@ -21,9 +24,25 @@ _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothin
 _LESSON = 0.02  # accepted tokens that the row of a fed node brings later, right or wrong
 _MOST_NODES = 512  # of a step
 _MEMORY = 1.0 / 64.0  # what a step counts in the averages
-_TRIAL_SHARE = 0.01  # of the time of plain steps, for drafts that only show what they cost
-_HOST_SHARE = 0.06  # of a plain step, for planning that finds nothing
-_LONGEST_REST = 16  # steps
+_TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only show what they cost
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is known of a step before its drafts."""
+
+    tokens: int
+    """Without these drafts."""
+    sequences: int
+    """Those whose drafts are chosen."""
+    rate: float
+    """Tokens a second that they reach in steps without prompts: what a second is worth. A prompt's
+    own time passes once, however much is drafted."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it feeds nothing beside these sequences' input."""
+        return self.tokens == self.sequences
 
 
 class TreePolicy:
@@ -51,112 +70,143 @@ class TreePolicy:
         self._others = SourceBudget(_FIRST_CHAIN_GAIN, _CHAIN_SHARE)
         self._chain_s = 0.0
         """Of one sequence's draft by other drafters."""
+        self._worth = FIRST_WORTH
+        """What plans of all sequences were worth lately: the next request begins with that."""
         self._plan_s = 0.0
+        """Of one sequence's planning."""
         self._trials_s = 0.0
-        """Time saved up for drafts that only show what they cost."""
-        self._now = self._rest = self._resume = 0
+        """Time saved up for steps that only show what they cost."""
+        self._rests: WeakKeyDictionary[TreeDrafter, Rest] = WeakKeyDictionary()
 
     def use(self, table: CostTable) -> None:
         """Go on with a table that knows more."""
         self._costs.use(table)
 
-    def wake(self) -> None:
-        """A sequence begins to generate: plan the next step in any case."""
-        self._rest = self._resume = 0
-
-    def plan(self, drafters: Sequence[TreeDrafter], base: int, room: int) -> bool:
-        """Choose the drafts of the next step; False: none feeds more than its input.
+    def plan(
+        self, drafters: Sequence[TreeDrafter], base: int, room: int, prompt_tokens: int = 0
+    ) -> None:
+        """Choose the drafts of the next step.
 
         Args:
             base: tokens of the step without these drafts.
             room: most tokens that they may feed together.
+            prompt_tokens: those of `base` that are prompts'.
         """
-        self._now += 1
-        if self._now < self._resume:
-            return False
-        started, count = self._clock(), len(drafters)
-        windows = self._feed_windows(drafters, base)
-        sizes = sum(one.window_tokens for one in drafters[:windows])
+        awake: list[TreeDrafter] = []
+        for one in drafters:
+            if self._rest_of(one).wakes():
+                awake.append(one)
+            elif one.others:
+                one.draft_chain(False)
+        if not awake:
+            return
+        count = len(drafters)
+        step = _Step(base, count, self._rate(base - prompt_tokens, count))
+        windows = self._feed_windows(awake, step)
+        sizes = sum(one.window_tokens for one in awake[:windows])
         if sizes > room:
             windows = sizes = 0
-        self._draft_chains(drafters, base)
-        trees = [one.handle for one in drafters]
-        nodes = [self._most(one, place < windows) for place, one in enumerate(drafters)]
-        depths = [one.most_depth for one in drafters]
+        self._draft_chains(awake, step)
+        started = self._clock()  # what other drafters take is not planning
+        nodes = [self._most(one, place < windows) for place, one in enumerate(awake)]
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
-        self._planner = self._planner or drafters[0].planner()
-        prices = self._prices(base + sizes, count, most)
-        drafts = self._planner.plan(trees, nodes, depths, *prices)
-        fed = False
-        for place, (one, draft) in enumerate(zip(drafters, drafts, strict=True)):
+        most, prices = self._prices(replace(step, tokens=base + sizes), most)
+        drafts = self._chosen(awake, nodes, most, prices)
+        for place, (one, draft) in enumerate(zip(awake, drafts, strict=True)):
             one.plan(draft, place < windows)
-            fed |= bool(one.planned.tokens)
-        self._rest_after(fed, self._clock() - started, base, count)
-        return fed
+        each = (self._clock() - started) / len(awake)
+        self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
+        self._send_to_rest(awake, prices)
+
+    def _chosen(
+        self, drafters: Sequence[TreeDrafter], nodes: list[int], most: int, prices: NodePrices
+    ) -> list[Draft]:
+        self._planner = self._planner or drafters[0].planner()
+        trees, depths = [one.handle for one in drafters], [one.most_depth for one in drafters]
+        return self._planner.plan(trees, nodes, depths, most, prices)
+
+    def _rest_of(self, drafter: TreeDrafter) -> Rest:
+        return self._rests.get(drafter) or self._rests.setdefault(drafter, Rest(self._worth))
+
+    def _send_to_rest(self, drafters: Sequence[TreeDrafter], prices: NodePrices) -> None:
+        """Let sequences rest whose drafts bring less than it costs to plan them."""
+        if not prices.knots:
+            return
+        fed = sum(len(one.planned.tokens) for one in drafters)
+        node = prices.rate * (prices.seconds(fed) - prices.seconds(0)) / max(1, fed) - _LESSON
+        planning = prices.rate * self._plan_s
+        for one in drafters:
+            if one.fed_window or one.had_chain:  # what these bring is not known before
+                continue
+            worth = sum(one.planned.values) - node * len(one.planned.tokens)
+            self._rests[one].saw(worth, planning)
+            self._worth += (worth - self._worth) * _MEMORY
 
     def _most(self, drafter: TreeDrafter, with_window: bool) -> int:
         most = drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
         return most - with_window * drafter.window_tokens
 
-    def _prices(
-        self, base: int, count: int, most: int
-    ) -> tuple[int, Array[c_double] | None, float, float, float, float]:
-        """Most nodes, seconds by nodes, rate, margin, the least chance that can pay, lesson."""
+    def _prices(self, step: _Step, most: int) -> tuple[int, NodePrices]:
+        """How many nodes may be taken of `most`, and what they cost."""
         if self._fixed is not None:
-            return most, None, 0.0, 0.0, 0.0, 0.0
-        rate = self._rate(base, count)
-        seconds = self._seconds(base, count, most)
-        if tried := self._tries_larger(seconds, base, count, most):
-            return tried, None, 0.0, 0.0, _TRIAL_CHANCE, 0.0
-        least = min((seconds[k] - seconds[k - 1] for k in range(1, min(most, 32) + 1)), default=0.0)
-        return most, seconds, rate, _MARGIN, max(_LEAST_CHANCE, rate * least - _LESSON), _LESSON
+            return most, FREE
+        prices = NodePrices(self._knots(step, most), step.rate, _MARGIN, lesson=_LESSON)
+        if step.plain:
+            if self._tries_plain(step):
+                return 0, FREE
+            if tried := self._tries_larger(step, prices, most):
+                return tried, NodePrices(least=_TRIAL_CHANCE)
+        pairs = pairwise(prices.knots)
+        slopes = [(high - low) / (b - a) for (a, low), (b, high) in pairs if a < _LOOKED_AT]
+        least = max(_LEAST_CHANCE, step.rate * min(slopes, default=0.0) - _LESSON)
+        return most, replace(prices, least=least)
 
-    def _seconds(self, base: int, count: int, most: int) -> Array[c_double]:
-        """The time of a step with 0, 1, ... nodes, linear between sizes that the table knows."""
-        found, knot = [self._costs.seconds(base, count)], 0
+    def _seconds(self, step: _Step, nodes: int = 0) -> float:
+        return self._costs.seconds(step.tokens + nodes, step.sequences)
+
+    def _knots(self, step: _Step, most: int) -> tuple[Point, ...]:
+        """The time of a step at numbers of nodes for which it is about known."""
+        found, knot = {0: self._seconds(step)}, 0
         while knot < most:
-            start, last, knot = knot, found[-1], min(most, 2 * knot + count)
-            slope = (self._costs.seconds(base + knot, count) - last) / (knot - start)
-            found += [last + slope * k for k in range(1, knot - start + 1)]
-        rising = list(accumulate(reversed(found), min))  # less never costs more
-        return (c_double * len(found))(*reversed(rising))
+            knot = min(most, 2 * knot + step.sequences)
+            found[knot] = self._seconds(step, knot)
+        return rising(found)
 
-    def _tries_larger(self, seconds: Array[c_double], base: int, count: int, most: int) -> int:
+    def _tries_plain(self, step: _Step) -> bool:
+        """Whether nothing is fed, where it is not known lately what such a step takes."""
+        if self._costs.knows(step.tokens, step.sequences):
+            return False
+        if self._trials_s < (self._speed_up - 1.0) * self._seconds(step):
+            return False
+        self._trials_s = 0.0
+        return True
+
+    def _tries_larger(self, step: _Step, prices: NodePrices, most: int) -> int:
         """Nodes to feed where nothing is known of steps of that size, now and then; 0: none."""
-        self._trials_s += _TRIAL_SHARE * seconds[0]
-        tried = min(most, _TRIAL_NODES * count)
-        if tried <= 0 or self._costs.knows(base + tried, count):
+        plain = prices.seconds(0)
+        self._trials_s += _TRIAL_SHARE * plain
+        tried = min(most, _TRIAL_NODES * step.sequences)
+        if tried <= 0 or self._costs.knows(step.tokens + tried, step.sequences):
             return 0
-        if self._trials_s < seconds[tried] - seconds[0]:
+        if self._trials_s < prices.seconds(tried) - plain:
             return 0
         self._trials_s = 0.0
         return tried
 
-    def _rest_after(self, fed: bool, took: float, base: int, count: int) -> None:
-        """Where planning finds nothing and costs a notable part of a step, rest for a while."""
-        self._plan_s += (took - self._plan_s) / 16.0
-        if fed or self._plan_s < _HOST_SHARE * self._costs.seconds(base, count):
-            self._rest = 0
-            return
-        self._rest = min(max(1, 2 * self._rest), _LONGEST_REST)
-        self._resume = self._now + self._rest
-
-    def _feed_windows(self, drafters: Sequence[TreeDrafter], base: int) -> int:
+    def _feed_windows(self, drafters: Sequence[TreeDrafter], step: _Step) -> int:
         """How many sequences feed their windows: all where that pays, one where it is tried."""
         sizes = [one.window_tokens for one in drafters]
         if not any(sizes) or self._fixed is not None:
             return 0
-        count = len(drafters)
-        plain = self._costs.seconds(base, count)
-        ahead = self._costs.seconds(base + sum(sizes), count)
+        plain, ahead = self._seconds(step), self._seconds(step, sum(sizes))
         for one in drafters:
             if one.fed_window:
                 self._window.saw(one.gained("window"))
-        if self._window.pays((ahead - plain) / count, 1.0 / self._rate(base, count)):
-            return count
+        if self._window.pays((ahead - plain) / len(drafters), 1.0 / step.rate):
+            return len(drafters)
         return int(self._window.tries(ahead - plain, plain))
 
-    def _draft_chains(self, drafters: Sequence[TreeDrafter], base: int) -> None:
+    def _draft_chains(self, drafters: Sequence[TreeDrafter], step: _Step) -> None:
         """Let other drafters draft where that pays."""
         having = [one for one in drafters if one.others]
         if not having:
@@ -164,24 +214,23 @@ class TreePolicy:
         for one in having:
             if one.had_chain:
                 self._others.saw(one.gained("chain"))
-        count = len(drafters)
-        plain, token_s = self._costs.seconds(base, count), 1.0 / self._rate(base, count)
+        plain, token_s = self._seconds(step), 1.0 / step.rate
         cost = self._chain_s
         pays = self._fixed is not None or self._others.pays(cost, token_s)
-        chosen = having if pays or self._others.tries(cost * len(having), plain) else []
+        wanted = pays or self._others.tries(cost * len(having), plain)
         started = time.perf_counter()
         for one in having:
-            one.draft_chain(one in chosen)
-        if chosen:
-            each = (time.perf_counter() - started) / len(chosen)
+            one.draft_chain(wanted)
+        if wanted:
+            each = (time.perf_counter() - started) / len(having)
             self._chain_s += (each - self._chain_s) / 8.0
 
     def _rate(self, base: int, sequences: int) -> float:
-        """Tokens a second that this batch reaches."""
+        """Tokens a second that these sequences reach."""
         return sequences * self._speed_up / self._costs.seconds(base, sequences)
 
     def record(self, fed: int, base: int, sequences: int, committed: int, seconds: float) -> None:
-        """Learn from a finished step.
+        """Learn from a finished step without prompts.
 
         Args:
             fed: tokens of all sequences in it; `base` of them would have been fed without drafts.
@@ -198,6 +247,8 @@ class TreePolicy:
 
 
 _TRIAL_NODES, _TRIAL_CHANCE = 4, 0.02
+_LOOKED_AT = 32  # nodes, where the price of the cheapest one is looked for
+_HOST_MEMORY = 1.0 / 16.0  # what a step counts in the averages of host work
 _FIRST_WINDOW_GAIN = 0.15  # accepted tokens a step that only the window brings, before any trial
 _WINDOW_SHARE = 0.005  # of the time of plain steps, for its trials
 _FIRST_CHAIN_GAIN, _CHAIN_SHARE = 1.0, 0.02

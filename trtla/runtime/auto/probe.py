@@ -84,7 +84,8 @@ def fitted_plan(plan: CostPlan, cache: KVCache, limits: ExecutorLimits) -> CostP
     step, most = 1 + limits.lookahead.max_draft_len, limits.max_num_tokens
     context = max(1, min(plan.context, limits.max_text_len // 2))
     room = max(step, limits.max_text_len + limits.lookahead.max_draft_len - context)
-    sizes = tuple(sorted({*(size for size in plan.sizes if size <= room), step}))
+    longest = step if cache.device.type == "cuda" else room  # longer steps have no graph there
+    sizes = tuple(sorted({*(size for size in plan.sizes if size <= longest), step}))
     each = -(-(context + sizes[-1]) // TOKENS_PER_BLOCK)
     sequences = max(1, min(limits.max_batch_size, cache.pool.num_blocks // each))
     return replace(

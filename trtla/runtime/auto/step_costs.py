@@ -16,6 +16,7 @@ _BOUND = math.log(64.0)  # of corrections
 _MEMORY = 1.0 / 32.0  # what a plain step counts at least
 _SHARED = 1.0 / 64.0  # what a step with drafts says of plain ones: the machine's speed drifts
 _MOST_WEIGHT = 24.0  # steps that a knot's correction remembers
+_FIRST_PLAIN, _PLAIN_EVERY = 2, 64  # steps without drafts: at first, and then to stay known
 _KNOWN = 0.25  # weight below which a knot is as if never fed
 _FORGOTTEN, _FORGET_EVERY = 0.94, 16  # of weights, in steps: what is not fed gets another chance
 
@@ -75,7 +76,8 @@ class _Correction:
 
     def __init__(self) -> None:
         self._plain, self._seen, self._steps = 0.0, 0, 0
-        """Logarithm of the plain steps' factor, and their number."""
+        """Logarithm of the plain steps' factor, their number, and that of all steps."""
+        self._last_plain = 0
         self._own, self._weights = [0.0] * _KNOTS, [0.0] * _KNOTS
         """Logarithms of the factors that were seen, and what they count."""
         self._factors = [1.0] * _KNOTS
@@ -86,12 +88,14 @@ class _Correction:
         return below + (above - below) * share
 
     def knows(self, knot: int) -> bool:
-        """Whether steps near a knot were seen lately; plain ones always are."""
-        return not knot or self._weights[knot] >= _KNOWN
+        """Whether steps near a knot were seen lately."""
+        if not knot:
+            return self._seen >= _FIRST_PLAIN and self._steps - self._last_plain < _PLAIN_EVERY
+        return self._weights[knot] >= _KNOWN
 
     def saw_plain(self, ratio: float) -> None:
         """Take the logarithm of a plain step's real by its expected seconds."""
-        self._seen += 1
+        self._seen, self._last_plain = self._seen + 1, self._steps
         error = _clipped(ratio - self._plain, _CLIP)
         self._plain = _clipped(self._plain + error * max(1.0 / self._seen, _MEMORY), _BOUND)
         self._refresh()

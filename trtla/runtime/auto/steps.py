@@ -32,7 +32,7 @@ class AdaptiveSteps:
         self._steps = 0
         self._adaptive: list[tuple[Sequence_, int]] = []
         """Adaptive sequences of the step, with their tokens before."""
-        self._base = self._fed = 0
+        self._prompt = self._base = self._fed = 0
 
     def join(self, sequence: Sequence_) -> None:
         """Take a sequence in; what steps cost is known from the first adaptive one on."""
@@ -59,11 +59,6 @@ class AdaptiveSteps:
             for name, own in tree.counts().items():
                 sources[name] = sources.get(name, SourceCounts()) + own
 
-    def begins(self) -> None:
-        """A sequence has its first token."""
-        if self._policy is not None:
-            self._policy.wake()
-
     def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int, room: int) -> list[Draft]:
         """The drafts of the next step, in order.
 
@@ -75,6 +70,7 @@ class AdaptiveSteps:
         drafts = fit([NO_DRAFT if tree else s.propose() for s, tree in pairs], max(0, room))
         adaptive = [tree for _, tree in pairs if tree]
         self._adaptive = [(s, len(s.output_ids)) for s, tree in pairs if tree]
+        self._prompt = prompt_tokens
         self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
         if not adaptive:
             return drafts
@@ -87,7 +83,7 @@ class AdaptiveSteps:
         if len(adaptive) > self._most:
             self._ask_for(len(adaptive))
         left = room - sum(len(draft.tokens) for draft in drafts)
-        self._policy.plan(adaptive, self._base, max(0, left))
+        self._policy.plan(adaptive, self._base, max(0, left), prompt_tokens)
         drafts = [
             s.propose() if tree else draft for (s, tree), draft in zip(pairs, drafts, strict=True)
         ]
@@ -96,7 +92,7 @@ class AdaptiveSteps:
 
     def record(self, seconds: float) -> None:
         """Report what the planned step committed and took."""
-        if not self._adaptive or self._policy is None:
+        if not self._adaptive or self._policy is None or self._prompt:
             return
         committed = sum(len(s.output_ids) - before for s, before in self._adaptive)
         self._policy.record(self._fed, self._base, len(self._adaptive), committed, seconds)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trtla.errors import UsageError, trtllm_cannot
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
@@ -51,7 +51,7 @@ class DraftModelDrafter(Drafter):
         policy: GammaPolicy,
         rejection: bool = False,
     ) -> None:
-        self.sequence = Sequence_(replace(request, margins=False), AUTOREGRESSIVE, NoDrafter())
+        self.sequence = Sequence_(request, AUTOREGRESSIVE, NoDrafter())
         self.policy, self._rejection = policy, rejection and not request.sampling.greedy
         self.steps: list[DraftStep] = []
         """The steps that were drafted for."""
@@ -93,7 +93,7 @@ class DraftModelDrafter(Drafter):
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""
-        accepted = _alike(self.drafted, committed)
+        accepted = alike(self.drafted, committed)
         kept = min(len(self._text) + accepted, self.sequence.num_cached)
         if self.choice is not None:
             step = DraftStep(self.choice, len(self.drafted), accepted)
@@ -262,15 +262,6 @@ def _stretches(behind: Sequence[DraftModelDrafter], budget: int) -> Iterator[Fee
             return
         budget -= length
         yield drafter.stretch(length)
-
-
-def _alike(drafted: Sequence[int], committed: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = zip(drafted, committed, strict=False)
-    return next(
-        (place for place, (ours, said) in enumerate(pairs) if ours != said),
-        min(len(drafted), len(committed)),
-    )
 
 
 def check_vocabulary(draft_vocab: int, target_vocab: int) -> None:

@@ -7,16 +7,16 @@ as long as the executor lives.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_model
-from trtla.runtime.drafters.lookahead import lookahead_drafter, random_from_prompt
+from trtla.runtime.drafters.lookahead import lookahead_drafter, new_window, random_from_prompt
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
 from trtla.runtime.stats import DraftTotals
@@ -50,6 +50,8 @@ class Drafters(DrafterFactory):
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
+        if request.private:  # what it would share with others it shares with none
+            return self.fresh()(lookahead, replace(request, private=False))
         settings = self._limits.drafter_of(request)
         names = settings.drafter
         if lookahead.is_autoregressive:
@@ -117,9 +119,7 @@ class Drafters(DrafterFactory):
         names = [name for name in settings.drafter if name != "lookahead"]
         window = None
         if "window" in sources and triple.ngram_size > 1:
-            seed = random_from_prompt(sampling.seed)
-            count = triple.window_size + triple.ngram_size - 3
-            window = LookaheadWindow(triple, seed(request.known_ids, count))
+            window = new_window(triple, request.known_ids, random_from_prompt(sampling.seed))
         return TreeDrafter(
             tree,
             trees,

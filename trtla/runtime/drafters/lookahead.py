@@ -50,9 +50,7 @@ class LookaheadDrafter(Drafter):
     ) -> None:
         self._ngram, self._options = config.ngram_size, options
         self._pool = NgramPool(config.ngram_size, config.verification_set_size)
-        self._window = LookaheadWindow(
-            config, window_seed(prompt, config.window_size + config.ngram_size - 3)
-        )
+        self._window = new_window(config, prompt, window_seed)
         self._pool_from_text = pool_from_text
         self._recent = list(prompt)
 
@@ -96,6 +94,14 @@ class LookaheadDrafter(Drafter):
         if self._pool_from_text:
             self._pool.insert_text(self._recent)
         del self._recent[: 1 - size]
+
+
+def new_window(
+    config: LookaheadConfig, prompt: Sequence[int], window_seed: WindowSeed
+) -> LookaheadWindow:
+    """The window of a request at its start."""
+    count = config.window_size + config.ngram_size - 3
+    return LookaheadWindow(config, window_seed(prompt, count))
 
 
 def window_tree(

@@ -6,6 +6,7 @@ Which nodes are fed is chosen for all sequences of a step together, by `TreePoli
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
 from trtla.runtime.drafters.lookahead import window_tree
@@ -71,9 +72,9 @@ class TreeDrafter(Drafter):
     @property
     def handle(self) -> Tree:
         """Its candidate tree, up to date with the text."""
-        for token in self._missed:
-            self._tree.commit((token,))
-        self._missed.clear()
+        if self._missed:
+            self._tree.commit(self._missed)
+            self._missed.clear()
         return self._tree
 
     def planner(self) -> Planner:
@@ -102,7 +103,7 @@ class TreeDrafter(Drafter):
     @property
     def window_tokens(self) -> int:
         """Of its window, beside the input token; 0: it has none."""
-        return len(self._window.tokens()) if self._window and self._left > 1 else 0
+        return self._window.size if self._window and self._left > 1 else 0
 
     def propose(self) -> Draft:
         """The nodes that were chosen for this step.
@@ -156,7 +157,9 @@ class TreeDrafter(Drafter):
         except Exception as error:  # this request's alone: `propose` raises it
             self._failure = error
         self.had_chain = bool(chain)
-        self._tree.set_chain(chain, [_FIRST_CHANCE] * len(chain))
+        # What the tree has missed is not judged by this chain.
+        tree = self.handle if chain else self._tree
+        tree.set_chain(chain, [_FIRST_CHANCE] * len(chain))
 
     def gained(self, source: str) -> float:
         """Accepted tokens since the last call that a source alone held for likeliest."""
@@ -170,11 +173,7 @@ class TreeDrafter(Drafter):
         self._accepted, self._rows = len(path), rows
         if not self._places:
             return
-        self._accepted = 0
-        for node in path:
-            if node not in self._places:
-                break
-            self._accepted += 1
+        self._accepted = sum(1 for _ in takewhile(self._places.__contains__, path))
         draft = self.planned
         tokens = (self._last, *draft.tokens)
         pairs = [

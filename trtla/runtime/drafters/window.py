@@ -78,15 +78,18 @@ class LookaheadWindow:
         cells = first[1:] if self.full else first
         return (*self.fillers, *cells, *(token for level in rest for token in level))
 
+    @property
+    def size(self) -> int:
+        """How many tokens it feeds."""
+        return self._waiting + self._width * len(self._levels) - self.full
+
     def parents(self) -> tuple[int, ...]:
         """Parent nodes of `tokens`."""
         return window_parents(self._width, self._waiting, len(self._levels), self.full)
 
     def newest(self) -> tuple[int, ...]:
         """Nodes whose predictions `advance` wants."""
-        levels = len(self._levels)
-        fed = self._waiting + self._width * levels - self.full
-        return newest_nodes(self._width, fed, levels, self.full)
+        return newest_nodes(self._width, self.size, len(self._levels), self.full)
 
     @property
     def _waiting(self) -> int:

@@ -63,6 +63,12 @@ class BesideSteps(StepLoop):
                 self._cost_table, self._costed = found, sequences
         return self._cost_table
 
+    def warm_up(self) -> None:
+        """Take the cache's memory; learn what steps of up to a full batch cost."""
+        self._check_open()
+        self._cache.claim()
+        self._beside(lambda: self._costs(self._limits.max_batch_size))
+
     def use_memory(self, memory: DraftMemory) -> None:
         """Draft for the requests to come with what this memory holds.
 

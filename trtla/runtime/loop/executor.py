@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.runtime.auto.probe import measured_costs
@@ -28,7 +29,7 @@ from trtla.runtime.request import (
     Request,
 )
 from trtla.runtime.sequence import RequestFailed, Sequence
-from trtla.runtime.stats import DraftTotals, RequestStats
+from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
 
 
 class TorchExecutor(BesideSteps):
@@ -43,6 +44,7 @@ class TorchExecutor(BesideSteps):
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
         draft_totals: where draft models count their steps.
         most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
+        bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -58,6 +60,8 @@ class TorchExecutor(BesideSteps):
         max_reused_len: int = 0,
         draft_totals: DraftTotals | None = None,
         most_nodes: int | None = None,
+        *,
+        bounded_steps: bool = False,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -67,7 +71,7 @@ class TorchExecutor(BesideSteps):
             )
         made = (drafters or LookaheadDrafters(), costs, most_nodes)
         super().__init__(model, cache, limits, draft_totals or DraftTotals(), *made)
-        self._max_reused_len = max_reused_len
+        self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
         self._reset()
@@ -75,7 +79,8 @@ class TorchExecutor(BesideSteps):
     def _reset(self) -> None:
         """All that can be made anew, without any request."""
         sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
-        self._scheduler = Scheduler(*sizes, self._cache.pool, self._max_reused_len)
+        place = (self._cache.pool, self._max_reused_len)
+        self._scheduler = Scheduler(*sizes, *place, bounded=self._bounded_steps)
         self._adaptive = AdaptiveSteps(self._costs, self._most_nodes)
         self._deadlines: dict[int, float] = {}
         self._new, self._taken = [], []
@@ -89,6 +94,19 @@ class TorchExecutor(BesideSteps):
     def is_leader(self) -> bool:
         """Always: one process runs the model."""
         return True
+
+    def stats(self) -> ExecutorStats:
+        """Counters since the executor was opened, and how full it is."""
+        counted = super().stats()
+        if self._closed:
+            return counted
+        pool, scheduler = self._cache.pool, self._scheduler
+        return replace(
+            counted,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_cache_usage=1.0 - pool.num_free / pool.num_blocks,
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
@@ -170,10 +188,11 @@ class TorchExecutor(BesideSteps):
         running = self._scheduler.num_running
         self._stats.max_in_flight = max(self._stats.max_in_flight, running)
         try:
-            self._step(plan)
+            seconds = self._step(plan)
         except RequestFailed as failure:
             self._recover(failure)
             return True
+        self._scheduler.stepped(plan, seconds)
         for sequence in plan.sequences:
             if sequence.finish_reason is not None:
                 self._finish(sequence)

@@ -1,19 +1,26 @@
 """In-flight batching in plain integers: which sequences run in the next forward, and with what.
 
 First come, first served. Every running sequence takes part in every step; prompts fill what is left
-of max_num_tokens, in chunks when they are longer; a finished sequence's place is taken at once.
-Its full blocks may be kept, and a prompt that begins with their tokens starts behind them.
+of max_num_tokens, in chunks when they are longer, or of what may be fed beside running texts where
+steps are bounded; a finished sequence's place is taken at once.
+Full blocks may be kept, and a prompt that begins with their tokens starts behind them; it waits for
+blocks that a running prompt is about to fill.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 from trtla.runtime.limits import MAX_CHUNK
+from trtla.runtime.loop.pace import PromptPace
 from trtla.runtime.sequence import Sequence
+
+_LOOKED_AT = 64  # of the queue, where the first ones wait for blocks of running prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +67,24 @@ class Scheduler:
         max_num_tokens: most tokens of a forward.
         blocks: those of the cache.
         max_reused_len: longest prompt that starts behind kept blocks, and longest stretch of a text
-            that is kept; 0: neither is done.
+            that is kept, from when its prompt is read; 0: neither is done.
+        bounded: limit the prompt tokens beside running texts, so that these do not stand still.
     """
 
     def __init__(
-        self, max_batch_size: int, max_num_tokens: int, blocks: BlockPool, max_reused_len: int = 0
+        self,
+        max_batch_size: int,
+        max_num_tokens: int,
+        blocks: BlockPool,
+        max_reused_len: int = 0,
+        *,
+        bounded: bool = False,
     ) -> None:
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
         self._max_reused_len = max_reused_len
         self._blocks = blocks
+        self._pace = PromptPace() if bounded else None
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -77,6 +92,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences in flight."""
         return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -102,29 +122,70 @@ class Scheduler:
         if not prompts:
             return Plan([], generation, left)
         share = -(-left * len(prompts) // len(self._running))
-        drafts = sum(s.max_draft_len for s in generation)
-        chunks = list(_chunks(prompts, max(left - drafts, share)))
+        budget = max(left - sum(s.max_draft_len for s in generation), share)
+        if self._pace:
+            beside = len(generation)
+            most = self._pace.tokens(beside) if beside else self._pace.tokens_alone()
+            budget = min(budget, most)
+        chunks = list(_chunks(prompts, budget))
         return Plan(chunks, generation, left - sum(chunk.length for chunk in chunks))
 
     def _admit(self) -> None:
+        """Start those that may, in order; who waits for blocks of a running prompt holds up none.
+
+        Nobody starves: it waits for running prompts alone, and is looked at first in each step.
+        """
         most = min(self._max_batch_size, self._max_num_tokens)  # each feeds a token at least
-        while self._waiting and len(self._running) < most:
-            sequence = self._waiting[0]
+        if len(self._running) == most:
+            return
+        for sequence in tuple(islice(self._waiting, _LOOKED_AT)):
             shared = self._shared(sequence)
+            if self._awaits_blocks(sequence, len(shared)):
+                continue
             blocks = self._blocks.allocate(sequence.max_cached, shared)
             if blocks is None:
                 return
-            self._running.append(self._waiting.popleft())
+            self._waiting.remove(sequence)
+            self._running.append(sequence)
             sequence.blocks = blocks
             sequence.num_cached = len(shared) * TOKENS_PER_BLOCK
             sequence.stats.reused_tokens = sequence.num_cached
+            if len(self._running) == most:
+                return
+
+    def _awaits_blocks(self, sequence: Sequence, found: int) -> bool:
+        """Whether a running prompt is about to fill more blocks for it than are found now."""
+        if not self._reuses(sequence):
+            return False
+        for other in self._running:
+            if self._reuses(other) and other.num_cached < len(other.prompt):
+                alike = _blocks_alike(sequence.prompt[:-1], other.prompt)
+                if alike > found and alike * TOKENS_PER_BLOCK > other.num_cached:
+                    return True
+        return False
 
     def _shared(self, sequence: Sequence) -> tuple[int, ...]:
         """Kept blocks that it starts behind; its last prompt token is always fed, for logits."""
         return self._blocks.find(sequence.prompt[:-1]) if self._reuses(sequence) else ()
 
     def _reuses(self, sequence: Sequence) -> bool:
-        return len(sequence.prompt) <= self._max_reused_len
+        """Whether it reads blocks of others, and others may read its own."""
+        private = sequence.request.private
+        return not private and len(sequence.prompt) <= self._max_reused_len
+
+    def _read_by_others(self, sequence: Sequence) -> tuple[int, ...]:
+        """As much of its cached text as others may read."""
+        return sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
+
+    def stepped(self, plan: Plan, seconds: float) -> None:
+        """A plan was fed and committed, which took so long; others may read the blocks that its
+        prompts have filled."""
+        if self._pace:
+            fed = sum(chunk.length for chunk in plan.chunks)
+            self._pace.stepped(fed, len(plan.generation), seconds)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            self._blocks.keep(sequence.blocks, self._read_by_others(sequence))
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out and free its blocks, some of which may be kept."""
@@ -132,17 +193,30 @@ class Scheduler:
             self._waiting.remove(sequence)
             return
         self._running.remove(sequence)
-        kept = sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
-        self._blocks.release(sequence.blocks, kept)
+        self._blocks.release(sequence.blocks, self._read_by_others(sequence))
         sequence.blocks = ()
 
 
-def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[PromptChunk]:
-    """Stretches of what has to be cached, in order, as far as the budget goes."""
-    for sequence in prompts:
-        start = sequence.num_cached
-        length = min(len(sequence.prefill) - start, budget, MAX_CHUNK)
-        if length <= 0:
-            return
+def _blocks_alike(text: Tokens[int], other: Tokens[int]) -> int:
+    """How many full blocks both begin with."""
+    ends = range(TOKENS_PER_BLOCK, min(len(text), len(other)) + 1, TOKENS_PER_BLOCK)
+    pieces = (slice(end - TOKENS_PER_BLOCK, end) for end in ends)
+    return sum(1 for _ in takewhile(lambda piece: text[piece] == other[piece], pieces))
+
+
+def _chunks(prompts: Tokens[Sequence], budget: int) -> Iterator[PromptChunk]:
+    """Stretches of what has to be cached, of so many tokens together.
+
+    The oldest prompt gets half of them, so that short ones cannot hold it up for ever; of the
+    others those that have the fewest tokens left go first, and what they leave is the oldest one's.
+    """
+    left = [min(len(one.prefill) - one.num_cached, MAX_CHUNK) for one in prompts]
+    lengths = [0] * len(prompts)
+    order = sorted(range(1, len(prompts)), key=left.__getitem__)
+    for place, most in (0, -(-budget // 2)), *((place, budget) for place in order), (0, budget):
+        length = min(left[place] - lengths[place], most, budget)
+        lengths[place] += length
         budget -= length
-        yield PromptChunk(sequence, start, length)
+    for one, length in zip(prompts, lengths, strict=True):
+        if length:
+            yield PromptChunk(one, one.num_cached, length)

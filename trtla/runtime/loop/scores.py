@@ -1,7 +1,7 @@
-"""Log probabilities of a given text under the target: temperature 1, no filters.
+"""Log probabilities under the target, temperature 1 and no filters: of a given text, of new tokens.
 
-The prompt is prefilled; the output goes through steps with itself as the draft, so every token is
-computed as in decoding.
+A given text's prompt is prefilled; its output goes through steps with itself as the draft, so every
+token is computed as in decoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trtla.errors import TrtlaError
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.request import Request, no_answer
+from trtla.runtime.request import Request, TokenLogProb, no_answer
 from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Text
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -106,6 +106,32 @@ def _of_targets(rows: Tensor, tokens: Sequence[int]) -> list[float]:
     places = torch.tensor([tokens], device=rows.device).T
     found: list[float] = rows.gather(1, places)[:, 0].tolist()
     return found
+
+
+def token_log_probs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogProb, ...]:
+    """How probable each row's token is, and the `count` most probable ones beside it.
+
+    Args:
+        logits: [rows, vocab], none of them NaN or +inf; in float32 the logarithms are exact enough.
+        tokens: one of each row.
+    """
+    logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    tops = _most_probable(logits, logs, count)
+    return tuple(map(TokenLogProb, tokens, _of_targets(logs, tokens), tops))
+
+
+def _most_probable(logits: Tensor, logs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """Of each row; `topk` alone would choose among equal ones as it likes."""
+    if not count:
+        return [()] * len(logits)
+    least = logits.topk(min(count, logits.shape[-1]), dim=-1).values[:, -1:]
+    rows, ids = ((logits >= least) & (logs > -math.inf)).nonzero(as_tuple=True)
+    columns = (rows, ids, logs[rows, ids], logits[rows, ids])
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    tops: list[list[tuple[int, float]]] = [[] for _ in logits]
+    for row, token, log, _ in sorted(found, key=lambda one: -one[3]):  # by ids before
+        tops[row].append((token, log))
+    return [tuple(top[:count]) for top in tops]
 
 
 def perplexity(log_probs: Sequence[float]) -> float:

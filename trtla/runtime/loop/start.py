@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtla.runtime.auto.probe import cost_source
+from trtla.runtime.drafters.draft_model import check_vocabulary
 from trtla.runtime.drafters.factory import Drafters, open_draft_models
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
@@ -47,16 +48,18 @@ def open_torch_executor(
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
     place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
     totals = DraftTotals()
-    models = open_draft_models(draft_engines, limits, *place, totals)
+    for draft in draft_engines.values():  # before anything is loaded
+        check_vocabulary(draft.config.pretrained_config.vocab_size, checkpoint.vocab_size)
     model = load_engine(engine, arithmetic, on, options.kv_cache_dtype)
+    models = open_draft_models(draft_engines, limits, *place, totals)
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
     blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
-    costs = cost_source(engine, model.arithmetic, on)
+    costs = cost_source(engine, f"{model.arithmetic}{', graphs' if model.fast else ''}", on)
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     cache = model.new_cache(blocks + SPARE_BLOCKS)
-    nodes = options.draft_options.nodes
-    return TorchExecutor(model, cache, limits, drafters, costs, reused, totals, nodes)
+    made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
+    return TorchExecutor(*made, bounded_steps=options.bounded_steps)
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

@@ -6,6 +6,7 @@ TorchExecutor decides when requests wait and end, and recovers from steps that a
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Tokens
 
 import torch
 
@@ -13,12 +14,20 @@ from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.scheduler import Plan
+from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
-from trtla.runtime.request import Output, committed_prefix, no_answer
+from trtla.runtime.request import Output, TokenLogProb, committed_prefix, no_answer
 from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
-from trtla.runtime.sampling.predict import Prediction, most_probable, predict, seen_rows
+from trtla.runtime.sampling.draw import top2_margin
+from trtla.runtime.sampling.predict import (
+    Prediction,
+    logits_after,
+    most_probable,
+    predict,
+    top_rows,
+)
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats
 
@@ -43,7 +52,8 @@ class StepLoop(RecoveringExecutor[Sequence]):
         self._forward = model.step_forward(cache, limits)
         self._adaptive: AdaptiveSteps
 
-    def _step(self, plan: Plan) -> None:
+    def _step(self, plan: Plan) -> float:
+        """Feed and commit a plan; the seconds that it took."""
         feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
         started = time.perf_counter()
         prompt_tokens = sum(feed.length for feed in feeds)
@@ -51,8 +61,9 @@ class StepLoop(RecoveringExecutor[Sequence]):
         feeds += map(Feed.step, plan.generation, drafts)
         predictions = self._predict(feeds)
         moves: list[_Move] = []
-        for feed, prediction in zip(feeds, predictions, strict=True):
+        for feed in feeds:
             self._count_fed(feed)
+        for feed, prediction in zip(feeds, predictions, strict=True):
             if feed.rows:
                 try:
                     self._commit(feed, prediction, moves)
@@ -61,13 +72,16 @@ class StepLoop(RecoveringExecutor[Sequence]):
             else:
                 feed.sequence.num_cached += feed.length
         self._move_accepted(moves)
-        self._adaptive.record(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._adaptive.record(seconds)
+        return seconds
 
     def _predict(self, feeds: list[Feed]) -> list[Prediction]:
         """One forward over all feeds, and the target's choices at the rows they want."""
         started = time.perf_counter()
         logits = self._forward(feeds).logits
-        predictions = predict(feeds, logits, self._model.row_sampler)
+        tops = top_rows(feeds, logits, self._model.row_sampler)
+        predictions = predict(feeds, logits, self._model.row_sampler, tops)
         synchronize(self._cache.device)
         took = time.perf_counter() - started
         self._stats.forward_s = (self._stats.forward_s or 0.0) + took
@@ -83,16 +97,18 @@ class StepLoop(RecoveringExecutor[Sequence]):
         count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
         if count < len(tokens):
             tokens, kept = tokens[:count], kept[: count - 1]
+        margins, logprobs = _reported(feed, (feed.rows[0], *kept)[:count], prediction, tokens)
         output = Output(
             sequence.request.request_id,
             tokens,
             reason,
             sequence.stats,
-            _margins(prediction, (feed.rows[0], *kept)[:count]),
+            margins,
             no_answer(sequence.request.label, place + count) if reason == "failed" else None,
             start=place,
             accepted=len(accepted.nodes[:count]),
             sources=feed.tree.proposers(accepted.nodes[:count]),
+            logprobs=logprobs,
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
         self._new.append(output)
@@ -107,13 +123,10 @@ class StepLoop(RecoveringExecutor[Sequence]):
         if feed.tree.top:
             nodes = (0, *accepted.nodes)[:count]
             sequence.drafter.ranked(most_probable(feed, nodes, prediction))
-        if sequence.drafter.top_rows:
+        if prediction.tops is not None:
             nodes = accepted.nodes[:count]
-            sampler = self._model.row_sampler
-            sequence.drafter.saw(nodes, seen_rows(feed, nodes, prediction, sampler))
+            sequence.drafter.saw(nodes, prediction.tops.after(nodes))
         sequence.drafter.observe(_read(feed, prediction), tokens)
-        if feed.draft is None:
-            self._adaptive.begins()
 
     def _count_fed(self, feed: Feed) -> None:
         """Count what a forward was fed, also where nothing comes of it."""
@@ -139,16 +152,29 @@ class StepLoop(RecoveringExecutor[Sequence]):
         sources: list[int] = []
         targets: list[int] = []
         for sequence, base, nodes in moves:
-            slots = self._cache.table(sequence.blocks).order
-            sources += [slots[base + node] for node in nodes]
-            targets += slots[base + 1 : base + 1 + len(nodes)]
+            order = self._cache.table(sequence.blocks).order
+            sources += [order[base + node] for node in nodes]
+            targets += order[base + 1 : base + 1 + len(nodes)]
         if sources:
-            source, target = torch.tensor((sources, targets)).to(self._cache.device)
+            slots = torch.tensor((sources, targets))
+            if self._cache.device.type == "cuda":  # from pinned memory nobody waits for the copy
+                slots = slots.pin_memory()
+            source, target = slots.to(self._cache.device, non_blocking=True)
             self._cache.move(source, target)
 
 
-def _margins(prediction: Prediction, nodes: tuple[int, ...]) -> tuple[float, ...]:
-    return tuple(prediction.margins[node] for node in nodes) if prediction.margins else ()
+def _reported(
+    feed: Feed, nodes: Tokens[int], prediction: Prediction, tokens: Tokens[int]
+) -> tuple[tuple[float, ...], tuple[TokenLogProb, ...]]:
+    """Margins and log probabilities of committed tokens, each chosen after a node, if asked for."""
+    request = feed.sequence.request
+    if not tokens or (not request.margins and request.logprobs is None):
+        return (), ()
+    logits = logits_after(feed, nodes, prediction)
+    margins = tuple(top2_margin(logits).tolist()) if request.margins else ()
+    if request.logprobs is None:
+        return margins, ()
+    return margins, token_log_probs(logits, tokens, request.logprobs)
 
 
 def _accept(feed: Feed, prediction: Prediction) -> Accepted:

@@ -15,6 +15,8 @@ from trtla.runtime.models.attention import AttentionGroup, Group
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.sequence import Feed
 
+_MASK_WIDTH = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -93,7 +95,11 @@ def _group(
         return AttentionGroup(rows, shape, keys, None, causal=True)
     bias = None
     if count > 1 or min(totals) < length:
-        bias = _bias(feeds, shape, group_size, dtype).to(tables[0].slots.device)
+        device = tables[0].slots.device
+        # On a GPU PyTorch copies a mask of any other width, in every layer.
+        width = length if device.type == "cpu" else -(-length // _MASK_WIDTH) * _MASK_WIDTH
+        wide = _bias(feeds, (len(feeds), count, width), group_size, dtype)
+        bias = wide.to(device)[..., :length]
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
     pad, unpad = _padding(counts, tables[0].slots.device)
@@ -126,7 +132,7 @@ def _bias(
     batch, count, length = shape
     if batch == 1:
         bias = torch.zeros((1, 1, group_size, count, length), dtype=dtype)
-        bias[..., feeds[0].sequence.num_cached :] = _tree_bias(feeds[0])
+        bias[..., feeds[0].sequence.num_cached : feeds[0].total] = _tree_bias(feeds[0])
         return bias.flatten(2, 3)
     # Padded queries see what is cached: a row of -inf alone would give NaN.
     alone = [len(feed.tokens) == 1 for feed in feeds]

@@ -6,7 +6,6 @@ cache. Callers only see a `StepForward`.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, Forwarded, make_batch
-from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
-from trtla.runtime.models.cuda.paged_attention import triton_attends
+from trtla.runtime.models.cuda.capture import CudaCapture
+from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.sampling.predict import RowSampler
+from trtla.runtime.sampling.predict import RowSampler, StepSampler
 from trtla.runtime.sequence import Feed
 
 SPARE_BLOCKS = 1
@@ -34,6 +33,8 @@ class Model(ABC):
 
     dtype: torch.dtype
     """Type of activations."""
+    fast: bool = False
+    """Whether steps run through CUDA graphs over pages, which `cuda.path` has tested."""
     taps: tuple[int, ...] = ()
     """Layers whose output `Forwarded.hidden` holds; set them before the model is run."""
 
@@ -63,8 +64,8 @@ class Model(ABC):
         return self.dtype
 
     @property
-    def row_sampler(self) -> RowSampler | None:
-        """Chooses the tokens of single rows; None: all rows are drawn together."""
+    def row_sampler(self) -> RowSampler | StepSampler | None:
+        """Chooses tokens, of single rows or of all at once; None: PyTorch's operations do."""
         return None
 
     def _stacked(self, outputs: Mapping[int, Tensor]) -> Tensor | None:
@@ -92,6 +93,10 @@ class PackedModel(Model):
     def group_size(self) -> int:
         """Query heads that share a K/V head (GQA)."""
 
+    def use_plain_path(self) -> None:
+        """Run by PyTorch's operations from now on."""
+        self.fast = False
+
     @abstractmethod
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Run one packed batch."""
@@ -102,20 +107,22 @@ class PackedModel(Model):
         return self.forward_batch(batch, cache)
 
     def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:
-        """Packed, or through graphs and pages where TRTLA_PAGED_ATTENTION=1 asks for them.
-
-        The paged kernels equal `attend` under Triton's interpreter and compile for sm_80 and sm_90,
-        but have not run on a GPU yet.
-        """
-        fp8 = cache.data.dtype == torch.uint8
-        asked = os.environ.get("TRTLA_PAGED_ATTENTION") == "1" and not self.taps
-        if not asked or not triton_attends(cache.data.shape[-1], self.dtype, cache.device, fp8):
+        """Packed, or through graphs and pages where `fast` says so; captures these now."""
+        if not self.fast or self.taps:
             return super().step_forward(cache, limits)
-        return GraphRunner(
+        step, most = limits.lookahead.max_decoding_tokens, 1 + limits.max_draft_len
+        runner = GraphRunner(
             self.forward_batch,
             cache,
             limits.max_batch_size,
-            1 + limits.max_draft_len,
+            sorted({step, most}),
             limits.max_text_len + limits.max_draft_len,
-            CudaCapture(),
+            CudaCapture(cache.device),
         )
+        runner.capture_all()
+        if (
+            runner.problem is not None
+        ):  # it may be the kernels', which would fail without graphs too
+            self.use_plain_path()
+            return super().step_forward(cache, limits)
+        return runner

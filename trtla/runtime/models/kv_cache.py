@@ -6,6 +6,7 @@ GUARANTEED_NO_EVICT), so a running sequence is never evicted and a draft always 
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,11 @@ class KVCache:
     def scale(self, layer: int) -> Tensor | None:
         """What stored keys and values of a layer are to be multiplied with; None: nothing."""
         return None
+
+    def claim(self) -> None:
+        """Take all of the memory now, not block by block as they are first used."""
+        if self.device.type == "cpu":
+            self.data.view(torch.uint8).view(-1)[:: mmap.PAGESIZE].bitwise_or_(0)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy accepted drafts' keys and values to their final slots; the two may overlap."""

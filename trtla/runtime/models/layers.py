@@ -1,12 +1,14 @@
-"""A model's layers: matrix products with plain and FP8 weights, and rotary positions.
+"""A model's layers: matrix products with plain and FP8 weights, rotary positions, and the small
+operations between products.
 
-On CPUs a weight is kept in oneDNN's own block layout, made once at load.
+On CPUs a weight is kept in oneDNN's own block layout, made once at load; on CUDA as it comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import llama3_frequencies, quantize
+from trtla.formats.tensors import E4M3, llama3_frequencies, quantize
+from trtla.runtime.models.kv_cache import KVCache
 
 _STEP_TOKENS = 16
 """Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
@@ -25,6 +28,9 @@ _FEW_TOKENS = 4
 _LARGE_ELEMENTS = 2**21
 """Large weights come from memory; smaller ones lie in the processor's cache, calls cost there."""
 
+_WIDENING = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether `torch.mm` takes an `out_dtype`, as it does on CUDA from PyTorch 2.8 on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -33,8 +39,13 @@ class Linear:
     packed: Tensor | None
     """oneDNN's layout, for any number of tokens."""
     transposed: Tensor | None
-    """[in, out]: where oneDNN cannot be used, and for single tokens where that is faster."""
+    """[in, out]: where oneDNN cannot be used, and for single tokens where that is faster; on CUDA a
+    view of the checkpoint's [out, in], which cuBLAS multiplies as well."""
     bias: Tensor | None = None
+
+    @property
+    def input_scale(self) -> None:
+        """As `Fp8Linear.input_scale`: the input is not quantised."""
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
@@ -44,7 +55,8 @@ class Linear:
             shared: something else reads it too, so it is not copied where that can be avoided.
         """
         if not _can_pack(weight):
-            return cls(None, weight.t() if shared else weight.t().contiguous(), bias)
+            kept = shared or weight.device.type == "cuda"
+            return cls(None, weight.t() if kept else weight.t().contiguous(), bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _STEP_TOKENS)
         twice = weight.dtype == torch.float32 and weight.numel() < _LARGE_ELEMENTS
         return cls(packed, weight.t().contiguous() if twice else None, bias)
@@ -58,6 +70,13 @@ class Linear:
             padded = F.pad(states, (0, 0, 0, _FEW_TOKENS - len(states)))
             return _packed_product(padded, self.packed, self.bias)[: len(states)]
         return _packed_product(states, self.packed, self.bias)
+
+    def wide(self, states: Tensor) -> Tensor:
+        """The product in float32; on CUDA, where there is no bias, never rounded to less."""
+        half = states.is_cuda and states.dtype in (torch.float16, torch.bfloat16)
+        if half and _WIDENING and self.transposed is not None and self.bias is None:
+            return torch.mm(states, self.transposed, out_dtype=torch.float32)
+        return self(states).float()
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -82,6 +101,10 @@ class LinearPair:
     """Two projections of the same input as one: their weights stacked."""
 
     stacked: Linear
+
+    @property
+    def input_scale(self) -> None:
+        """As `Fp8Pair.input_scale`: the input is not quantised."""
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPair:
@@ -114,12 +137,9 @@ class Fp8Linear:
     dtype: torch.dtype
 
     def __call__(self, states: Tensor) -> Tensor:
-        return self.product(quantize(states, self.input_scale))
-
-    def product(self, numbers: Tensor) -> Tensor:
-        """The output for an input that is quantised already, FP8 [tokens, in]."""
+        """The product for states [tokens, in], which may be quantised with the scale already."""
         out = torch._scaled_mm(
-            numbers,
+            states if states.dtype == E4M3 else quantize(states, self.input_scale),
             self.weight.t(),
             scale_a=self.input_scale,
             scale_b=self.weight_scale,
@@ -142,10 +162,16 @@ class Fp8Pair:
         """Two linears that read the same input."""
         return cls(first, second, torch.equal(first.input_scale, second.input_scale))
 
+    @property
+    def input_scale(self) -> Tensor | None:
+        """What the input may be quantised with before; None: each product has its own scale."""
+        return self.first.input_scale if self.same_scale else None
+
     def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        numbers = quantize(states, self.first.input_scale)
-        second = self.second.product(numbers) if self.same_scale else self.second(states)
-        return self.first.product(numbers), second
+        """Both products; states may be quantised with `input_scale` already."""
+        if self.same_scale and states.dtype != E4M3:
+            states = quantize(states, self.first.input_scale)
+        return self.first(states), self.second(states)
 
 
 def fp8_products(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -234,3 +260,66 @@ def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     rotated_first.addcmul_(second, sine, value=-1)
     rotated_second.addcmul_(first, sine)
     return rotated
+
+
+class Operations(Protocol):
+    """What a layer computes between its matrix products and its attention.
+
+    A `scale` is that of an FP8 product that follows: the result may then be quantised with it.
+    """
+
+    def add_norm(
+        self,
+        states: Tensor,
+        delta: Tensor | None,
+        weight: Tensor,
+        epsilon: float,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of states and delta [tokens, hidden] (None: nothing), and its RMS norm."""
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
+    ) -> Tensor:
+        """Rotate queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_size], write keys and
+        values to a layer's slots; the queries, [tokens, heads, head_size]."""
+
+    def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """silu(gate) * up, each [tokens, size], their rows equally far apart."""
+
+    def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
+        """The states [tokens, size] themselves, or quantised."""
+
+
+class PlainOperations:
+    """`Operations` in PyTorch, on any device."""
+
+    def add_norm(
+        self,
+        states: Tensor,
+        delta: Tensor | None,
+        weight: Tensor,
+        epsilon: float,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `Operations`."""
+        total = states if delta is None else states + delta
+        return total, F.rms_norm(total, weight.shape, weight, epsilon)
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
+    ) -> Tensor:
+        """As `Operations`."""
+        kv_heads, size = cache.layer(layer)[0].shape[1:]
+        heads = qkv.view(len(qkv), -1, size)
+        rotated = rotate(heads[:, :-kv_heads], *rotary)
+        cache.write(layer, slots, rotated[:, -kv_heads:], heads[:, -kv_heads:])
+        return rotated[:, :-kv_heads]
+
+    def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """As `Operations`."""
+        return F.silu(gate) * up
+
+    def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
+        """As `Operations`: the product quantises them."""
+        return states

@@ -17,6 +17,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import block_names
 from trtla.formats.tensors import E4M3, Weight, without_blocks
 from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
@@ -24,11 +25,15 @@ from trtla.runtime.models.layers import (
     Fp8Pair,
     Linear,
     LinearPair,
+    Operations,
+    PlainOperations,
     Rotary,
     fp8_products,
-    rotate,
 )
 from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
+from trtla.runtime.sampling.device import DeviceSampler, device_sampler
+
+_PLAIN, _FUSED = PlainOperations(), FusedOperations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class LlamaModel(PackedModel):
             where the device can.
     """
 
+    fused: bool = False
+    """Whether fused kernels run in place of PyTorch's small operations; see `fused_problem`."""
+
     def __init__(
         self,
         config: CheckpointConfig,
@@ -76,6 +84,22 @@ class LlamaModel(PackedModel):
         self._lm_head = Linear.of(head, shared=head is self._embedding)
         self._rotary = Rotary(config, dtype, device)
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._sampler: DeviceSampler | None = None
+
+    def use_fast_path(self) -> None:
+        """Run by graphs and fused kernels, and choose tokens on the device; see `cuda.path`."""
+        self.fast = self.fused = True
+        self._sampler = device_sampler(self._device)
+
+    def use_plain_path(self) -> None:
+        """Run by PyTorch's operations from now on."""
+        self.fast = self.fused = False
+        self._sampler = None
+
+    @property
+    def row_sampler(self) -> DeviceSampler | None:
+        """On the device, on the fast path."""
+        return self._sampler
 
     @property
     def group_size(self) -> int:
@@ -121,43 +145,38 @@ class LlamaModel(PackedModel):
     @torch.inference_mode()
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
+        with torch.cuda.device_of(batch.tokens):  # type: ignore[no-untyped-call]
+            return self._forward(batch, cache, _FUSED if self.fused else _PLAIN)
+
+    def _forward(self, batch: Batch, cache: KVCache, small: Operations) -> Forwarded:
+        """A product's result is added to the states by the norm that follows, in one operation."""
         hidden: dict[int, Tensor] = {}
-        states = F.embedding(batch.tokens, self._embedding)
+        epsilon = self.config.norm_epsilon
+        states, delta = F.embedding(batch.tokens, self._embedding), None
         rotary = self._rotary(batch.positions, batch.lengths)
         for index, layer in enumerate(self._layers):
-            normed = self._normalise(states, layer.input_norm)
-            states = states + self._attention(index, layer, normed, rotary, batch, cache)
-            normed = self._normalise(states, layer.post_norm)
+            scale = layer.qkv.input_scale
+            states, normed = small.add_norm(states, delta, layer.input_norm, epsilon, scale)
+            if index - 1 in self.taps:
+                hidden[index - 1] = states
+            queries = small.rotate_write(layer.qkv(normed), rotary, batch.slots, cache, index)
+            attended = _attend(queries, batch, cache, index)
+            delta = layer.dense(small.rounded(attended, layer.dense.input_scale))
+            scale = layer.gate_up.input_scale
+            states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
             gate, up = layer.gate_up(normed)
-            states = states + layer.down(F.silu(gate) * up)
-            if index in self.taps:
-                hidden[index] = states
-        states = self._normalise(states.index_select(0, batch.rows), self._norm)
-        return Forwarded(self._lm_head(states).float(), self._stacked(hidden))
+            delta = layer.down(small.silu_mul(gate, up, layer.down.input_scale))
+        hidden[len(self._layers) - 1], normed = small.add_norm(states, delta, self._norm, epsilon)
+        logits = self._lm_head.wide(normed.index_select(0, batch.rows))
+        return Forwarded(logits, self._stacked(hidden))
 
-    def _normalise(self, states: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(states, weight.shape, weight, self.config.norm_epsilon)
 
-    def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        states: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        batch: Batch,
-        cache: KVCache,
-    ) -> Tensor:
-        q_heads, kv_heads = self._heads
-        heads = layer.qkv(states).view(states.shape[0], q_heads + 2 * kv_heads, -1)
-        rotated = rotate(heads[:, : q_heads + kv_heads], *rotary)
-        cache.write(index, batch.slots, rotated[:, q_heads:], heads[:, q_heads + kv_heads :])
-        keys, values = cache.layer(index)
-        scale = cache.scale(index)
-        parts = [
-            group.attend(rotated[group.rows, :q_heads], keys, values, scale)
-            for group in batch.groups
-        ]
-        return layer.dense(parts[0] if len(parts) == 1 else torch.cat(parts))
+def _attend(queries: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
+    """Attention outputs of all groups over a layer's keys and values."""
+    keys, values = cache.layer(index)
+    scale = cache.scale(index)
+    parts = [group.attend(queries[group.rows], keys, values, scale) for group in batch.groups]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _layer(tensors: LayerTensors, products: bool) -> Layer:

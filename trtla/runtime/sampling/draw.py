@@ -20,15 +20,23 @@ from trtla.settings.sampling import SamplingParams
 # As signed integers: tensors have no others.
 _GOLDEN, _FIRST, _SECOND, _ODD = (number - (1 << 64) for number in (GOLDEN, FIRST, SECOND, ODD))
 
+_MOST_SORTED = 1024
+"""Most probable tokens of a row that hold top_p of its mass nearly always."""
+
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
+    return _log_weights(logits, params).softmax(dim=-1)
+
+
+def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Logarithms of `probabilities`, each row up to a constant."""
     kept = _top_k(logits.double(), params.top_k)
-    if params.top_p < 1.0:
-        return _nucleus(kept, params.temperature, params.top_p)
     # Relative to the largest, so that a temperature near 0 gives 0 and -inf, not inf.
-    relative = kept - kept.max(dim=-1, keepdim=True).values
-    return relative.div_(params.temperature).softmax(dim=-1)
+    relative = (kept - kept.max(dim=-1, keepdim=True).values).div_(params.temperature)
+    if params.top_p < 1.0:
+        relative.masked_fill_(~_nucleus(kept, relative, params), float("-inf"))
+    return relative
 
 
 def _top_k(logits: Tensor, top_k: int) -> Tensor:
@@ -38,18 +46,27 @@ def _top_k(logits: Tensor, top_k: int) -> Tensor:
     return logits.masked_fill(logits < kth, float("-inf"))
 
 
-def _nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Probabilities of the smallest set of most probable tokens whose mass reaches top_p.
+def _nucleus(
+    logits: Tensor, relative: Tensor, params: SamplingParams, most: int = _MOST_SORTED
+) -> Tensor:
+    """Which tokens are in the smallest set of most probable ones whose mass reaches top_p.
 
-    They are ordered by their logits: a high temperature makes several equally probable.
+    They are ordered by their logits, since a high temperature makes several equally probable, and
+    equal logits by their ids. Rows whose `most` largest do not reach it are sorted whole.
     """
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    weights = (ordered - ordered[:, :1]).div_(temperature).exp_()
-    mass = weights.cumsum(dim=-1)
-    weights[:, 1:].masked_fill_(mass[:, :-1] / mass[:, -1:] >= top_p, 0.0)
-    kept = torch.zeros_like(logits).scatter_(-1, order, weights)
+    vocab = logits.shape[-1]
+    values = logits.topk(min(most, vocab), dim=-1).values
+    mass = ((values - values[:, :1]) / params.temperature).exp_().cumsum(dim=-1)
     # Not `sum`: the order of its additions, and so its last bit, may depend on the number of rows.
-    return kept / kept.cumsum(dim=-1)[:, -1:]
+    total = relative.exp().cumsum(dim=-1)[:, -1:]
+    counts = 1 + (mass[:, :-1] / total < params.top_p).sum(dim=-1, keepdim=True)
+    edge = values.gather(-1, counts - 1)
+    larger, equal = logits > edge, logits == edge
+    inside = larger | (equal & (equal.cumsum(dim=-1) <= counts - larger.sum(-1, keepdim=True)))
+    wide = (counts[:, 0] == values.shape[-1]).nonzero()[:, 0] if most < vocab else counts[:0, 0]
+    if len(wide):
+        inside[wide] = _nucleus(logits[wide], relative[wide], params, vocab)
+    return inside
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -91,14 +108,6 @@ def draw_at(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> T
 def draw_weighted(weights: Tensor, noise: Sequence[float]) -> Tensor:
     """As `draw_at`, from weights [rows, vocab] of any sum above 0."""
     return argmax(weights.double().log() + _gumbel(noise, weights))
-
-
-def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Logarithms of `probabilities`, each row up to a constant."""
-    if params.top_p < 1.0:
-        return probabilities(logits, params).log()
-    kept = _top_k(logits.double(), params.top_k)
-    return (kept - kept.max(dim=-1, keepdim=True).values) / params.temperature
 
 
 def _gumbel(noise: Sequence[float], logits: Tensor) -> Tensor:

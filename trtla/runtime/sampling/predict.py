@@ -6,21 +6,29 @@ All feeds in few calls, or row by row where single rows are cheap and most are n
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.draw import argmax, draw_at, top2_margin
+from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sequence import Feed
 from trtla.settings.sampling import Filters, SamplingParams
 
-_Rows = tuple[SamplingParams, list[int], list[float]]
-"""Filters, packed rows drawn with them, and each row's noise."""
+
+class Draw(NamedTuple):
+    """One row's draw."""
+
+    row: int
+    params: SamplingParams
+    """Temperature above 0, and filters."""
+    noise: float
+    """In [0, 1), from seed and position."""
 
 
 @dataclass(slots=True)
@@ -30,11 +38,12 @@ class Prediction:
     greedy: Mapping[int, int]
     """The argmax; of a sampled request only where its drafter reads it."""
     draws: Mapping[int, int]
-    margins: Mapping[int, float]
     logits: Tensor
     """Of all feeds' rows; valid until the next forward."""
     start: int
     """The first of this feed's rows in them; the others follow in their order."""
+    tops: TopRows | None = None
+    """What the target holds for likely after the nodes, where the drafter wants to see that."""
 
 
 class RowSampler(Protocol):
@@ -46,8 +55,21 @@ class RowSampler(Protocol):
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1), as `draw_at`."""
 
-    def top_rows(self, logits: Tensor, start: int, top: TopRows) -> None:
-        """Fill in the most probable tokens of the rows of [rows, vocab] from `start` on."""
+    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """The most probable tokens of these rows of [rows, vocab], best first, int32, and the
+        logarithms of their probabilities; the first is the argmax, or -1 where that is not sure.
+        """
+
+
+class StepSampler(ABC):
+    """Chooses for all rows of a step in one go, where a call costs more than most of its rows."""
+
+    @abstractmethod
+    def choose(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
+        """The argmax of every row of [rows, vocab], and the token of each draw.
+
+        NO_TOKEN where a row's logits are no answer. A row is drawn once at most, as by `draw_at`.
+        """
 
 
 class _LazyTokens(dict[int, int]):
@@ -62,56 +84,69 @@ class _LazyTokens(dict[int, int]):
 
 
 def predict(
-    feeds: Sequence[Feed], logits: Tensor, by_row: RowSampler | None = None
+    feeds: Sequence[Feed],
+    logits: Tensor,
+    sampler: RowSampler | StepSampler | None = None,
+    tops: Sequence[TopRows | None] = (),
 ) -> list[Prediction]:
     """Every feed's choices, from the logits of all their rows.
 
     Args:
-        by_row: chooses row by row when asked; the logits must stay until then. None: all at once.
+        sampler: a `RowSampler` chooses when asked, and the logits must stay until then. None: all
+            rows at once, by PyTorch's operations.
+        tops: `top_rows` of each feed, where a drafter wants to see them.
     """
-    if by_row is None:
-        return _predict_all(feeds, logits)
-    predictions, start = [], 0
-    for feed in feeds:
-        predictions.append(_predict_asked(feed, logits, start, by_row))
-        start += len(feed.rows)
-    return predictions
+    tops = tops or [None] * len(feeds)
+    if sampler is None or isinstance(sampler, StepSampler):
+        found = _predict_all(feeds, logits, sampler)
+    else:
+        found, start = [], 0
+        for feed, top in zip(feeds, tops, strict=True):
+            found.append(_predict_asked(feed, logits, start, sampler, top))
+            start += len(feed.rows)
+    for prediction, top in zip(found, tops, strict=True):
+        prediction.tops = top
+    return found
 
 
-def _predict_asked(feed: Feed, logits: Tensor, start: int, by_row: RowSampler) -> Prediction:
+def _predict_asked(
+    feed: Feed, logits: Tensor, start: int, by_row: RowSampler, tops: TopRows | None
+) -> Prediction:
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
-    request = feed.sequence.request
-    margins: dict[int, float] = {}
-    if request.margins and rows:
-        own = top2_margin(logits[start : start + len(rows)]).tolist()
-        margins = dict(zip(feed.rows, own, strict=True))
     greedy = _LazyTokens(lambda node: by_row.most_probable(logits, rows[node]))
-    params = request.sampling
+    if tops is not None:
+        firsts = zip(feed.rows, tops.ids[:, 0].tolist(), strict=True)
+        greedy.update((node, token) for node, token in firsts if token >= 0)
+    params = feed.sequence.request.sampling
     if params.greedy:
-        return Prediction(greedy, greedy, margins, logits, start)
+        return Prediction(greedy, greedy, logits, start)
     places = feed.positions()
 
     def drawn(node: int) -> int:
         return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
 
-    return Prediction(greedy, _LazyTokens(drawn), margins, logits, start)
+    return Prediction(greedy, _LazyTokens(drawn), logits, start)
 
 
-def _predict_all(feeds: Sequence[Feed], logits: Tensor) -> list[Prediction]:
-    greedy = [0] * len(logits)
-    if greedy and any(map(_reads_argmax, feeds)):
-        greedy = argmax(logits).tolist()
-    drawn, margins = _drawn(feeds, logits, greedy), list[float]()
-    if any(feed.sequence.request.margins for feed in feeds):
-        margins = top2_margin(logits).tolist()
+def _predict_all(
+    feeds: Sequence[Feed], logits: Tensor, sampler: StepSampler | None
+) -> list[Prediction]:
+    draws = _draws(feeds)
+    if sampler is not None:
+        greedy, tokens = sampler.choose(logits, draws)
+    else:
+        read = len(logits) > 0 and any(map(_reads_argmax, feeds))
+        greedy = argmax(logits).tolist() if read else [0] * len(logits)
+        tokens = _drawn(draws, logits)
+    drawn = list(greedy)
+    for draw, token in zip(draws, tokens, strict=True):
+        drawn[draw.row] = token
     predictions, start = [], 0
     for feed in feeds:
         rows, stop = feed.rows, start + len(feed.rows)
         said = dict(zip(rows, greedy[start:stop], strict=True))
-        draws = said if drawn is greedy else dict(zip(rows, drawn[start:stop], strict=True))
-        own = margins[start:stop] if feed.sequence.request.margins else ()
-        margin = dict(zip(rows, own, strict=False))
-        predictions.append(Prediction(said, draws, margin, logits, start))
+        own = said if not draws else dict(zip(rows, drawn[start:stop], strict=True))
+        predictions.append(Prediction(said, own, logits, start))
         start = stop
     return predictions
 
@@ -120,32 +155,34 @@ def _reads_argmax(feed: Feed) -> bool:
     return feed.sequence.request.sampling.greedy or bool(feed.tree.read)
 
 
-def _drawn(feeds: Sequence[Feed], logits: Tensor, greedy: list[int]) -> list[int]:
-    """Each row's own token: the argmax of greedy requests, else a draw where one is wanted."""
-    alike = _rows_alike(feeds)
-    if not alike:
-        return greedy
-    tokens = list(greedy)
-    for params, rows, noise in alike:
-        chosen = logits if len(rows) == len(logits) else logits[rows]
-        for row, token in zip(rows, draw_at(chosen, params, noise).tolist(), strict=True):
-            tokens[row] = token
-    return tokens
-
-
-def _rows_alike(feeds: Sequence[Feed]) -> list[_Rows]:
-    """The rows to draw, those with the same filters together: one call costs less than many."""
-    alike: dict[Filters, _Rows] = {}
-    start = 0
+def _draws(feeds: Sequence[Feed]) -> list[Draw]:
+    """The draws of sampled requests, at the rows where one can be asked for."""
+    draws, start = [], 0
     for feed in feeds:
         params = feed.sequence.request.sampling
         if feed.rows and not params.greedy:
-            _, rows, noise = alike.setdefault(params.filters, (params, [], []))
-            places, nodes = feed.positions(), _drawn_nodes(feed)
-            rows += range(start, start + len(nodes))
-            noise += [uniform(params.seed, places[node] + 1) for node in nodes]
+            places = feed.positions()
+            draws += [
+                Draw(start + index, params, uniform(params.seed, places[node] + 1))
+                for index, node in enumerate(_drawn_nodes(feed))
+            ]
         start += len(feed.rows)
-    return list(alike.values())
+    return draws
+
+
+def _drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
+    """Their tokens; those with the same filters together: one call costs less than many."""
+    alike: dict[Filters, list[int]] = {}
+    for place, draw in enumerate(draws):
+        alike.setdefault(draw.params.filters, []).append(place)
+    tokens = [0] * len(draws)
+    for places in alike.values():
+        rows, noise = [draws[i].row for i in places], [draws[i].noise for i in places]
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        found = draw_at(chosen, draws[places[0]].params, noise).tolist()
+        for place, token in zip(places, found, strict=True):
+            tokens[place] = token
+    return tokens
 
 
 def _drawn_nodes(feed: Feed) -> Sequence[int]:
@@ -155,34 +192,55 @@ def _drawn_nodes(feed: Feed) -> Sequence[int]:
     return feed.rows[: 1 + len(feed.draft.candidates)]
 
 
+def logits_after(feed: Feed, nodes: Sequence[int], said: Prediction) -> Tensor:
+    """A copy of the rows after some of a feed's nodes, [nodes, vocab]."""
+    return said.logits[[said.start + feed.rows.index(node) for node in nodes]]
+
+
 def most_probable(feed: Feed, nodes: Sequence[int], said: Prediction) -> list[list[int]]:
     """The `top` tokens that a feed's draft asks for after each of these nodes, best first."""
-    places = [said.start + feed.rows.index(node) for node in nodes]
-    return top_tokens(said.logits[places], feed.tree.top, feed.sequence.request.sampling)
+    sampling = feed.sequence.request.sampling
+    return top_tokens(logits_after(feed, nodes, said), feed.tree.top, sampling)
 
 
-def seen_rows(
-    feed: Feed, path: Sequence[int], said: Prediction, by_row: RowSampler | None
-) -> TopRows:
-    """What the target held for likely after every node of a draft whose logits there are.
+def top_rows(
+    feeds: Sequence[Feed], logits: Tensor, sampler: RowSampler | StepSampler | None
+) -> list[TopRows | None]:
+    """What the target holds for likely after every node whose logits there are.
 
-    Args:
-        path: the nodes that were accepted.
+    Returns:
+        None for feeds whose drafters do not want to see it.
     """
-    nodes = (0,) if feed.draft is None else feed.rows
-    last = nodes.index(path[-1]) if path else 0
-    count = feed.sequence.drafter.top_rows
-    if by_row is not None:
-        shape = (len(nodes), count)
-        top = TopRows(nodes, torch.empty(shape, dtype=torch.int32), torch.empty(shape), last)
-        by_row.top_rows(said.logits, said.start, top)
-        return top
-    logits = said.logits[said.start : said.start + len(nodes)].float()
+    wanted = [feed.sequence.drafter.top_rows for feed in feeds]
+    rows: list[int] = []
+    start = 0
+    for feed, asked in zip(feeds, wanted, strict=True):
+        rows += range(start, start + len(feed.rows)) if asked else ()
+        start += len(feed.rows)
+    if not rows:  # parts of prompts have none
+        return [None] * len(feeds)
+    count = max(wanted)
+    if sampler is None or isinstance(sampler, StepSampler):
+        ids, logs = _top_rows(logits[rows], count)
+    else:
+        ids, logs = sampler.top_rows(logits, rows, count)
+    found: list[TopRows | None] = []
+    start = 0
+    for feed, asked in zip(feeds, wanted, strict=True):
+        stop = start + (len(feed.rows) if asked else 0)
+        nodes = (0,) if feed.draft is None else feed.rows
+        found.append(TopRows(nodes, ids[start:stop], logs[start:stop]) if stop > start else None)
+        start = stop
+    return found
+
+
+def _top_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
     values, tokens = logits.topk(min(count, logits.shape[-1]), dim=-1)
     values -= logits.logsumexp(dim=-1, keepdim=True)
     tokens.masked_fill_(~values.isfinite(), -1)
     pad = functools.partial(torch.nn.functional.pad, pad=(0, count - values.shape[-1]))
-    return TopRows(nodes, pad(tokens, value=-1).int().cpu(), pad(values, value=-100.0).cpu(), last)
+    return pad(tokens, value=-1).int().cpu(), pad(values, value=-100.0).cpu()
 
 
 def top_tokens(logits: Tensor, count: int, params: SamplingParams) -> list[list[int]]:

@@ -81,7 +81,7 @@ _DEPTH_BOUNDS = (2, 4, 8)
 _LENGTH_BOUNDS = (1, 2, 3, 4, 6, 9, 16)
 _NOISE_BOUNDS = (0.2, 0.6, 1.5)
 _SCORE_BOUNDS = (0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.9)
-_CHANCE_BOUNDS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
+_VALUE_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 # Weights before anything was learnt, in log odds: near what SmolLM2 taught on Spec-Bench.
 _BY_LENGTH = (0.0, -1.1, -0.7, 0.0, 0.5, 1.1, 1.5, 2.5)
 _BY_SHARE = (0.0, 0.2, -0.9, -1.3)
@@ -179,7 +179,7 @@ def _first_weights() -> list[list[float]]:
         [weight for _ in range(2 * _RANKS) for weight in _BY_SCORE],
         [weight for order in _BY_ORDER for weight in order],
         *([weight for _ in lengths for weight in group] for group in _ALONE_OR_NOT),
-        [0.0] * ((len(_CHANCE_BOUNDS) + 1) * len(PROPOSERS) * _DEPTHS),
+        [0.0] * ((len(_VALUE_BOUNDS) + 1) * len(PROPOSERS)),
     ]
 
 
@@ -189,36 +189,46 @@ _TEXT, _TEXT_KIND, _TEXT_NOISE, _ROW, _ROW_ORDER, _AGREE, _TEXT_ONLY, _ROW_ONLY 
 _CORRECTION = _STARTS[8]
 
 
-def correction_of(chance: float, source: int, depth: int) -> int:
-    """The weight that corrects a chance: of many estimates the highest is rather too high.
+def correction_of(value: float, source: int) -> int:
+    """The weight that corrects the value of a node.
+
+    A path is as likely as its steps together only where these are independent, and of many
+    estimates the highest is rather too high.
 
     Args:
-        source: what proposes the token, a place in PROPOSERS.
+        value: the product of the chances down to the node.
+        source: what proposes it, a place in PROPOSERS.
     """
-    at = bisect_right(_CHANCE_BOUNDS, chance) * len(PROPOSERS) + source
-    return _CORRECTION + at * _DEPTHS + bisect_right(_DEPTH_BOUNDS, depth)
+    return _CORRECTION + bisect_right(_VALUE_BOUNDS, value) * len(PROPOSERS) + source
 
 
 class Chances:
     """How likely proposals are: a logistic model of what speaks for them.
 
     It learns at every committed token from all that was proposed there, whether it was fed or not.
+
+    Args:
+        shared: of all requests, which learn at the same time; this one's own weights are added.
     """
 
-    def __init__(self, known: Chances | None = None) -> None:
-        self._weights: list[float] = list(known._weights if known else FIRST_WEIGHTS)
-        self._sums: list[float] = list(known._sums) if known else [0.0] * len(FIRST_WEIGHTS)
+    def __init__(self, shared: Chances | None = None) -> None:
+        nothing = [0.0] * len(FIRST_WEIGHTS)
+        self._weights: list[float] = nothing if shared else list(FIRST_WEIGHTS)
+        self._shared: list[float] = shared._weights if shared else nothing
+        self._sums = [0.0] * len(FIRST_WEIGHTS)
 
     def of(self, weights: Iterable[int]) -> float:
         """The chance of a token for which these weights speak."""
         odds = 0.0
         for place in weights:
-            odds += self._weights[place]
+            odds += self._shared[place] + self._weights[place]
         return _chance(odds)
 
-    def corrected(self, chance: float, correction: int) -> float:
-        """A chance, less what the likeliest of many is overrated."""
-        return _chance(math.log(chance / (1.0 - chance)) + self._weights[correction])
+    def corrected(self, value: float, correction: int) -> float:
+        """The value of a node, from the product of the chances down to it."""
+        own = min(self._shared[correction] + self._weights[correction], 700.0)  # no infinite odds
+        odds = value / (1.0 - value) * math.exp(own)
+        return odds / (1.0 + odds)
 
     def learn(self, weights: Iterable[int], hit: bool, rate: float) -> None:
         """A token was right or wrong."""

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.tree.evidence import Shared, rows_of
-from trtla.runtime.tree.plain_tree import Node, PlainTree
+from trtla.runtime.tree.nodes import Node
+from trtla.runtime.tree.plain_tree import PlainTree
 from trtla.runtime.tree.texts import MOST_TOKENS
 
 if TYPE_CHECKING:
@@ -63,18 +65,13 @@ class PlainPlanner:
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
-        seconds: Sequence[float] | None = None,
-        rate: float = 0.0,
-        margin: float = 0.0,
-        least: float = 0.0,
-        lesson: float = 0.0,
+        prices: NodePrices = FREE,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first."""
-        choice = _Choice([tree.handle for tree in trees], most_nodes, most_depth, least)
+        choice = _Choice([tree.handle for tree in trees], most_nodes, most_depth, prices.least)
         taken = choice.taken(most)
-        if seconds is not None:
-            values = [node.value for _, node in taken]
-            taken = taken[: _worth_most([v + lesson for v in values], seconds, rate, margin)]
+        if prices.knots:
+            taken = taken[: _worth_most([node.value for _, node in taken], prices)]
         return [_draft(tree.handle, at, taken) for at, tree in enumerate(trees)]
 
 
@@ -94,8 +91,9 @@ class _Choice:
     ) -> None:
         self._trees, self._left = trees, list(most_nodes)
         self._most_depth, self._least = most_depth, least
-        self._offers: list[tuple[float, int, int, int, float, Node]] = []
-        """(-value, tree, node's number, proposal, chance that better ones are wrong, node)."""
+        self._offers: list[tuple[float, int, int, int, float, float, Node]] = []
+        """(-value, tree, node's number, proposal, product of the chances, chance that better ones
+        are wrong, node)."""
         for at, tree in enumerate(trees):
             root = tree.start()
             if most_nodes[at] > 0:
@@ -105,37 +103,39 @@ class _Choice:
         """The best nodes, each with the place of its tree."""
         found: list[tuple[int, Node]] = []
         while self._offers and len(found) < most:
-            value, at, _, which, wrong, node = heappop(self._offers)
+            value, at, _, which, product, wrong, node = heappop(self._offers)
             if not self._left[at]:
                 continue
             self._left[at] -= 1
             proposal = self._trees[at].expanded(node)[which]
-            made = self._trees[at].child(node, proposal, -value)
+            made = self._trees[at].child(node, proposal, product, -value)
             found.append((at, made))
-            self._offer(at, node, which + 1, wrong * (1.0 - proposal.chance))
+            self._offer(at, node, which + 1, wrong * (1.0 - proposal.chance), -value)
             self._offer_first(at, made)
         return found
 
     def _offer_first(self, at: int, node: Node) -> None:
         if node.depth < self._most_depth[at]:
-            self._offer(at, node, 0, 1.0)
+            self._offer(at, node, 0, 1.0, node.value)
 
-    def _offer(self, at: int, node: Node, which: int, wrong: float) -> None:
+    def _offer(self, at: int, node: Node, which: int, wrong: float, most: float) -> None:
+        """Offer a proposal, which is worth no more than the next better node."""
         proposals = self._trees[at].expanded(node)
         if which < len(proposals):
-            value = node.value * proposals[which].chance * wrong
+            product = node.product * proposals[which].chance * wrong
+            value = min(most, self._trees[at].corrected(product, proposals[which].source))
             if value >= self._least:
-                heappush(self._offers, (-value, at, node.number, which, wrong, node))
+                offer = (-value, at, node.number, which, product, wrong, node)
+                heappush(self._offers, offer)
 
 
-def _worth_most(
-    values: Sequence[float], seconds: Sequence[float], rate: float, margin: float
-) -> int:
+def _worth_most(values: Sequence[float], prices: NodePrices) -> int:
     """How many nodes, best first, are worth the most."""
-    kept, best, total = 0, 0.0, 0.0
+    kept, best, total, plain = 0, 0.0, 0.0, prices.seconds(0)
     for count, value in enumerate(values, 1):
-        total += value
-        worth = total * (1.0 - margin) - rate * (seconds[count] - seconds[0])
+        total += value + prices.lesson
+        cost = prices.rate * (prices.seconds(count) - plain)
+        worth = total * (1.0 - prices.margin) - cost
         if worth > best:
             best, kept = worth, count
     return kept

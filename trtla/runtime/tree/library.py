@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
 from trtla.runtime.stats import SourceCounts
@@ -64,7 +65,9 @@ class _Plan(Structure):
         ("most_nodes", c_void_p),
         ("most_depth", c_void_p),
         ("most", c_int64),
-        ("seconds", c_void_p),
+        ("knots", c_int64),
+        ("knot_nodes", c_void_p),
+        ("knot_seconds", c_void_p),
         ("rate", c_double),
         ("margin", c_double),
         ("least", c_double),
@@ -263,11 +266,7 @@ class Planner:
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
-        seconds: Any = None,
-        rate: float = 0.0,
-        margin: float = 0.0,
-        least: float = 0.0,
-        lesson: float = 0.0,
+        prices: NodePrices = FREE,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first."""
         count = len(trees)
@@ -275,17 +274,22 @@ class Planner:
         sizes = (c_int64 * count)()
         handles = (c_void_p * count)(*(tree.handle for tree in trees))
         nodes, depths = (c_int64 * count)(*most_nodes), (c_int64 * count)(*most_depth)
+        knots = len(prices.knots)
+        knot_nodes = (c_int64 * knots)(*(nodes for nodes, _ in prices.knots))
+        knot_seconds = (c_double * knots)(*(seconds for _, seconds in prices.knots))
         plan = _Plan(
             count,
             addressof(handles),
             addressof(nodes),
             addressof(depths),
             most,
-            None if seconds is None else addressof(seconds),
-            rate,
-            margin,
-            least,
-            lesson,
+            knots,
+            addressof(knot_nodes),
+            addressof(knot_seconds),
+            prices.rate,
+            prices.margin,
+            prices.least,
+            prices.lesson,
             addressof(sizes),
             addressof(self._tokens),
             addressof(self._parents),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import Draft, TopRows
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.stats import SourceCounts
@@ -56,23 +57,13 @@ class Planner(Protocol):
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
-        seconds: Any = None,
-        rate: float = 0.0,
-        margin: float = 0.0,
-        least: float = 0.0,
-        lesson: float = 0.0,
+        prices: NodePrices = FREE,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first.
 
         Args:
             most_nodes: of each tree; `most_depth` likewise.
             most: nodes of all trees.
-            seconds: a ctypes array of doubles: a step's time with 0, 1, ... `most` nodes; None: all
-                that fit are taken.
-            rate: tokens a second that are reached on average.
-            margin: what nodes must bring beyond their cost, as a share of what they should bring.
-            least: chance below which no node is looked at.
-            lesson: tokens that the row of a fed node is worth later, whether it is right or not.
         """
 
 

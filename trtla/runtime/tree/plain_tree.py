@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import TopRows
@@ -21,66 +20,23 @@ from trtla.runtime.tree.evidence import (
     Shared,
     correction_of,
     rows_of,
-    share_class,
     weights_of,
 )
-from trtla.runtime.tree.texts import LONGEST_MATCH, Index, Place
+from trtla.runtime.tree.nodes import Node, Proposal, offer_text, propose_text
+from trtla.runtime.tree.texts import LONGEST_MATCH, Index
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
 _OWN, _EXPECTED, _OTHERS, _WINDOW, _CHAIN, _ROWS = range(6)  # places in SOURCES
-_BOTH = PROPOSERS.index("both")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node
 _MOST_IN_WINDOW = 32768
-_OWN_RATE, _SHARED_RATE = 0.2, 0.3
+_OWN_RATE, _SHARED_RATE = 0.1, 0.15
+_CORRECTING = 2.0  # corrections learn faster: from every node
 _USEFUL_MATCH = 4
 _COUNTED, _COUNTED_DEPTHS = ("proposed", "fed", "accepted"), 32
-
-
-@dataclass(slots=True)
-class Proposal:
-    """A token that may follow a node, and who says so."""
-
-    token: int
-    kind: int = -1
-    """Of text; -1: none."""
-    match: int = 0
-    share: int = 0
-    order: int = -1
-    """Of row; -1: none."""
-    rank: int = 0
-    score: float = 0.0
-    weights: tuple[int, ...] = ()
-    correction: int = 0
-    chance: float = 0.0
-    """To be right, given that the better ones are wrong."""
-    child: Node | None = None
-
-    @property
-    def source(self) -> int:
-        """Its place in `PROPOSERS`."""
-        return self.kind if self.order < 0 else _ROWS if self.kind < 0 else _BOTH
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A token of the tree, where one continuation of the text ends."""
-
-    token: int
-    parent: Node | None = None
-    number: int = 0
-    """Nodes that were made before it."""
-    depth: int = 0
-    value: float = 1.0
-    """The chance that all tokens down to here are right."""
-    source: int = 0
-    places: dict[int, list[Place]] = field(default_factory=dict)
-    """Where texts go on, by kind."""
-    proposals: list[Proposal] | None = None
-    """What is proposed below it, likeliest first; None: nobody was asked."""
 
 
 class PlainTree:
@@ -164,6 +120,7 @@ class PlainTree:
         for place, token in enumerate(tokens):
             if at is not None:
                 at = self._judge(at, token, place < accepted)
+        self._correct(tokens)
         self._last_row = Row((), ())
         if rows is not None:
             self._learn(rows)
@@ -191,8 +148,6 @@ class PlainTree:
             hit = one.token == token
             self._chances.learn(one.weights, hit, _OWN_RATE)
             self._shared.chances.learn(one.weights, hit, _SHARED_RATE)
-            self._chances.change((one.correction,), hit - one.chance, _OWN_RATE)
-            self._shared.chances.change((one.correction,), hit - one.chance, _SHARED_RATE)
             if hit:
                 if accepted and one.child is not None:
                     self._count("accepted", one.child)
@@ -200,6 +155,20 @@ class PlainTree:
                     self._gained[one.kind] += 1.0
                 return one.child if accepted else None
         return None
+
+    def _correct(self, tokens: Sequence[int]) -> None:
+        """Learn how often nodes were right that were looked at, fed or not."""
+        right: dict[int, bool | None] = {0: True}  # by node's number; None: not known yet
+        for node in self._nodes[1:]:
+            hit = right[node.parent.number if node.parent else 0]
+            if hit:
+                hit = tokens[node.depth - 1] == node.token if node.depth <= len(tokens) else None
+            right[node.number] = hit
+            if hit is None:
+                continue
+            error = hit - node.value
+            self._chances.change((node.correction,), error, _CORRECTING * _OWN_RATE)
+            self._shared.chances.change((node.correction,), error, _CORRECTING * _SHARED_RATE)
 
     def start(self) -> Node:
         """Begin a step's tree: the root is the last token of the text."""
@@ -209,10 +178,22 @@ class PlainTree:
         self.fed = self._nodes[:1]
         return self._nodes[0]
 
-    def child(self, parent: Node, proposal: Proposal, value: float) -> Node:
+    def corrected(self, product: float, source: int) -> float:
+        """The value of a node of that source, by the product of the chances down to it."""
+        return self._chances.corrected(product, correction_of(product, source))
+
+    def child(self, parent: Node, proposal: Proposal, product: float, value: float) -> Node:
         """Make a proposal a node."""
+        source = proposal.source
         made = Node(
-            proposal.token, parent, len(self._nodes), parent.depth + 1, value, proposal.source
+            proposal.token,
+            parent,
+            len(self._nodes),
+            parent.depth + 1,
+            value,
+            product,
+            source,
+            correction_of(product, source),
         )
         self._nodes.append(made)
         proposal.child = made
@@ -253,7 +234,7 @@ class PlainTree:
             above = node.parent.places.get(kind, ()) if node.parent else ()
             places = index.follow(above, node.token) or index.find(tail)
             node.places[kind] = places
-            _propose_text(kind, places, index, found)
+            propose_text(kind, places, index, found)
         for place in node.places.get(_OTHERS, ()):
             if node.parent is None and place.match >= _USEFUL_MATCH:
                 others.touch(place.next)
@@ -268,7 +249,7 @@ class PlainTree:
                 return
             one = one.parent
         match = int(1 + 31 * self._chain_chances[depth])
-        _offer_text(found, self._chain[depth], _CHAIN, match, 0)
+        offer_text(found, self._chain[depth], _CHAIN, match, 0)
 
     def _propose_rows(
         self, node: Node, tail: list[int], noise: float, found: dict[int, Proposal]
@@ -324,28 +305,4 @@ class PlainTree:
                 )
             )  # fmt: skip
             one.chance = self._chances.of(one.weights)
-        best_first = sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]
-        above = 1.0  # the order stays
-        for one in best_first:
-            one.correction = correction_of(one.chance, one.source, node.depth + 1)
-            above = min(above, self._chances.corrected(one.chance, one.correction))
-            one.chance = above
-        return best_first
-
-
-def _propose_text(
-    kind: int, places: Sequence[Place], index: Index, found: dict[int, Proposal]
-) -> None:
-    """What texts go on with, each token with its longest match."""
-    ahead = [(index.tokens[place.next], place.match) for place in places]
-    for token in dict.fromkeys(token for token, _ in ahead):
-        longest = max(match for other, match in ahead if other == token)
-        rivals = [other for other, match in ahead if match >= longest]
-        _offer_text(found, token, kind, longest, share_class(rivals.count(token), len(rivals)))
-
-
-def _offer_text(found: dict[int, Proposal], token: int, kind: int, match: int, share: int) -> None:
-    """Of texts that propose the same the one with the longest match counts."""
-    one = found.setdefault(token, Proposal(token))
-    if one.kind < 0 or one.match < match:
-        one.kind, one.match, one.share = kind, match, share
+        return sorted(found, key=lambda one: -one.chance)[:_MOST_PROPOSALS]

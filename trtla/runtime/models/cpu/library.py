@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trtla.runtime.draft import TopRows
     from trtla.settings.sampling import SamplingParams
 
 
@@ -103,7 +103,8 @@ class Library:
         self._draw.argtypes = [c_void_p, c_int64, POINTER(Filters), c_double]
         self._draw.restype = c_int64
         self._top_rows = self._library.trtla_top_rows
-        self._top_rows.argtypes = [c_void_p, *[c_int64] * 3, *[c_void_p] * 2, c_int64]
+        rows, out = (c_void_p, c_int64, c_int64), (c_void_p, c_void_p)
+        self._top_rows.argtypes = [c_void_p, c_int64, *rows, *out, c_int64]
         self._top_rows.restype = None
         self.lanes = int(self._library.trtla_lanes())
         """Numbers of 32 bits in a vector register."""
@@ -115,13 +116,21 @@ class Library:
         token: int = self._most_probable(*_row(logits, row))
         return token
 
-    def top_rows(self, logits: Tensor, start: int, top: TopRows) -> None:
-        """Fill in the most probable tokens of the rows of [rows, vocab] from `start` on."""
+    def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """The most probable tokens of these rows of [rows, vocab], and their log probabilities."""
         import torch
 
-        count = top.ids.shape[1]
-        out = (top.ids.data_ptr(), top.logs.data_ptr())
-        self._top_rows(*_row(logits, start), len(top.nodes), count, *out, torch.get_num_threads())
+        shape, places = (len(rows), count), (c_int64 * len(rows))(*rows)
+        ids, logs = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+        self._top_rows(
+            *_row(logits, 0),
+            places,
+            *shape,
+            ids.data_ptr(),
+            logs.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return ids, logs
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
         """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.

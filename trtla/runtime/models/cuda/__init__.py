@@ -1,4 +1,4 @@
-"""What makes a step fast on CUDA: attention over pages, inputs in one copy, CUDA graphs.
+"""What makes a step fast on CUDA: attention over pages, fused operations, CUDA graphs, a self-test.
 
-Triton is imported by `kernels` alone, which is imported when a kernel is first called.
+Triton is imported by `kernels` and `fused_kernels` alone, when a kernel is first called.
 """

@@ -1,18 +1,20 @@
-"""Forwards of generation steps as CUDA graphs: one captured for every bucket, then replayed.
+"""Forwards of generation steps as CUDA graphs: one for every bucket, captured at start, replayed.
 
-Which feeds share a graph, when one is captured and what happens where that fails is decided here;
-the capture itself can be replaced, so the bookkeeping runs without a GPU.
+Which feeds share a graph and what happens where a capture fails is decided here; the capture itself
+is in `capture` and can be replaced, so the bookkeeping runs without a GPU.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
@@ -21,15 +23,29 @@ from trtla.runtime.sequence import Feed
 
 Forward = Callable[[Batch, KVCache], Forwarded]
 """Writes the fed tokens' keys and values, computes logits [batch.rows, vocab]."""
-Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Runs or records a forward; gives what repeats it, and the tensor that each repetition fills."""
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Runs a function and records it; gives what repeats it."""
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Steps that share a graph: up to so many fed tokens of up to so many sequences."""
+
+    tokens: int
+    sequences: int
+
+    def holds(self, tokens: int, sequences: int) -> bool:
+        """Whether a step fits."""
+        return tokens <= self.tokens and sequences <= self.sequences
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     inputs: StepInputs
     replay: Callable[[], None]
-    logits: Tensor
 
 
 class GraphRunner:
@@ -40,7 +56,8 @@ class GraphRunner:
         cache: its K/V cache, of which one block is taken for padding tokens; it must have one more
             than sequences need.
         max_batch_size: most sequences of a step.
-        step_tokens: most tokens that a sequence feeds in a generation step.
+        step_sizes: tokens that a sequence may feed in a step and that need a bucket of their own,
+            rising; the last one is the most that any request feeds.
         max_cached: most tokens of a sequence in the cache, drafts included.
         capture: how a forward becomes a graph; None: never.
     """
@@ -50,117 +67,116 @@ class GraphRunner:
         forward: Forward,
         cache: KVCache,
         max_batch_size: int,
-        step_tokens: int,
+        step_sizes: Sequence[int],
         max_cached: int,
         capture: Capture | None = None,
     ) -> None:
-        scratch = cache.pool.allocate(1)
-        if scratch is None:
-            raise ValueError("the K/V cache has no free block")
         self._forward, self._cache, self._capture = forward, cache, capture
-        self._scratch = scratch[0]
-        self._step_tokens, self._max_cached = step_tokens, max_cached
-        self._tokens = token_buckets(step_tokens, max_batch_size)
-        self._batches = batch_buckets(max_batch_size)
-        self._graphs: dict[tuple[int, int], _Graph | None] = {}
+        self._scratch = cache.pool.reserve()
+        self._step_tokens, self._max_cached = step_sizes[-1], max_cached
+        self._buckets = buckets(step_sizes, max_batch_size)
+        self._graphs: dict[Bucket, _Graph] = {}
+        self._logits: Tensor | None = None
+        """Of all graphs, which never run at once: [rows, vocab]."""
         self.problem: str | None = None
-        """Why a capture failed, the last one that did."""
+        """Why there are no graphs, where a capture failed."""
 
     @property
-    def captured(self) -> list[tuple[int, int]]:
-        """(tokens, sequences) of the graphs there are."""
-        return [key for key, graph in self._graphs.items() if graph is not None]
+    def captured(self) -> list[Bucket]:
+        """Those that there are graphs of."""
+        return list(self._graphs)
+
+    def capture_all(self) -> None:
+        """Capture every bucket, the largest first: smaller ones then live in its memory."""
+        with self._on_device():
+            for bucket in sorted(self._buckets, key=lambda one: -one.tokens):
+                self._graph(bucket)
 
     def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
         """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
-        key = self._bucket(feeds)
-        if key is None:
-            return self._plain(feeds)
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(key, feeds)
-        graph = self._graphs[key]
-        if graph is None:
-            return self._plain(feeds)
-        graph.inputs.fill(feeds)
-        graph.replay()
-        return Forwarded(graph.logits[: sum(len(feed.rows) for feed in feeds)])
+        with self._on_device():
+            bucket = self._bucket(feeds)
+            graph = None if bucket is None else self._graph(bucket)
+            if graph is None:
+                return self._plain(feeds)
+            graph.inputs.fill(feeds)
+            graph.replay()
+            assert self._logits is not None
+            return Forwarded(self._logits[: sum(len(feed.rows) for feed in feeds)])
 
-    def _bucket(self, feeds: Sequence[Feed]) -> tuple[int, int] | None:
-        """Which graph fits; None for prompts, whose lengths differ too much."""
-        if self._capture is None or any(feed.draft is None for feed in feeds):
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launches and streams follow the current device, not the tensors."""
+        device = self._cache.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _bucket(self, feeds: Sequence[Feed]) -> Bucket | None:
+        """The smallest that holds them; None for prompts, whose lengths differ too much."""
+        if any(feed.draft is None or feed.length > self._step_tokens for feed in feeds):
             return None
-        if max(feed.length for feed in feeds) > self._step_tokens:
-            return None
-        tokens = bucket_of(sum(feed.length for feed in feeds), self._tokens)
-        batch = bucket_of(len(feeds), self._batches)
-        return None if tokens is None or batch is None else (tokens, batch)
+        tokens = sum(feed.length for feed in feeds)
+        fits = (one for one in self._buckets if one.holds(tokens, len(feeds)))
+        return next(fits, None)
 
     def _plain(self, feeds: Sequence[Feed]) -> Forwarded:
         inputs = StepInputs(Room.of(feeds), self._scratch, self._cache.device)
         return self._forward(inputs.fill(feeds), self._cache)
 
-    def _captured(self, key: tuple[int, int], feeds: Sequence[Feed]) -> _Graph | None:
-        """A new graph; its first run writes what its replay will write again."""
-        assert self._capture is not None
-        inputs = StepInputs(self._room(*key), self._scratch, self._cache.device)
-        batch = inputs.fill(feeds)
-        try:
-            replay, logits = self._capture(lambda: self._forward(batch, self._cache).logits)
-        except RuntimeError as error:  # what cannot be captured, or no memory for the graph
-            self.problem = str(error)
-            return None
-        return _Graph(inputs, replay, logits)
+    def _graph(self, bucket: Bucket) -> _Graph | None:
+        """The bucket's, captured unless it was; None where graphs cannot be had."""
+        if bucket not in self._graphs and self._capture is not None:
+            try:
+                self._graphs[bucket] = self._captured(bucket, self._capture)
+            except Exception as error:  # of Triton, the driver, or no memory
+                self._give_up(error)
+        return self._graphs.get(bucket)
 
-    def _room(self, tokens: int, batch: int) -> Room:
+    def _give_up(self, error: Exception) -> None:
+        """After one failed capture no other is tried: the allocator may have been left in it."""
+        self.problem = first_line(error)
+        self._capture, self._logits = None, None
+        self._graphs.clear()
+        _log.warning("there are no CUDA graphs, decoding is slower: %s", self.problem)
+
+    def _captured(self, bucket: Bucket, capture: Capture) -> _Graph:
+        """A graph over inputs without a feed: what it is run for writes to the scratch block."""
+        inputs = StepInputs(self._room(bucket), self._scratch, self._cache.device)
+        batch = inputs.fill(())
+
+        def run() -> None:
+            logits = self._forward(batch, self._cache).logits
+            self._kept(logits)[: len(logits)].copy_(logits)
+
+        return _Graph(inputs, capture(run))
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """Where graphs leave their logits, made in the first run, which is not recorded."""
+        if self._logits is None:
+            rows = max(bucket.tokens for bucket in self._buckets)
+            self._logits = logits.new_empty((rows, logits.shape[1]))
+        return self._logits
+
+    def _room(self, bucket: Bucket) -> Room:
         return Room(
-            tokens=tokens,
+            tokens=bucket.tokens,
             prompt_tokens=0,
-            rows=tokens,
+            rows=bucket.tokens,
             prompts=0,
-            trees=batch,
+            trees=bucket.sequences,
             longest_prompt=0,
-            longest_tree=min(tokens, self._step_tokens),
+            longest_tree=min(bucket.tokens, self._step_tokens),
             blocks=-(-self._max_cached // TOKENS_PER_BLOCK),
             context=self._max_cached,
         )
 
 
-class CudaCapture:
-    """A `Capture` into CUDA graphs that share one pool of memory, since they never run at once."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Run once on a stream of its own (kernels are compiled then), and record a second run."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = run()
-        return graph.replay, logits
-
-
-def token_buckets(step_tokens: int, max_batch_size: int) -> tuple[int, ...]:
-    """Powers of 2 below one sequence's largest step, then that step's multiples.
+def buckets(step_sizes: Sequence[int], max_batch_size: int) -> tuple[Bucket, ...]:
+    """For powers of 2 of sequences, and most of them, some sizes of their steps; tokens rising.
 
     Args:
-        step_tokens: most tokens that a sequence feeds in a step, such as 84 for (7,7,7).
+        step_sizes: as of `GraphRunner`, such as (84, 100) for (7,7,7) with other drafters beside.
     """
-    powers = [1 << i for i in range(step_tokens.bit_length()) if 1 << i < step_tokens]
-    return (*powers, *(step_tokens * count for count in range(1, max_batch_size + 1)))
-
-
-def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of 2, and the largest batch."""
-    powers = [1 << i for i in range(max_batch_size.bit_length()) if 1 << i < max_batch_size]
-    return (*powers, max_batch_size)
-
-
-def bucket_of(size: int, buckets: tuple[int, ...]) -> int | None:
-    """The smallest bucket that holds `size`; None where none does."""
-    index = bisect_left(buckets, size)
-    return buckets[index] if index < len(buckets) else None
+    sizes = {*(size for size in _SIZES if size < step_sizes[-1]), *step_sizes}
+    powers = [1 << bit for bit in range(max_batch_size.bit_length())]
+    batches = sorted({*(power for power in powers if power < max_batch_size), max_batch_size})
+    made = {Bucket(batch * size, batch) for batch in batches for size in sizes}
+    return tuple(sorted(made, key=lambda one: (one.tokens, one.sequences)))

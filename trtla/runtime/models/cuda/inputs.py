@@ -22,6 +22,8 @@ from trtla.runtime.sequence import Feed
 
 WORD = 64
 """Bits of a mask's word."""
+_ALIGNED = 2
+"""int64 numbers at whose multiples a part begins: kernels are compiled for addresses like these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +153,24 @@ def _num_blocks(feed: Feed) -> int:
 def _parts(buffer: Tensor, room: Room) -> _Parts:
     """Views of a buffer's parts."""
     parts, at = [], 0
-    for size in (room.tokens,) * 4 + (room.rows, room.tokens * room.words):
+    for size in _sizes(room):
         parts.append(buffer[at : at + size])
-        at += size
+        at += size + size % _ALIGNED
     width = HEADER + room.blocks
     sequences = buffer[at:].view(torch.int32)[: room.sequences * width].view(-1, width)
     masks = parts.pop().view(room.tokens, room.words)
     return _Parts._make([*parts, masks, sequences])
 
 
+def _sizes(room: Room) -> tuple[int, ...]:
+    """int64 numbers of each part but the last."""
+    return (room.tokens,) * 4 + (room.rows, room.tokens * room.words)
+
+
 def _size(room: Room) -> int:
     """int64 numbers of a buffer; two int32 lie in one."""
     sequences = -(-room.sequences * (HEADER + room.blocks) // 2)
-    return room.tokens * (4 + room.words) + room.rows + sequences
+    return sum(size + size % _ALIGNED for size in _sizes(room)) + sequences
 
 
 def _batch(parts: _Parts, room: Room) -> Batch:

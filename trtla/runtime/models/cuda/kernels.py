@@ -63,14 +63,14 @@ def _visible(
     nodes: tl.tensor,
     fed: tl.tensor,
     word: tl.tensor,
-    WORDS: tl.constexpr,
+    words: tl.tensor,
     CAUSAL: tl.constexpr,
 ) -> tl.tensor:
     """Which fed tokens a query sees: by its bits, or by their order. One word holds a block's."""
     if CAUSAL:
         seen = nodes[None, :] <= queries[:, None]
     else:
-        bits = tl.load(masks + queries * WORDS + word, mask=queries < fed, other=0)
+        bits = tl.load(masks + queries * words + word, mask=queries < fed, other=0)
         seen = ((bits[:, None] >> (nodes % 64)[None, :].to(tl.int64)) & 1) != 0
     return seen & (nodes < fed)[None, :]
 
@@ -122,15 +122,15 @@ def _absorb_fed(
     sums: tl.tensor,
     HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr,
+    words: tl.tensor,
     BLOCK_N: tl.constexpr,
-    WORDS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ) -> tl.tensor:
     """(peak, total, sums) with the fed tokens 0..end, of which each query sees some."""
     for at in range(0, end, BLOCK_N):
         nodes = at + tl.arange(0, BLOCK_N)
         inside = nodes < end
-        visible = _visible(masks, queries, nodes, fed, at // 64, WORDS, CAUSAL)
+        visible = _visible(masks, queries, nodes, fed, at // 64, words, CAUSAL)
         places = _places(table, cached + nodes, inside, slot_stride, HEAD_SIZE, PAGE)
         peak, total, sums = _absorb(
             q, factor, keys, values, places, inside, visible, peak, total, sums
@@ -161,7 +161,8 @@ def _store(
         tl.store(logs + places, log, mask=real)
 
 
-@triton.jit
+# Sizes of a step are no reason to compile again.
+@triton.jit(do_not_specialize=["rows", "query_stride", "sequence_stride", "words"])
 def attend_pages(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -176,6 +177,7 @@ def attend_pages(
     query_stride: tl.tensor,
     slot_stride: tl.tensor,
     sequence_stride: tl.tensor,
+    words: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -183,7 +185,6 @@ def attend_pages(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
-    WORDS: tl.constexpr,
     CAUSAL: tl.constexpr,
     SCALED: tl.constexpr,
 ) -> None:
@@ -191,7 +192,7 @@ def attend_pages(
     head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
     table = sequences + tl.program_id(2) * sequence_stride
     cached, fed, start = tl.load(table), tl.load(table + 1), tl.load(table + 2)
-    table, masks = table + 3, masks + start * WORDS
+    table, masks = table + 3, masks + start * words
     first = tl.program_id(0) * BLOCK_M
     tile = first + tl.arange(0, BLOCK_M)
     nodes, heads = tile // GROUP_SIZE, head * GROUP_SIZE + tile % GROUP_SIZE
@@ -213,13 +214,13 @@ def attend_pages(
     end = tl.where(busy & (split == SPLITS - 1), end, 0)
     peak, total, sums = _absorb_fed(
         q, factor, keys, values, table, slot_stride, masks, nodes, cached, fed, end,
-        peak, total, sums, HEAD_SIZE, PAGE, BLOCK_N, WORDS, CAUSAL,
+        peak, total, sums, HEAD_SIZE, PAGE, words, BLOCK_N, CAUSAL,
     )  # fmt: skip
     places = (split * rows + start + nodes) * (KV_HEADS * GROUP_SIZE) + heads
     _store(sums * value_scale, peak, total, out, logs, places, real, HEAD_SIZE, SPLITS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride"])
 def combine(
     parts: tl.tensor,
     logs: tl.tensor,

@@ -53,17 +53,23 @@ class PagedGroup:
         return paged_attend(queries, keys, values, self, scale)
 
 
-def triton_attends(head_size: int, dtype: torch.dtype, device: torch.device, fp8: bool) -> bool:
-    """Whether the kernels run here for a model: Triton, a CUDA device, and sizes they know.
+def paged_problem(
+    head_size: int, dtype: torch.dtype, device: torch.device, fp8: bool
+) -> str | None:
+    """Why the kernels cannot run for a model; None: they can.
 
     Args:
         fp8: whether the K/V cache is FP8.
     """
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
+    if device.type != "cuda":
+        return f"the device is {device}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
     if fp8 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        return False
-    return head_size in _HEAD_SIZES and dtype in _DTYPES
+        return "Triton has no FP8 on this GPU"
+    if head_size not in _HEAD_SIZES:
+        return f"head_size is {head_size}, none of {', '.join(map(str, _HEAD_SIZES))}"
+    return None if dtype in _DTYPES else f"there is no kernel for {dtype}"
 
 
 def paged_attend(
@@ -120,7 +126,8 @@ class _Launch:
         tiles = -(-needed // tile)
         if splits is None:
             programs = tiles * kv_heads * len(group.sequences)
-            splits = choose_splits(programs, group.context, _processors(queries.device))
+            room = (1 if tile == _LARGEST_TILE else 2) * _processors(queries.device)
+            splits = 1 if group.masks is None else choose_splits(programs, group.context, room)
         return cls(group_size, kv_heads, size, tile, tiles, splits)
 
     def attend(
@@ -152,6 +159,7 @@ class _Launch:
             queries.stride(0),
             keys.stride(0),
             group.sequences.stride(0),
+            1 if group.masks is None else group.masks.shape[1],
             KV_HEADS=self.kv_heads,
             GROUP_SIZE=self.group_size,
             HEAD_SIZE=self.head_size,
@@ -159,7 +167,6 @@ class _Launch:
             BLOCK_M=self.tile,
             BLOCK_N=32 if queries.dtype == torch.float32 else 64,
             SPLITS=self.splits,
-            WORDS=1 if group.masks is None else group.masks.shape[1],
             CAUSAL=group.masks is None,
             SCALED=scale is not None,
             num_warps=8 if self.tile == _LARGEST_TILE else 4,
@@ -174,9 +181,14 @@ class _Launch:
         )
 
 
-def choose_splits(programs: int, context: int, processors: int) -> int:
-    """Parts of a context, a power of 2: enough for two programs a processor, none too short."""
-    wanted = min(_MAX_SPLITS, 2 * processors // max(1, programs), context // _KEYS_A_SPLIT)
+def choose_splits(programs: int, context: int, room: int) -> int:
+    """Parts of a context, a power of 2: enough to fill the device, none too short.
+
+    Args:
+        programs: that there are without splits.
+        room: programs that the device runs at once: of the largest tile one a processor.
+    """
+    wanted = min(_MAX_SPLITS, room // max(1, programs), context // _KEYS_A_SPLIT)
     return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
 
 

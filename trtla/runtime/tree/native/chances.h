@@ -66,28 +66,32 @@ struct Evidence {
     void set(int group, int place) { places[group] = STARTS[group] + place; }
 };
 
-// Of many estimates the highest is rather too high: what corrects a class of chances, by what
-// proposes the token and by depth.
-constexpr int CHANCES = 9, CORRECTIONS = CHANCES * SOURCES * DEPTHS;
+// A path is as likely as its steps together only where these are independent, and of many estimates
+// the highest is rather too high: what corrects the values of nodes, by their proposers.
+constexpr int VALUES = 9, CORRECTIONS = VALUES * SOURCES;
 
-inline int correction_class(double chance, int source, int depth) {
-    static const double bounds[] = {0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85};
-    return (class_of(chance, bounds, 8) * SOURCES + source) * DEPTHS + depth_class(depth);
+inline int correction_class(double value, int source) {
+    static const double bounds[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7};
+    return class_of(value, bounds, 8) * SOURCES + source;
 }
 
+// A request's own weights are added to those of all requests, which learn at the same time.
 class Chances {
 public:
     explicit Chances(const double* first) { std::copy_n(first, WEIGHTS + CORRECTIONS, weights_); }
+    explicit Chances(const Chances& shared) : shared_(&shared) {}
 
     double of(const Evidence& evidence) const {
         double odds = 0.0;
         for (const int place : evidence.places)
-            if (place >= 0) odds += weights_[place];
+            if (place >= 0) odds += weight(place);
         return from(odds);
     }
 
-    double corrected(double chance, int correction) const {
-        return from(std::log(chance / (1.0 - chance)) + weights_[WEIGHTS + correction]);
+    double corrected(double value, int correction) const {
+        const double own = std::min(weight(WEIGHTS + correction), 700.0);  // no infinite odds
+        const double odds = value / (1.0 - value) * std::exp(own);
+        return odds / (1.0 + odds);
     }
 
     void learn(const Evidence& evidence, bool hit, double rate) {
@@ -96,7 +100,7 @@ public:
             if (place >= 0) change(place, error, rate);
     }
 
-    // Args: hit or not, less the chance that was corrected.
+    // Args: right or not, less the value that was corrected.
     void correct(int correction, double error, double rate) {
         change(WEIGHTS + correction, error, rate);
     }
@@ -106,10 +110,15 @@ private:
         return std::max(1e-4, std::min(0.998, 1.0 / (1.0 + std::exp(-odds))));
     }
 
+    double weight(int place) const {
+        return shared_ ? shared_->weights_[place] + weights_[place] : weights_[place];
+    }
+
     void change(int place, double error, double rate) {
         sums_[place] += error * error;
         weights_[place] += rate * error / std::sqrt(1.0 + sums_[place]);
     }
 
+    const Chances* shared_ = nullptr;
     double weights_[WEIGHTS + CORRECTIONS] = {}, sums_[WEIGHTS + CORRECTIONS] = {};
 };

@@ -1,9 +1,13 @@
 // What the target held for likely after a token, and after two: kept from one step to the next.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <vector>
 
 constexpr int READ = 16;  // tokens of a row that a step brings and tables keep
@@ -12,11 +16,13 @@ constexpr int READ = 16;  // tokens of a row that a step brings and tables keep
 struct Row {
     int32_t tokens[READ];
     uint16_t logs[READ];
+    int32_t known;  // 0: nothing was set
 
-    bool empty() const { return tokens[0] < 0; }
+    bool empty() const { return !known; }
     double log(int rank) const { return logs[rank] * (-1.0 / 256.0); }
 
     void set(const int32_t* ids, const float* values) {
+        known = 1;
         for (int rank = 0; rank < READ; ++rank) {
             tokens[rank] = ids[rank];
             logs[rank] = (uint16_t)std::min(65534.0f, std::max(0.0f, -256.0f * values[rank]));
@@ -24,10 +30,31 @@ struct Row {
     }
 };
 
+// An array of zeros. Its pages take no memory until they are written, and most never are; `calloc`
+// gives the like only at first: of memory that was freed it writes every byte.
+template <class T>
+class Zeros {
+public:
+    explicit Zeros(int64_t count) : data_(mapped(count * sizeof(T)), Unmap{count * sizeof(T)}) {}
+
+    T& operator[](int64_t index) const { return data_.get()[index]; }
+
+private:
+    static T* mapped(size_t bytes) {
+        void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (made == MAP_FAILED) throw std::bad_alloc();
+        return (T*)made;
+    }
+    struct Unmap {
+        size_t bytes;
+        void operator()(T* data) const { munmap(data, bytes); }
+    };
+    std::unique_ptr<T, Unmap> data_;
+};
+
 class RowTables {
 public:
-    explicit RowTables(int64_t vocab)
-        : after_one_(vocab, NONE), after_two_(SETS * WAYS, Entry{0, 0, NONE}) {}
+    explicit RowTables(int64_t vocab) : after_one_(vocab), after_two_(SETS * WAYS) {}
 
     const Row& after(int32_t token) const { return after_one_[token]; }
 
@@ -41,7 +68,7 @@ public:
     void learn(int32_t before, int32_t token, const int32_t* ids, const float* values) {
         after_one_[token].set(ids, values);
         if (before < 0) return;
-        Entry* set = const_cast<Entry*>(set_of(before, token));
+        Entry* set = set_of(before, token);
         Entry* entry = set;
         for (int way = 0; way < WAYS; ++way) {
             if (set[way].used && set[way].key == key(before, token)) {
@@ -57,7 +84,6 @@ public:
 
 private:
     static constexpr int SETS = 32768, WAYS = 4;
-    static constexpr Row NONE{{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {}};
 
     struct Entry {
         uint64_t key, used;  // used: when it was written last; 0: never
@@ -67,12 +93,12 @@ private:
     static uint64_t key(int32_t before, int32_t token) {
         return ((uint64_t)(uint32_t)before << 32) | (uint32_t)token;
     }
-    const Entry* set_of(int32_t before, int32_t token) const {
+    Entry* set_of(int32_t before, int32_t token) const {
         const uint64_t hash = key(before, token) * 0x9E3779B97F4A7C15;
         return &after_two_[(hash >> 49) * WAYS];
     }
 
-    std::vector<Row> after_one_;
-    std::vector<Entry> after_two_;
+    Zeros<Row> after_one_;
+    Zeros<Entry> after_two_;
     uint64_t now_ = 0;
 };

@@ -48,7 +48,6 @@ struct Proposal {
     int kind = -1, length = 0, share = 0, order = -1, rank = 0;  // -1: no text, no row says so
     double score = 0.0;
     Evidence evidence;
-    int correction = 0;
     double chance = 0.0;  // right, given that the better ones are wrong
     int32_t child = -1;
 
@@ -57,8 +56,9 @@ struct Proposal {
 
 struct Node {
     int32_t token, parent, depth, place = -1;  // place: in the draft that is fed; -1: it is not
-    int source = 0;
-    double value;
+    int source = 0, correction = 0;
+    double value;         // the chance that all tokens down to here are right
+    double product;       // the same as the chances of its path say, before it is corrected
     bool expanded = false;
     std::vector<Place> texts[KINDS];
     std::vector<Proposal> proposals;
@@ -90,29 +90,38 @@ public:
     void start() {
         if (window_.tokens().size() > MOST_IN_WINDOW) window_.clear();  // no node has places of it
         used_ = 0;
-        new_node(text_.back(), -1, 1.0);
+        new_node(text_.back(), -1);
         started_ = true;
     }
 
-    int32_t new_node(int32_t token, int32_t parent, double value) {
+    int32_t new_node(int32_t token, int32_t parent) {
         if (used_ == nodes_.size()) nodes_.emplace_back();
         Node& node = nodes_[used_];
         node.token = token;
         node.parent = parent;
         node.depth = parent < 0 ? 0 : nodes_[parent].depth + 1;
         node.place = -1;
-        node.value = value;
+        node.value = node.product = 1.0;
         node.expanded = false;
         node.proposals.clear();
         for (auto& places : node.texts) places.clear();
         return used_++;
     }
 
-    int32_t child(int32_t parent, int which, double value) {
+    // Args: the product of the chances down to the proposal.
+    double corrected(double product, int source) const {
+        return chances_.corrected(product, correction_class(product, source));
+    }
+
+    int32_t child(int32_t parent, int which, double product, double value) {
         const Proposal& proposal = nodes_[parent].proposals[which];
-        const int32_t made = new_node(proposal.token, parent, value);
+        const int32_t made = new_node(proposal.token, parent);
         nodes_[parent].proposals[which].child = made;
-        nodes_[made].source = nodes_[parent].proposals[which].source();
+        Node& node = nodes_[made];
+        node.source = nodes_[parent].proposals[which].source();
+        node.correction = correction_class(product, node.source);
+        node.product = product;
+        node.value = value;
         return made;
     }
 
@@ -138,6 +147,7 @@ public:
         int32_t at = 0;
         for (int64_t place = 0; place < count && at >= 0; ++place)
             at = judge(at, tokens[place], place < accepted);
+        correct(tokens, count);
         learn(rows);
         for (int64_t place = 0; place < count; ++place) append(tokens[place]);
         started_ = false;
@@ -154,7 +164,8 @@ public:
 
 private:
     static constexpr size_t MOST_IN_WINDOW = 32768;
-    static constexpr double OWN_RATE = 0.2, SHARED_RATE = 0.3;
+    static constexpr double OWN_RATE = 0.1, SHARED_RATE = 0.15;
+    static constexpr double CORRECTING = 2.0;  // corrections learn faster: from every node
 
     bool uses(int source) const { return settings_.sources >> source & 1; }
     // Whether proposals are ranked with the noise that draws them.
@@ -345,11 +356,6 @@ private:
             node.proposals.begin(), node.proposals.end(),
             [](const Proposal& a, const Proposal& b) { return a.chance > b.chance; });
         if (node.proposals.size() > MOST_PROPOSALS) node.proposals.resize(MOST_PROPOSALS);
-        double above = 1.0;  // the order stays
-        for (Proposal& one : node.proposals) {
-            one.correction = correction_class(one.chance, one.source(), node.depth + 1);
-            one.chance = above = std::min(above, chances_.corrected(one.chance, one.correction));
-        }
     }
 
     // Args: the longest match of any text here, and the best score of a row; -1: there is none.
@@ -374,6 +380,22 @@ private:
         }
     }
 
+    // Learn how often nodes were right that were looked at, fed or not.
+    void correct(const int32_t* tokens, int64_t count) {
+        enum : char { WRONG, RIGHT, UNKNOWN };
+        std::vector<char> found(used_, RIGHT);
+        for (size_t at = 1; at < used_; ++at) {
+            const Node& node = nodes_[at];
+            char& own = found[at] = found[node.parent];
+            if (own == RIGHT)
+                own = node.depth > count ? UNKNOWN : char(tokens[node.depth - 1] == node.token);
+            if (own == UNKNOWN) continue;
+            const double error = (double)own - node.value;
+            chances_.correct(node.correction, error, CORRECTING * OWN_RATE);
+            shared_.chances.correct(node.correction, error, CORRECTING * SHARED_RATE);
+        }
+    }
+
     // Learn from a node's proposals what the text says after it; the child of that token, or -1.
     int32_t judge(int32_t at, int32_t token, bool accepted) {
         expand(at);
@@ -382,8 +404,6 @@ private:
             const bool hit = one.token == token;
             chances_.learn(one.evidence, hit, OWN_RATE);
             shared_.chances.learn(one.evidence, hit, SHARED_RATE);
-            chances_.correct(one.correction, (double)hit - one.chance, OWN_RATE);
-            shared_.chances.correct(one.correction, (double)hit - one.chance, SHARED_RATE);
             if (!hit) continue;
             if (!accepted) return -1;
             count(&Counters::accepted, nodes_[one.child].source, node.depth + 1, 1.0);

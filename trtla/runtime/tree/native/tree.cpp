@@ -13,7 +13,9 @@ struct Plan {
     const int64_t* most_nodes;    // of each sequence
     const int64_t* most_depth;
     int64_t most;                 // nodes of all
-    const double* seconds;        // of a step with 0, 1, ... `most` nodes; null: feed all that fit
+    int64_t knots;                // 0: feed all that fit
+    const int64_t* knot_nodes;    // from 0 to `most`
+    const double* knot_seconds;   // of a step with so many nodes, linear between knots
     double rate;                  // tokens a second that are reached on average
     double margin;                // what a node must bring beyond its cost, as a share of its value
     double least;                 // chance below which no node is looked at
@@ -29,7 +31,7 @@ namespace {
 
 // A proposal at a node, and the chance that the better ones there are wrong.
 struct Offer {
-    double value, left;
+    double value, product, left;
     int64_t sequence;
     int32_t node, which;
 
@@ -65,14 +67,17 @@ private:
         Sequence& sequence = *plan_.sequences[one];
         if (sequence.nodes()[at].depth >= plan_.most_depth[one]) return;
         sequence.expand(at);
-        offer(one, at, 0, 1.0);
+        offer(one, at, 0, 1.0, sequence.nodes()[at].value);
     }
 
-    void offer(int64_t one, int32_t at, int32_t which, double left) {
+    // Args: the chance that the better ones are wrong, and the value of the next better node.
+    void offer(int64_t one, int32_t at, int32_t which, double left, double most) {
         const Node& node = plan_.sequences[one]->nodes()[at];
         if (which >= (int32_t)node.proposals.size()) return;
-        const double value = node.value * node.proposals[which].chance * left;
-        if (value >= plan_.least) offers_.push({value, left, one, at, which});
+        const double product = node.product * node.proposals[which].chance * left;
+        const int source = node.proposals[which].source();
+        const double value = std::min(most, plan_.sequences[one]->corrected(product, source));
+        if (value >= plan_.least) offers_.push({value, product, left, one, at, which});
     }
 
     void take() {
@@ -81,27 +86,37 @@ private:
         if (sizes_[best.sequence] >= plan_.most_nodes[best.sequence]) return;
         ++sizes_[best.sequence];
         Sequence& sequence = *plan_.sequences[best.sequence];
-        const int32_t made = sequence.child(best.node, best.which, best.value);
+        const int32_t made = sequence.child(best.node, best.which, best.product, best.value);
         sequence.count_proposed(made);
         taken_.push_back({best.sequence, made});
         const double chance = sequence.nodes()[best.node].proposals[best.which].chance;
-        offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance));
+        offer(best.sequence, best.node, best.which + 1, best.left * (1.0 - chance), best.value);
         offer_first(best.sequence, made);
     }
 
     // Keep the nodes, best first, whose sum is worth the most.
     void cut() {
-        if (!plan_.seconds) return;
+        if (!plan_.knots) return;
         double value = 0.0, best = 0.0;
         size_t kept = 0;
+        int64_t knot = 1;
         for (size_t count = 1; count <= taken_.size(); ++count) {
             const Taken& last = taken_[count - 1];
             value += plan_.sequences[last.sequence]->nodes()[last.node].value + plan_.lesson;
-            const double cost = plan_.rate * (plan_.seconds[count] - plan_.seconds[0]);
+            while (knot + 1 < plan_.knots && plan_.knot_nodes[knot] < (int64_t)count) ++knot;
+            const double cost = plan_.rate * (seconds(count, knot) - plan_.knot_seconds[0]);
             const double worth = value * (1.0 - plan_.margin) - cost;
             if (worth > best) best = worth, kept = count;
         }
         taken_.resize(kept);
+    }
+
+    // Of a step with so many nodes, between the knot before `knot` and that one.
+    double seconds(int64_t nodes, int64_t knot) const {
+        if (plan_.knots == 1) return plan_.knot_seconds[0];
+        const double left = plan_.knot_nodes[knot - 1], low = plan_.knot_seconds[knot - 1];
+        const double right = plan_.knot_nodes[knot], high = plan_.knot_seconds[knot];
+        return low + (high - low) * (nodes - left) / (right - left);
     }
 
     void write() {

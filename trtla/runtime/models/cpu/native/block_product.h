@@ -88,7 +88,7 @@ struct BlockProduct {
                 for (int half = 0; half < 2; ++half) {
                     const Floats least = weights.minimums(half);
                     for (int row = 0; row < ROWS; ++row)
-                        sums[row][half] = fused(least, Floats{} + of[row].shift, sums[row][half]);
+                        sums[row][half] = fused(least, of[row].shift - Floats{}, sums[row][half]);
                 }
         }
         for (int row = 0; row < ROWS; ++row)

@@ -64,7 +64,7 @@ struct InTiles {
             const Floats least = weights.minimums(half);
 #pragma GCC unroll 16
             for (int row = 0; row < TILE_ROWS; ++row)
-                sums[row] = fused(least, Floats{} + of[row].shift, sums[row]);
+                sums[row] = fused(least, of[row].shift - Floats{}, sums[row]);
         }
         for (int row = 0; row < TILE_ROWS; ++row) kept[row] = sums[row];
     }

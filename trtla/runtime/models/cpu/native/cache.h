@@ -13,7 +13,6 @@ enum CacheType : int32_t { CACHE_FLOAT32, CACHE_BFLOAT16, CACHE_INT8 };
 struct Int8 {
     int8_t bits;
 };
-typedef int8_t Narrow __attribute__((vector_size(LANES)));
 
 inline Floats load(const Int8* from) { return to_floats(widened((const uint8_t*)from)); }
 
@@ -27,7 +26,7 @@ inline void put(Int8* row, const float* numbers, int size) {
     const float top = largest_size(numbers, size), scale = top / 127.0f;
     const float inverse = top > 1e-30f ? 127.0f / top : 0.0f;
     for (int i = 0; i < size; i += LANES) {
-        const Narrow codes = __builtin_convertvector(rounded(load(numbers + i) * inverse), Narrow);
+        const Narrow codes = narrowed(rounded(load(numbers + i) * inverse));
         std::memcpy(row + i, &codes, sizeof codes);
     }
     std::memcpy(row + size, &scale, sizeof scale);

@@ -104,13 +104,16 @@ inline Scale quantise(const float* from, int8_t* to) {
     Scale out{largest / 127.0f, 0.0f, {0, 0}};
     if (!(largest < INFINITY)) out.scale = load_as<float>("\xff\xff\xff\x7f");
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-    int32_t codes[BLOCK];
-    for (int i = 0; i < BLOCK; i += LANES) {
-        const Ints some = rounded(load(from + i) * inverse);
-        std::memcpy(codes + i, &some, sizeof some);
+    for (int half = 0; half < 2; ++half) {
+        Ints codes{};
+        for (int i = half * BLOCK / 2; i < (half + 1) * BLOCK / 2; i += LANES) {
+            const Ints some = rounded(load(from + i) * inverse);
+            const Narrow narrow = narrowed(some);
+            std::memcpy(to + i, &narrow, sizeof narrow);
+            codes += some;
+        }
+        out.sums[half] = sum(codes);
     }
-    for (int i = 0; i < BLOCK; ++i) to[i] = (int8_t)codes[i];
-    for (int i = 0; i < BLOCK / 2; ++i) out.sums[0] += to[i], out.sums[1] += to[i + BLOCK / 2];
     out.shift = out.scale * (out.sums[0] + out.sums[1]);
     return out;
 }

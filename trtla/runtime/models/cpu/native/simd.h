@@ -27,6 +27,7 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Narrow __attribute__((vector_size(LANES)));
 
 struct BFloat16 {
     uint16_t bits;
@@ -85,6 +86,11 @@ inline Ints widened(const uint8_t* from) {
 #endif
 }
 
+// The lowest 8 bits of each; step by step, as compilers know no instruction for the whole way.
+inline Narrow narrowed(Ints values) {
+    return __builtin_convertvector(__builtin_convertvector(values, Halves), Narrow);
+}
+
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
@@ -129,15 +135,32 @@ inline float largest(Floats values) {
     return top;
 }
 
+template <int BY, class V, int... LANE>
+inline V rotated(V values, std::integer_sequence<int, LANE...>) {
+    return __builtin_shufflevector(values, values, ((LANE + BY) % LANES)...);
+}
+
+// All lanes combined in one, for operations that may be done in any order.
+template <int COUNT = LANES, class V, class Combine>
+inline auto combined(V values, Combine combine) {
+    if constexpr (COUNT == 1) return values[0];
+    else {
+        const V others = rotated<COUNT / 2>(values, std::make_integer_sequence<int, LANES>());
+        return combined<COUNT / 2>(combine(values, others), combine);
+    }
+}
+
+inline int32_t sum(Ints values) {
+    return combined(values, [](Ints a, Ints b) { return a + b; });
+}
+
 // The largest absolute value of LANES or more numbers; infinity is above all others, NaN above that.
 inline float largest_size(const float* from, int count) {
-    Bits tops{};
-    for (int i = 0; i < count; i += LANES) {
-        const Bits size = (Bits)load(from + i) & 0x7fffffff;
-        tops = size > tops ? size : tops;
-    }
-    uint32_t top = 0;
-    for (int i = 0; i < LANES; ++i) top = tops[i] > top ? tops[i] : top;
+    const auto larger = [](Ints a, Ints b) { return a > b ? a : b; };
+    Ints tops{};  // without their signs numbers are ordered as their bits are
+    for (int i = 0; i < count; i += LANES)
+        tops = larger(tops, (Ints)((Bits)load(from + i) & 0x7fffffff));
+    const int32_t top = combined(tops, larger);
     return load_as<float>(&top);
 }
 

@@ -40,22 +40,24 @@ namespace {
 struct TopRows : Job {
     const float* logits;
     int64_t size, num_rows, count;
+    const int64_t* rows;
     int32_t* tokens;
     float* logs;
 
     int phases() const override { return 1; }
     int chunks(int) const override { return (int)num_rows; }
-    void run(int, int row) override {
-        top_of_row(logits + row * size, size, count, tokens + row * count, logs + row * count);
+    void run(int, int at) override {
+        top_of_row(logits + rows[at] * size, size, count, tokens + at * count, logs + at * count);
     }
 };
 
 }  // namespace
 
-EXPORTED void trtla_top_rows(const float* logits, int64_t size, int64_t num_rows, int64_t count,
-                             int32_t* tokens, float* logs, int64_t threads) {
+EXPORTED void trtla_top_rows(const float* logits, int64_t size, const int64_t* rows,
+                             int64_t num_rows, int64_t count, int32_t* tokens, float* logs,
+                             int64_t threads) {
     TopRows job;
     job.logits = logits, job.size = size, job.num_rows = num_rows, job.count = count;
-    job.tokens = tokens, job.logs = logs;
+    job.rows = rows, job.tokens = tokens, job.logs = logs;
     Team::shared().run(job, threads);
 }

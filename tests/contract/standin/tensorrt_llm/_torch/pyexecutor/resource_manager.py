@@ -1,4 +1,4 @@
-"""_torch/pyexecutor/resource_manager.py: who is told when requests begin, go on and end."""
+"""_torch/pyexecutor/resource_manager.py: resource managers, notified as requests go on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""`trtla serve` on an engine of TensorRT-LLM, run by the stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import trtla
+from tests.contract.conftest import Standin
+from tests.contract.standin_engines import build
+from tests.serve.conftest import Served, serving
+from trtla import LLM, LookaheadConfig, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("fake_gpu")
+PROMPTS = ["def read(path):\n    ", "To be, or not to be, that is "]
+CHAT = [{"role": "user", "content": "ab"}]
+
+
+@pytest.fixture
+def engine(standin: Standin, tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return build(standin, tiny_checkpoint, tmp_path / "engine")
+
+
+@pytest.fixture
+def served(engine: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """The command's own way to open the engine, in a server of this process."""
+    opened: list[Callable[[], LLM]] = []
+
+    def run(settings: Any, open_model: Callable[[], LLM], *more: Any) -> int:
+        opened.append(open_model)
+        return 0
+
+    monkeypatch.setattr("trtla.serve.server.serve", run)
+    files = ("--engine-dir", engine, "--tokenizer-dir", tiny_model)
+    assert trtla("serve", *files, "--lookahead", "4,4,4").code == 0
+    with serving(*opened) as one:
+        yield one
+
+
+def streamed(served: Served, **body: Any) -> str:
+    asked = {**body, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=asked) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line[:7] == "data: {"]
+    return "".join(one["choices"][0]["text"] for one in events)
+
+
+def test_answers_and_streams_are_the_texts_of_the_library(
+    engine: Path, tiny_model: Path, served: Served
+) -> None:
+    with LLM(engine, tokenizer_dir=tiny_model, lookahead=LookaheadConfig(4, 4, 4)) as llm:
+        texts = [done.text for done in llm.generate(PROMPTS, SamplingParams(12))]
+    answer = served.complete(prompt=PROMPTS, max_tokens=12, metrics=True).json()
+    assert [one["text"] for one in answer["choices"]] == texts
+    assert answer["usage"]["completion_tokens"] == 24
+    assert answer["metrics"]["tokens_per_step"] > 1
+    assert [streamed(served, prompt=one, max_tokens=12) for one in PROMPTS] == texts
+    small = served.complete(prompt=PROMPTS[0], max_tokens=12, lookahead=[2, 2, 2])
+    assert small.json()["choices"][0]["text"] == texts[0]
+    ended = served.complete(prompt=PROMPTS[0], max_tokens=12, stop=texts[0][3]).json()
+    assert texts[0].startswith(ended["choices"][0]["text"])
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert "trtla_request_success_total" in served.http.get("/metrics").text
+
+
+def test_a_model_without_a_template_has_no_chats(served: Served, tiny_model: Path) -> None:
+    answer = served.chat(messages=CHAT, max_tokens=4)
+    assert answer.status_code == 400
+    assert "/v1/completions" in answer.json()["error"]["message"]
+    assert str(tiny_model) not in answer.text  # where its files are is nobody's business

@@ -1,0 +1,134 @@
+"""Private requests: others run as if there were none, and they as if there were no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import trtla
+from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
+from trtla.runtime.limits import ExecutorLimits
+from trtla.settings.drafting import DrafterSettings, DraftOptions
+
+SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
+VOCAB, COUNT = 300, 24
+RULE = hash_rule(VOCAB, 7)  # texts that repeat little: what is drafted was seen in another one
+PROMPT = [(7 * i + i * i) % VOCAB for i in range(70)]
+TRIPLE = LookaheadConfig(3, 3, 2)
+NGRAM = DrafterSettings(("ngram",), reset_in_between=False)
+DRAFTERS = [
+    pytest.param(DrafterSettings(), True, id="tree"),
+    pytest.param(NGRAM, True, id="tree-of-ngrams"),
+    pytest.param(NGRAM, False, id="ngrams"),
+]
+
+
+@pytest.fixture(params=["1", "0"], ids=["compiled", "plain"])
+def _kinds(request, monkeypatch):
+    monkeypatch.setenv("TRTLA_COMPILED", request.param)
+
+
+def opened():
+    """An executor that shares all it can; how many nodes it feeds does not depend on time."""
+    executor, _ = toy_executor(
+        greedy_scores(RULE, VOCAB), VOCAB, TRIPLE, max_reused_len=160,
+        options=DraftOptions(nodes=12),
+    )  # fmt: skip
+    return executor
+
+
+def answers(executor, drafter, adaptive, privates, first_id=0):
+    """Ask the same at once, each privately or not: what was drafted, and the last outputs."""
+    watch = RecorderWatch(DraftRecorder)
+    asked = [
+        replace(
+            request(PROMPT, COUNT, request_id=first_id + i, adaptive=adaptive, drafter=drafter),
+            private=private, watch=watch,
+        )
+        for i, private in enumerate(privates)
+    ]  # fmt: skip
+    outputs = run(executor, asked)
+    assert all(tokens_of(one) == plain(RULE, PROMPT, COUNT) for one in outputs.values())
+    drafts = {
+        one.request.request_id - first_id: [step.draft for step in one.forwards]
+        for one in watch.recorders
+    }
+    return drafts, [outputs[one.request_id][-1].stats for one in asked]
+
+
+@pytest.mark.usefixtures("_kinds")
+@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
+def test_after_a_private_request_others_draft_as_if_it_had_never_been(drafter, adaptive):
+    alone, _ = answers(opened(), drafter, adaptive, [False])
+    executor = opened()
+    answers(executor, drafter, adaptive, [True])
+    assert executor.kept_texts() == []
+    assert executor._cache.pool._kept._by_block == {}
+    after, (stats,) = answers(executor, drafter, adaptive, [False], 1)
+    assert after == alone
+    assert stats.reused_tokens == 0
+    again, (stats,) = answers(executor, drafter, adaptive, [False], 2)
+    assert again != alone  # a request that is not private does serve the next one
+    assert stats.reused_tokens == 64
+
+
+@pytest.mark.usefixtures("_kinds")
+@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
+def test_a_private_request_drafts_as_if_there_were_no_others(drafter, adaptive):
+    alone, _ = answers(opened(), drafter, adaptive, [False])
+    executor = opened()
+    executor.add_texts([plain(RULE, PROMPT, COUNT)])
+    answers(executor, drafter, adaptive, [False])
+    kept = executor.kept_texts()
+    found, (stats,) = answers(executor, drafter, adaptive, [True], 1)
+    assert found == alone
+    assert stats.reused_tokens == 0
+    assert executor.kept_texts() == kept
+
+
+@pytest.mark.usefixtures("_kinds")
+@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
+def test_private_requests_of_one_step_share_nothing(drafter, adaptive):
+    """One planner chooses the nodes of trees that have different memories."""
+    alone, _ = answers(opened(), drafter, adaptive, [False])
+    found, stats = answers(opened(), drafter, adaptive, [True, False, True])
+    assert found == dict.fromkeys(range(3), alone[0])
+    assert [one.reused_tokens for one in stats] == [0, 0, 0]
+
+
+def test_a_private_request_stays_private_when_all_is_made_anew():
+    executor = opened()
+    executor.submit(replace(request(PROMPT, COUNT, adaptive=True), private=True))
+    for _ in range(4):
+        executor.poll()
+        executor.resend()
+    while executor.poll():
+        pass
+    assert executor.kept_texts() == []
+    assert executor._cache.pool._kept._by_block == {}
+
+
+def test_prompts_are_private_each_for_itself():
+    params = SamplingParams(12)
+    with LLM(SHIPPED, dtype="float32", block_reuse=True) as llm:
+        prompts = [llm.tokenizer.encode("def add(first, second):\n    return first" * 5)] * 3
+        one, *_ = expected = llm.generate(prompts, params, private=True)
+        assert len(one.input_ids) > 32
+        shared = llm.generate(prompts, params, private=[False, True, False])
+        kept = llm.executor.call(lambda executor: executor.kept_texts())
+        assert [c.output_ids for c in shared] == [c.output_ids for c in expected]
+        assert kept == [one.output_ids] * 2
+        assert [c.stats.reused_tokens for c in expected] == [0, 0, 0]
+        assert [c.stats.reused_tokens > 0 for c in shared] == [False, False, True]
+
+
+def test_an_executor_that_shares_blocks_of_all_prompts_refuses_private_ones():
+    limits = ExecutorLimits(1, 99, 99, 99, VOCAB, TRIPLE, shares_blocks=True)
+    limits.check(request(PROMPT, 3))
+    with pytest.raises(UsageError, match="request 0 is private") as refusal:
+        limits.check(replace(request(PROMPT, 3), private=True))
+    assert "--kv-cache-enable-block-reuse" in (refusal.value.hint or "")

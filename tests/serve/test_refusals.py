@@ -1,0 +1,290 @@
+"""What the server refuses: bodies, fields, keys, origins, sizes; by name, and never with 500."""
+
+from __future__ import annotations
+
+import json
+import socket
+from socket import gethostname
+
+import pytest
+
+from tests.serve.conftest import JSON, serving
+from trtla.serve.protocol import NEUTRAL
+
+HOST = "host_not_allowed"
+ASK = {"prompt": "def f(", "max_tokens": 2}
+
+
+def refused(answer, status, param=None, code=None):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("temperature", -1, "temperature"),
+        ("temperature", "0.5", "temperature"),
+        ("temperature", True, "temperature"),
+        ("top_p", 0, "top_p"),
+        ("top_k", -2, "top_k"),
+        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", 1.5, "max_tokens"),
+        ("n", 129, "n"),
+        ("seed", -1, "seed"),
+        ("stop", 7, "stop"),
+        ("stop", [""], "stop"),
+        ("stop", ["a"] * 17, "stop"),
+        ("prompt", [], "prompt"),
+        ("prompt", "", "prompt"),
+        ("prompt", [[]], "prompt"),
+        ("prompt", [99999], "prompt"),
+        ("prompt", [1, "a"], "prompt"),
+        ("prompt", "\udcff", "prompt"),
+        ("stream", 1, "stream"),
+        ("stream_options", {"include_usage": True}, "stream_options"),
+        ("pieces", True, "pieces"),
+        ("metrics", 3, "metrics"),
+        ("lookahead", [7, 7], "lookahead"),
+        ("lookahead", [1, 1, 3], "lookahead"),
+        ("lookahead", [9, 9, 9], "lookahead"),
+        ("lookahead", "fast", "lookahead"),
+        ("drafter", "best", "drafter"),
+        ("drafter", "draft:/etc/passwd", "drafter"),
+        ("cache", "mine", "cache"),
+        ("prediction", {"type": "content", "content": 3}, "prediction.content"),
+        ("echo", True, "echo"),
+        ("best_of", 2, "best_of"),
+        ("logit_bias", {"5": 3}, "logit_bias"),
+        ("frequency_penalty", 0.5, "frequency_penalty"),
+        ("no_such_field", 1, "no_such_field"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(served, field, value, param):
+    answer = served.http.post(
+        "/v1/completions", content=json.dumps({**ASK, field: value}), headers=JSON
+    )
+    message = refused(answer, 400, param)
+    assert "Input" not in message
+    assert field in message or param == "prompt"
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_a_field_that_asks_for_nothing_is_taken(served, name):
+    for value in (None, *NEUTRAL[name]):
+        assert served.complete(**ASK, **{name: value}).status_code == 200
+
+
+def test_a_mistyped_field_is_guessed(served):
+    message = refused(served.complete(**ASK, temprature=1), 400, "temprature")
+    assert "did you mean temperature?" in message
+
+
+def test_an_answer_can_be_sent_back_as_it_is(served):
+    asked = [{"role": "user", "content": "def f("}]
+    said = served.chat(messages=asked, max_tokens=2).json()["choices"][0]["message"]
+    more = {"tool_calls": [], "function_call": None, "audio": None, "annotations": []}
+    turns = [*asked, {**said, **more}, *asked]
+    assert served.chat(messages=turns, max_tokens=2, top_k=-1).status_code == 200
+    parts = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    message = refused(served.chat(messages=parts), 400, "messages.0.content")
+    assert "parts of type text" in message
+
+
+def test_a_label_of_the_caller_is_taken(served):
+    assert served.complete(**ASK, user="somebody").status_code == 200
+    refused(served.complete(**ASK, user=7), 400, "user", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b"\x00\x01\x02",
+        b'{"prompt": [' + b"null," * 200_000 + b"1]}",
+        b'{"prompt": [' + b"[]," * 300_000 + b"[1]]}",
+    ],
+    ids=range(15),
+)
+def test_a_body_that_is_no_request_is_refused(served, body):
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+    assert served.complete(**ASK).status_code == 200
+
+
+def test_a_prediction_is_read_as_far_as_it_can_be_long(served):
+    """Once for all choices: of one that is longer, or too long to be read in time, too."""
+    long = {"type": "content", "content": "def f(x): " * 80_000}
+    answer = served.complete(**ASK, n=16, prediction=long)
+    assert answer.status_code == 200
+    message = refused(
+        served.complete(**ASK, prediction=long, lookahead=[3, 3, 3]), 400, "prediction"
+    )
+    assert "auto" in message
+
+
+def test_paths_and_methods(served):
+    refused(served.http.get("/v1/embeddings"), 404)
+    refused(served.http.get("/v1/completions"), 405)
+    assert [served.http.head(path).status_code for path in ("/", "/health")] == [200, 200]
+    refused(served.http.get("/page/../../../../etc/passwd"), 404)
+    refused(served.http.get("/page/%2e%2e/%2e%2e/server.py"), 404)
+    refused(served.complete(model="gpt-4o", **ASK), 404, "model", "model_not_found")
+
+
+def test_only_json_is_read(served):
+    answer = served.http.post(
+        "/v1/completions", content=json.dumps(ASK), headers={"Content-Type": "text/plain"}
+    )
+    refused(answer, 400, code="content_type")
+
+
+def test_pages_of_other_origins_are_kept_out(served):
+    own = served.address
+    for origin, host, status in (
+        (own, None, 200),
+        ("https://evil.example", None, 403),
+        ("null", None, 403),
+        ("http://evil.example:1", "evil.example:1", 403),
+    ):
+        headers = {"Origin": origin, **({"Host": host} if host else {})}
+        answer = served.http.post("/v1/completions", json=ASK, headers=headers)
+        assert answer.status_code == status, origin
+    refused(served.http.get("/metrics", headers={"Host": "evil.example"}), 403)
+
+
+def test_names_that_anybody_may_give_this_address_need_a_key():
+    """A page could have its own name lead here, and read what a stranger may."""
+    local = ("LOCALHOST", "trtla:80", "box.local.", "trtla.default.svc:80", gethostname())
+    own = ("127.0.0.1:8000", "[::1]:8000", *local)
+    known = {"host": "0.0.0.0", "allow_origin": ("https://good.example",)}
+    with serving(**known) as served:
+        for host, status in (
+            ("evil.example", 403),
+            ("good.example", 200),
+            *((o, 200) for o in own),
+        ):
+            for path in ("/", "/v1/models", "/metrics"):
+                assert served.http.get(path, headers={"Host": host}).status_code == status, host
+        message = refused(served.http.get("/", headers={"Host": "a.b"}), 403, None, HOST)
+        assert "--api-key-file or --allow-origin" in message
+        page = {"Host": "box.local:8000", "Origin": "http://box.local:8000"}
+        assert served.http.post("/v1/completions", json=ASK, headers=page).status_code == 200
+    with serving(keys=(b"one",), host="0.0.0.0") as served:
+        named = {"Host": "evil.example", "Authorization": "Bearer one"}
+        assert served.http.get("/v1/models", headers=named).status_code == 200
+
+
+def test_a_proxy_with_a_key_and_probes_may_use_any_name():
+    with serving(keys=(b"one",)) as served:
+        named = {"Host": "llm.example", "Authorization": "Bearer one"}
+        assert served.http.get("/v1/models", headers=named).status_code == 200
+    with serving() as served:
+        for path in ("/health", "/ping"):
+            assert served.http.get(path, headers={"Host": "llm.example"}).status_code == 200
+            assert served.http.head(path).status_code == 200
+        assert served.http.get("/v1/models", headers={"Host": "localhost.:80"}).status_code == 200
+
+
+def test_an_origin_can_be_allowed():
+    with serving(allow_origin=("https://good.example",)) as served:
+        asked = {"Origin": "https://good.example", "Access-Control-Request-Method": "POST"}
+        before = served.http.options("/v1/completions", headers=asked)
+        assert before.headers["access-control-allow-origin"] == "https://good.example"
+        origin = {"Origin": "https://good.example"}
+        assert served.http.post("/v1/completions", json=ASK, headers=origin).status_code == 200
+        other = {"Origin": "https://evil.example"}
+        assert served.http.post("/v1/completions", json=ASK, headers=other).status_code == 403
+
+
+def test_keys_bodies_and_queues_have_limits():
+    limits = {"max_body": 2000, "max_queue": 0}
+    with serving(keys=(b"one", b"two"), **limits) as served:
+        for key, status in ((None, 401), ("three", 401), ("one", 200), ("two", 200)):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            answer = served.http.post("/v1/completions", json=ASK, headers=headers)
+            assert answer.status_code == status
+        assert [served.http.get(path).status_code for path in ("/health", "/ping")] == [200, 200]
+        refused(served.http.get("/metrics"), 401, code="invalid_api_key")
+        served.http.headers["Authorization"] = "Bearer two"
+        refused(served.complete(prompt="a" * 3000), 413, code="body_too_large")
+        many = served.http.post("/v1/completions", content=iter([b"a" * 1500] * 3), headers=JSON)
+        refused(many, 413, code="body_too_large")
+        refused(served.complete(prompt=["a"] * 40, max_tokens=1), 400, "n")
+        slots = served.service.model.llm.limits.max_batch_size
+        long = {"prompt": ["def f("] * slots, "max_tokens": 400, "stream": True, "temperature": 0}
+        with served.http.stream("POST", "/v1/completions", json=long) as streamed:
+            lines = streamed.iter_lines()  # the connection ends with it
+            next(lines)
+            busy = served.complete(**ASK)
+            refused(busy, 429, code="queue_full")
+            assert int(busy.headers["Retry-After"]) >= 1
+
+
+def test_half_a_request_harms_nobody(served):
+    host, port = served.address.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    for sent in (
+        b"",
+        b"\x16\x03\x01junk",
+        head,
+        head + b"Content-Length: 50\r\n\r\n{",
+        b"\r\n" * 99,
+    ):
+        with socket.create_connection((host, int(port))) as one:
+            one.sendall(sent)
+            one.shutdown(socket.SHUT_WR)
+            one.settimeout(10)
+            while one.recv(1000):
+                pass
+    assert served.complete(**ASK).status_code == 200
+    assert served.service.model.num_in_flight == 0
+
+
+def read_until(connection, end):
+    """Read up to some bytes; the connection must not end before."""
+    got = b""
+    while end not in got:
+        part = connection.recv(1000)
+        assert part
+        got += part
+
+
+def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr("trtla.serve.connection.HEAD_TIMEOUT_S", 0.3)
+    with serving() as served:
+        host, port = served.address.removeprefix("http://").split(":")
+        for sent in (b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "):
+            with socket.create_connection((host, int(port)), timeout=20) as one:
+                one.sendall(sent)
+                assert one.recv(100) == b""
+        with socket.create_connection((host, int(port)), timeout=20) as one:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            read_until(one, b"ok")
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")  # timed too
+            assert one.recv(100) == b""
+        with socket.create_connection((host, int(port)), timeout=20) as one:
+            one.sendall(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
+            read_until(one, b"}")  # it is answered before its body is there
+            one.sendall(b"{")
+            while one.recv(100):
+                pass
+        assert served.complete(**ASK).status_code == 200

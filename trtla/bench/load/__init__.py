@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible server: requests, arrivals, timings, checks of texts."""

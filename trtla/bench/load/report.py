@@ -1,0 +1,200 @@
+"""Runs of load as figures, and these as one JSON document, CSV rows, or a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy
+
+from trtla.bench.ablation_table import csv_lines
+from trtla.bench.load.runs import LoadRun, LoadTest, Measured
+from trtla.bench.load.stream import Answer
+from trtla.console import cell as shown
+from trtla.console import counted, markdown
+from trtla.results.bench_documents import Failure, LoadCheck, LoadDocument, LoadRow, LoadSettings
+from trtla.results.documents import SCHEMA_VERSION
+from trtla.runtime.stats import tokens_per_step
+from trtla.settings.sampling import filters_text
+
+_REASONS = 5
+"""Different reasons of failures that are kept."""
+_SPREADS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
+
+
+def row(run: LoadRun) -> LoadRow:
+    """The figures of a run."""
+    done = [one for one in run.answers.values() if one.error is None]
+    rate, seconds = run.load.request_rate, run.duration_s
+    temperature, top_k, top_p = run.filters
+    inputs = [one.input_tokens for one in done]
+    known = None if None in inputs else sum(one for one in inputs if one is not None)
+    written = sum(one.output_tokens for one in done)
+    both = None if known is None else known + written
+    return LoadRow.fill(
+        concurrency=run.load.concurrency,
+        request_rate="inf" if rate == math.inf else rate,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        requests=len(run.asked),
+        completed=len(done),
+        failed=len(run.answers) - len(done),
+        duration_s=seconds,
+        total_input_tokens=known,
+        total_output_tokens=written,
+        request_throughput=_each_second(len(done), seconds),
+        output_throughput=_each_second(written, seconds),
+        total_token_throughput=None if both is None else _each_second(both, seconds),
+        **_spread("ttft_ms", [one.ttft_s for one in done]),
+        **_spread("tpot_ms", [one.tpot_s for one in done]),
+        **_spread("itl_ms", [gap for one in done for gap in one.gaps_s]),
+        **_spread("e2el_ms", [one.e2el_s for one in done]),
+        **_drafting(done),
+        failures=_failures(run.answers.values()),
+    )
+
+
+def _each_second(number: int, seconds: float) -> float | None:
+    return number / seconds if seconds > 0 else None
+
+
+def _spread(name: str, seconds: Iterable[float | None]) -> dict[str, float | None]:
+    """Mean, median, standard deviation and 99th percentile as numpy has them, as vLLM's are."""
+    known = [1000 * one for one in seconds if one is not None]
+    figures: dict[str, Callable[[list[float]], Any]] = {
+        "mean": numpy.mean,
+        "median": numpy.median,
+        "std": numpy.std,
+        "p99": partial(numpy.percentile, q=99),
+    }
+    return {f"{key}_{name}": float(one(known)) if known else None for key, one in figures.items()}
+
+
+def _drafting(done: Sequence[Answer]) -> dict[str, Any]:
+    """Sums of what `trtla serve` reports of its drafts; nothing of other servers."""
+    names = ("steps", "drafted", "accepted")
+    if not done or any(one.metrics is None for one in done):
+        return {}
+    steps, drafted, accepted = (_sum(done, name) for name in names)
+    step = None if steps is None or accepted is None else tokens_per_step(steps, accepted)
+    return {
+        "steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
+        "tokens_per_step": step,
+    }
+
+
+def _sum(done: Sequence[Answer], name: str) -> int | None:
+    values = [(one.metrics or {}).get(name) for one in done]
+    whole = [value for value in values if isinstance(value, int)]
+    return sum(whole) if len(whole) == len(values) else None
+
+
+def _failures(answers: Iterable[Answer]) -> tuple[Failure, ...]:
+    reasons = Counter(one.error for one in answers if one.error is not None)
+    return tuple(
+        Failure(reason=reason, count=number) for reason, number in list(reasons.items())[:_REASONS]
+    )
+
+
+def document(test: LoadTest, measured: Measured, found: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document, with the environment that was found."""
+    answers = [one for run in measured.runs for one in run.answers.values() if one.error is None]
+    settings = LoadSettings.fill(
+        measured.server,
+        test,
+        test.sampling,
+        prompts=min(len(test.prompts), len(measured.runs) * test.requests),
+        extra_body=measured.server.extra,
+        tokens_from="chunks" if any(one.usage is None for one in answers) else "usage",
+    )
+    checked = measured.checked
+    more = {} if checked is None else {"checked_texts": LoadCheck.fill(checked)}
+    return LoadDocument(
+        schema_version=SCHEMA_VERSION,
+        environment=found,
+        settings=settings,
+        interrupted=measured.interrupted,
+        runs=tuple(map(row, measured.runs)),
+        **more,
+    ).document()
+
+
+def csv_text(measured: Measured, found: dict[str, Any]) -> str:
+    """One line a run, with what is needed of the environment in the last columns."""
+    extra = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
+    lines = [
+        {**dict.fromkeys(LoadRow.model_fields), **row(run).document(), **extra}
+        for run in measured.runs
+    ]
+    for line in lines:
+        line["failures"] = json.dumps(line["failures"])
+    return csv_lines(list(lines[0]), lines, header=True)
+
+
+def markdown_text(test: LoadTest, measured: Measured, found: dict[str, Any]) -> str:
+    """The circumstances in a few lines, a table with a line a run, and what failed."""
+    rows = [row(run) for run in measured.runs]
+    parts = [_head(test, measured, found), _table(measured, rows)]
+    parts += [
+        f"{run.load}: {one.count} failed: {one.reason}"
+        for run, figures in zip(measured.runs, rows, strict=True)
+        for one in figures.failures
+    ]
+    if (checked := measured.checked) is not None:
+        parts.append(f"texts as alone: {checked.equal} of {checked.texts}")
+    return "\n\n".join(parts)
+
+
+def _head(test: LoadTest, measured: Measured, found: dict[str, Any]) -> str:
+    server = measured.server
+    owner = f" (owned by {server.owned_by})" if server.owned_by else ""
+    return "\n".join(
+        (
+            f"`{found['command']}`",
+            "",
+            f"- server: {server.url}, {server.model}{owner}, {server.endpoint}",
+            f"- client: trtla {found['trtla']} ({found['commit'] or 'no checkout'}), Python "
+            f"{found['python']}, {found['cores']} cores of {found['cpu']}",
+            f"- a run: {counted(test.requests, 'request')}, at most "
+            f"{test.sampling.max_output_len} tokens each; times are medians (p99) in ms",
+        )
+    )
+
+
+def _table(measured: Measured, rows: Sequence[LoadRow]) -> str:
+    ours = any(one.tokens_per_step is not None for one in rows)
+    columns = [
+        "requests", "sampling", "completed", "failed", "duration s", "requests/s",
+        "output tokens/s", "all tokens/s", *(name.removesuffix("_ms").upper() for name in _SPREADS),
+        *(("S", "acceptance") if ours else ()),
+    ]  # fmt: skip
+    cells = [
+        [str(run.load), filters_text(*run.filters), str(one.completed), str(one.failed)]
+        + [shown(value) for value in _figures(one)]
+        + [_middle(one, name) for name in _SPREADS]
+        + ([shown(one.tokens_per_step), shown(one.acceptance_rate)] if ours else [])
+        for run, one in zip(measured.runs, rows, strict=True)
+    ]
+    return markdown(columns, cells)
+
+
+def _figures(one: LoadRow) -> tuple[float | None, ...]:
+    return (
+        one.duration_s,
+        one.request_throughput,
+        one.output_throughput,
+        one.total_token_throughput,
+    )
+
+
+def _middle(one: LoadRow, name: str) -> str:
+    median, p99 = getattr(one, f"median_{name}"), getattr(one, f"p99_{name}")
+    return "-" if median is None else f"{median:.1f} ({p99:.1f})"

@@ -1,0 +1,274 @@
+"""Runs of load: when requests are sent, what came of each, and their texts once more alone.
+
+What is done so far stands in `Measured` at any time, so that an interrupted run has results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice, product
+from typing import Any
+
+from trtla.bench.load.client import Asked, Client, Server
+from trtla.bench.load.stream import Answer
+from trtla.console import Progress, Stages, silent
+from trtla.results.metrics import first_difference
+from trtla.settings.messages import Asking
+from trtla.settings.sampling import Filters, SamplingParams
+
+Send = Callable[[int], Awaitable[None]]
+"""Sends the request of this index and waits for its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests arrive: so many at a time, or so many a second at random times."""
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+    """Infinite: all at once."""
+
+    def __str__(self) -> str:
+        """In words."""
+        if self.concurrency is not None:
+            return f"{self.concurrency} at a time"
+        return "all at once" if self.request_rate == math.inf else f"{self.request_rate:g} a second"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTest:
+    """What to measure: every load with every way of sampling is a run."""
+
+    server: Server
+    loads: tuple[Load, ...]
+    filters: tuple[Filters, ...]
+    prompts: tuple[str, ...]
+    asking: Asking
+    requests: int
+    """Of a run."""
+    sampling: SamplingParams
+    """Request i of all runs has its seed + i; its filters are not used."""
+    arrivals_seed: int
+    check_texts: bool = False
+
+    @property
+    def recurring(self) -> bool:
+        """Whether prompts are asked more than once."""
+        return len(self.loads) * len(self.filters) * self.requests > len(self.prompts)
+
+    def runs(self, chat: bool) -> Iterator[LoadRun]:
+        """Every run goes on in the prompts where the one before ended: a server may keep texts."""
+        numbered = enumerate(cycle(self.prompts))
+        for filters, load in product(self.filters, self.loads):
+            texts = islice(numbered, self.requests)
+            yield LoadRun(load, filters, [self._asked(filters, *one, chat) for one in texts])
+
+    def warm_up(self, chat: bool) -> Asked:
+        """A request that is not counted: half a prompt, so that the server keeps none of a run."""
+        first = self.prompts[0]
+        return self._asked(self.filters[0], 0, first[len(first) // 2 :], chat)
+
+    def _asked(self, filters: Filters, index: int, text: str, chat: bool) -> Asked:
+        temperature, top_k, top_p = filters
+        seed = self.sampling.seed + index
+        sampling = replace(
+            self.sampling, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
+        return Asked(self.asking.prompt(text, chat=chat), sampling)
+
+
+@dataclass(slots=True)
+class LoadRun:
+    """One load, and the answers to its requests so far."""
+
+    load: Load
+    filters: Filters
+    asked: Sequence[Asked]
+    start: float = 0.0
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """By the request's index, in the order in which they were over."""
+
+    @property
+    def duration_s(self) -> float:
+        """From the first request to the end of the last answer."""
+        return max((one.closed for one in self.answers.values()), default=self.start) - self.start
+
+
+@dataclass(slots=True)
+class Checked:
+    """Texts under load beside those of the same requests alone."""
+
+    texts: int = 0
+    equal: int = 0
+    first: str | None = None
+    """Where the first other text differs."""
+    failed: str | None = None
+    """Why a request alone had no answer."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """All that is known so far."""
+
+    server: Server
+    runs: list[LoadRun] = field(default_factory=list)
+    checked: Checked | None = None
+    interrupted: bool = False
+
+
+def measure(
+    test: LoadTest,
+    on_note: Callable[[str], None],
+    on_run: Callable[[LoadRun], None],
+    stages: Stages = silent,
+) -> Measured:
+    """Run every load; Ctrl-C ends it, with what there is by then.
+
+    Raises:
+        TrtlaError: there is no server, or it does not answer a request.
+        KeyboardInterrupt: on Ctrl-C before the first run, or a second one.
+    """
+    done = Measured(test.server)
+
+    async def work() -> None:
+        with _interrupting(done):
+            await _measure(test, done, on_note, on_run, stages)
+
+    try:
+        asyncio.run(work())
+    except asyncio.CancelledError:
+        if not done.runs:
+            raise KeyboardInterrupt from None
+    return done
+
+
+@contextmanager
+def _interrupting(done: Measured) -> Iterator[None]:
+    """Make Ctrl-C cancel the running task: an error raised anywhere in the event loop gets lost."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        done.interrupted = True
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+async def _measure(
+    test: LoadTest,
+    done: Measured,
+    on_note: Callable[[str], None],
+    on_run: Callable[[LoadRun], None],
+    stages: Stages,
+) -> None:
+    async with Client(test.server) as client:
+        await client.look()
+        chat = client.server.endpoint == "chat"
+        warm = await client.warm_up(test.warm_up(chat))
+        done.server = client.server
+        if warm.usage is None:
+            refused = "" if client.server.usage else " (it refuses stream_options)"
+            on_note(f"the server reports no usage{refused}: a chunk is counted as a token")
+        if test.recurring:
+            on_note("prompts recur, and a server may keep what it read and wrote: see docs/load.md")
+        for run in test.runs(chat):
+            done.runs.append(run)
+            with stages(str(run.load), "requests") as progress:
+                await _run(client, run, test.arrivals_seed, progress)
+            on_run(run)
+        if test.check_texts:
+            done.checked = Checked()
+            with stages("texts alone", "requests") as progress:
+                await _check(client, done.runs, done.checked, progress)
+
+
+async def _run(client: Client, run: LoadRun, arrivals_seed: int, progress: Progress) -> None:
+    """Send the requests of a run and wait for their answers."""
+
+    async def send(index: int) -> None:
+        run.answers[index] = await client.ask(run.asked[index])
+        progress(len(run.answers), len(run.asked))
+
+    run.start = time.perf_counter()
+    if run.load.request_rate is None:
+        await _in_turn(send, len(run.asked), run.load.concurrency or 1)
+    else:
+        times = arrivals(len(run.asked), run.load.request_rate, arrivals_seed)
+        await _at(send, [run.start + at for at in times])
+
+
+async def _in_turn(send: Send, requests: int, concurrency: int) -> None:
+    """Send so many at a time: the next one when one is over."""
+    waiting = iter(range(requests))
+
+    async def work() -> None:
+        for index in waiting:
+            await send(index)
+
+    await asyncio.gather(*(work() for _ in range(min(concurrency, requests))))
+
+
+async def _at(send: Send, times: Sequence[float]) -> None:
+    """Send each at its time, whatever has been answered."""
+
+    async def wait(index: int, at: float) -> None:
+        await asyncio.sleep(at - time.perf_counter())
+        await send(index)
+
+    await asyncio.gather(*(wait(index, at) for index, at in enumerate(times)))
+
+
+def arrivals(requests: int, rate: float, seed: int) -> list[float]:
+    """When requests of a Poisson process arrive, in seconds; the first comes at once."""
+    draw, times, at = random.Random(seed), [], 0.0
+    for _ in range(requests):
+        times.append(at)
+        at += draw.expovariate(rate) if rate < math.inf else 0.0
+    return times
+
+
+async def _check(
+    client: Client, runs: Sequence[LoadRun], checked: Checked, progress: Progress
+) -> None:
+    """Ask every distinct request alone, and compare the texts that it had under load."""
+    under_load: dict[tuple[Any, ...], list[tuple[str, Asked, Answer]]] = {}
+    for run in runs:
+        for index, answer in sorted(run.answers.items()):
+            if answer.error is None:
+                asked = run.asked[index]
+                name = f"request {index} of {run.load}"
+                under_load.setdefault(asked.key, []).append((name, asked, answer))
+    for number, group in enumerate(under_load.values(), 1):
+        alone = await client.ask(group[0][1])
+        if alone.error is not None:
+            checked.failed = checked.failed or f"{group[0][0]}: {alone.error}"
+        else:
+            for name, _, answer in group:
+                _compare(checked, name, answer.text, alone.text)
+        progress(number, len(under_load))
+
+
+def _compare(checked: Checked, name: str, text: str, alone: str) -> None:
+    at = first_difference(text, alone)
+    checked.texts += 1
+    checked.equal += at is None
+    if at is not None and checked.first is None:
+        checked.first = f"{name} differs at character {at}"

@@ -1,0 +1,198 @@
+"""What is asked: every prompt with its own settings, checked and brought to one of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from trtla.console import counted
+from trtla.errors import TrtlaWarning, UsageError
+from trtla.llm.prompt import ExpectedOutput, Prompt, as_prompts
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.fields import is_whole, shown
+from trtla.settings.lookahead import Lookahead, LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt with its own settings."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    lookahead: Lookahead | None
+    drafter: DrafterSettings | None
+    expected_output: ExpectedOutput | None
+    name: str
+    """What errors call it."""
+    logprobs: int | None = None
+    private: bool = False
+
+
+_TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What prompts share, or bring one each."""
+
+    name: str
+    plural: str
+    kind: str
+    fits: Callable[[object], bool]
+    hint: str
+    instead: Callable[[object], str | None] = lambda _: None
+    """What to pass for a value of another type that is as clear."""
+
+    def refusal(self, one: object, value: object) -> UsageError:
+        """Of one value, which stands alone or in `value`."""
+        whole = self.instead(value)
+        if whole or one is value:
+            message = f"{self.name} is {shown(value)}, not {self.kind}"
+        else:
+            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
+        found = whole or self.instead(one)
+        return UsageError(message, f"give {found}" if found else self.hint)
+
+
+def _is_lookahead(value: object) -> bool:
+    return value is None or value == "auto" or isinstance(value, LookaheadConfig)
+
+
+def _as_lookahead(value: object) -> str | None:
+    if isinstance(value, (str, list, tuple)):
+        with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
+            triple = LookaheadConfig.parse(value).as_tuple()
+            return f"LookaheadConfig{triple}"
+    return None
+
+
+def _as_sampling(value: object) -> str | None:
+    if isinstance(value, dict):
+        with suppress(UsageError, TypeError):
+            SamplingParams(**value)
+            return f"SamplingParams({', '.join(f'{k}={shown(v)}' for k, v in value.items())})"
+    return None
+
+
+_SAMPLING = _Setting(
+    "sampling",
+    "sampling settings",
+    "SamplingParams",
+    lambda value: isinstance(value, SamplingParams),
+    "give SamplingParams, such as SamplingParams(max_output_len=32)",
+    _as_sampling,
+)
+_LOOKAHEADS = _Setting(
+    "lookahead", "lookahead triples", "a LookaheadConfig", _is_lookahead, _TRIPLES, _as_lookahead
+)
+_DRAFTERS = _Setting(
+    "drafter",
+    "drafters",
+    "DrafterSettings",
+    lambda value: value is None or isinstance(value, DrafterSettings),
+    "give DrafterSettings, such as DrafterSettings(('ngram',))",
+)
+_EXPECTED = _Setting(
+    "expected_output",
+    "expected outputs",
+    "a text or token ids",
+    lambda value: value is None or isinstance(value, str) or _is_ids(value),
+    "give a text or a list of token ids",
+)
+_LOGPROBS = _Setting(
+    "logprobs",
+    "logprobs",
+    "a whole number",
+    lambda value: value is None or is_whole(value),
+    "give how many most probable tokens to list beside each output token, such as 5; or None",
+)
+_PRIVATE = _Setting(
+    "private",
+    "private settings",
+    "True or False",
+    lambda value: isinstance(value, bool),
+    "give True for prompts of which nothing may be kept for others, else False",
+)
+_NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
+
+
+def asked(
+    prompts: object,
+    sampling: object,
+    lookahead: object,
+    drafter: object,
+    expected_output: object,
+    names: object,
+    logprobs: object,
+    private: object,
+) -> list[Asked]:
+    """Every prompt with its own settings; the arguments are those of `LLM.generate`.
+
+    Raises:
+        UsageError: there is no prompt, a setting is of another kind, or there are more or fewer of
+            them than prompts.
+    """
+    many = as_prompts(prompts)
+    number = len(many)
+    expected = expected_output
+    labels = [f"prompt {index}" for index in range(number)] if names is None else names
+    each = zip(
+        many,
+        _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
+        _one_each(lookahead, number, _LOOKAHEADS),
+        _one_each(drafter, number, _DRAFTERS),
+        _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
+        _one_each(labels, number, _NAMES),
+        _one_each(logprobs, number, _LOGPROBS),
+        _one_each(private, number, _PRIVATE),
+        strict=True,
+    )
+    return [Asked(*one) for one in each]
+
+
+def check_opened_with(model: object, lookahead: object, drafter: object) -> None:
+    """Refuse arguments of `LLM` that are of another type.
+
+    Raises:
+        UsageError: the first of them is named.
+    """
+    if not isinstance(model, (str, PathLike)):
+        raise UsageError(
+            f"model is {shown(model)}, not the path of a folder",
+            "give an engine directory or a Hugging Face folder, such as LLM('engine')",
+        )
+    for value, setting in ((lookahead, _LOOKAHEADS), (drafter, _DRAFTERS)):
+        if not setting.fits(value):
+            raise setting.refusal(value, value)
+
+
+def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
+    each = list(value) if isinstance(value, (list, tuple)) else [value] * number
+    for one in each:
+        if not setting.fits(one):
+            raise setting.refusal(one, value)
+    if len(each) != number:
+        raise UsageError(
+            f"{len(each)} {setting.plural} for {counted(number, 'prompt')}",
+            "give one for all prompts, or one for each",
+        )
+    return each
+
+
+def warn_unread(given: Iterable[str]) -> None:
+    """Warn of settings that only the candidate tree reads, where it does not draft."""
+    for name in given:
+        warnings.warn(
+            f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
+            TrtlaWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,179 @@
+"""One thread that opens a model and decodes for everybody else: requests join and leave by step.
+
+Other threads hand in requests and cancellations at any time and are told of outputs by `post`, once
+a step. The thread survives a step that fails; where steps fail one after another it ends, and says
+so to everybody who waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Literal, TypeVar
+
+from trtla.errors import TrtlaError, sentence
+from trtla.llm.llm import LLM
+from trtla.llm.shared_executor import Caller
+from trtla.runtime.executor import Executor
+from trtla.runtime.request import Output, Request
+
+T = TypeVar("T")
+Event = tuple[int, Output | TrtlaError]
+"""A request's id, and its next output or why there will be none."""
+State = Literal["loading", "ready", "failed", "stopped"]
+
+_MOST_FAILURES = 3
+"""Steps that fail one after another until the model is given up."""
+
+
+class EngineThread:
+    """A model behind a thread of its own.
+
+    Args:
+        open_model: opens the model; called in the thread.
+        post: takes what a step brought, in the thread; an empty list where only `state` changed. It
+            must neither raise nor wait. After `failed` and `stopped` no request has further events.
+        log: takes a sentence about a step that failed.
+    """
+
+    def __init__(
+        self,
+        open_model: Callable[[], LLM],
+        post: Callable[[Sequence[Event]], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._open, self._post, self._log = open_model, post, log
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._in_flight: set[int] = set()
+        self._failures = 0
+        self._llm: LLM | None = None
+        self._caller: Caller
+        self.state: State = "loading"
+        self.failure: BaseException | None = None
+        """Why the state is `failed`."""
+        self._thread = threading.Thread(target=self._run, name="trtla-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to open the model."""
+        self._thread.start()
+
+    @property
+    def llm(self) -> LLM:
+        """The model, to make requests with and to read limits from.
+
+        Raises:
+            TrtlaError: it is not open.
+        """
+        if self._llm is None or self.state != "ready":
+            raise TrtlaError(f"the model is {self.state}", "see its log")
+        return self._llm
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Decode requests of this model; a request that is refused gets its error as an event."""
+        for request in requests:
+            self._commands.put(lambda request=request: self._submit(request))  # type: ignore[misc]
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """End requests before the next step; no events of these follow."""
+        ids = tuple(request_ids)
+        self._commands.put(lambda: self._cancel(ids))
+
+    def ask(self, work: Callable[[Executor], T]) -> Future[T]:
+        """Do something with the executor between two steps."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(self.llm.executor.call(work))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._commands.put(answer)
+        return future
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the thread after its step and free the model; False where it goes on."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with self._open() as self._llm:
+                self._caller = Caller()
+                self._change("ready")
+                while self._obey():
+                    self._step()
+            self._change("stopped")
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self.failure = error
+            self._change("failed")
+        self._end()
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        self._post([])
+
+    def _obey(self) -> bool:
+        """Do what others ask for, and wait for them where nothing is in flight; False: end."""
+        while not self._in_flight or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                return False
+            command()
+        return True
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self.llm.executor.submit([request], self._caller)
+        except Exception as error:
+            self.llm.executor.drop(self._caller, [request.request_id])
+            self._post([(request.request_id, _as_error(error))])
+        else:
+            self._in_flight.add(request.request_id)
+
+    def _cancel(self, request_ids: Sequence[int]) -> None:
+        self._in_flight.difference_update(request_ids)
+        try:
+            self.llm.executor.abandon(self._caller, request_ids)
+        except Exception as error:  # the next step cancels them
+            self._log(f"a cancelled request did not end: {sentence(error)}")
+
+    def _step(self) -> None:
+        """Decode until there are outputs, and post all there are."""
+        try:
+            outputs = [self.llm.executor.receive(self._caller)]
+        except Exception as error:
+            self._failures += 1
+            self._log(f"a step failed ({self._failures} in a row): {sentence(error)}")
+            if self._failures >= _MOST_FAILURES:
+                raise
+            return
+        self._failures = 0
+        with suppress(Empty):
+            while True:
+                output = self._caller.inbox.get_nowait()
+                outputs += [] if output is None else [output]
+        self._post([(one.request_id, one) for one in outputs if one.request_id in self._in_flight])
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._in_flight.discard(output.request_id)
+                self.llm.executor.forget(output.request_id)
+
+    def _end(self) -> None:
+        """Let nobody wait for what will not be done."""
+        self._in_flight.clear()
+        with suppress(Empty):
+            while True:
+                command = self._commands.get_nowait()
+                with suppress(TrtlaError):
+                    command() if command else None
+
+
+def _as_error(error: Exception) -> TrtlaError:
+    return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))

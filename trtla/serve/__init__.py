@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP server on `LLM`: one thread decodes, one answers the network."""

@@ -1,0 +1,193 @@
+"""Answers as JSON in OpenAI's form: whole ones, and the chunks of streams."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trtla.llm.answer import Chunk, Completion
+from trtla.runtime.request import TokenLogProb
+from trtla.runtime.stats import SourceCounts, tokens_per_step
+from trtla.serve.generation import Generation
+from trtla.serve.logprobs import Spell, chat_logprobs, completion_logprobs
+from trtla.serve.protocol import FINISH_REASONS, ChatBody, CompletionBody
+
+Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Json) -> bytes:
+    """One event of a stream."""
+    return b"data: " + dumps(data) + b"\n\n"
+
+
+def dumps(data: Json) -> bytes:
+    """Compact JSON in UTF-8."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Writer:
+    """The answer to one request, of either kind.
+
+    Args:
+        body: what was asked.
+        model: its name in the API.
+        generation: where the texts come from.
+        spell: the bytes of a token.
+    """
+
+    def __init__(
+        self,
+        body: ChatBody | CompletionBody,
+        model: str,
+        generation: Generation,
+        spell: Spell,
+    ) -> None:
+        self._body, self._generation = body, generation
+        self._chat = isinstance(body, ChatBody)
+        kind = "chatcmpl" if self._chat else "cmpl"
+        self.id = f"{kind}-{secrets.token_hex(12)}"
+        self._head = {
+            "id": self.id,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._spell = spell
+        self._offsets: dict[int, int] = {}
+        """Characters of each choice that were listed with log probabilities."""
+        self._done: list[Completion] = []
+        self._begun: set[int] = set()
+
+    def add(self, chunk: Chunk) -> bytes | None:
+        """A chunk as an event of a stream; None where it has nothing to say yet."""
+        if chunk.completion is not None:
+            self._done.append(chunk.completion)
+        silent = not (chunk.text or chunk.completion or chunk.logprobs)
+        if silent or not self._body.stream:
+            return None
+        choice: Json = {"index": chunk.index, **self._delta(chunk)}
+        choice["logprobs"] = self._logprobs(chunk.index, chunk.logprobs)
+        done = chunk.completion
+        choice["finish_reason"] = FINISH_REASONS.get(done.finish_reason) if done else None
+        if self._body.pieces:
+            choice["pieces"] = list(_pieces(chunk))
+            choice["tokens"] = self._generation.answers[chunk.index].length  # so far
+        return event(self._chunk([choice]))
+
+    def _delta(self, chunk: Chunk) -> Json:
+        if not self._chat:
+            return {"text": chunk.text}
+        role = {} if chunk.index in self._begun else {"role": "assistant"}
+        self._begun.add(chunk.index)
+        return {"delta": {**role, "content": chunk.text}}
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices}
+
+    def end(self) -> Iterator[bytes]:
+        """The events behind the last text."""
+        options = self._body.stream_options
+        more: Json = {}
+        if options is not None and options.include_usage:
+            more["usage"] = self._usage()
+        if self._body.metrics:
+            more["metrics"] = self._metrics()
+        if more:
+            yield event({**self._chunk([]), **more})
+        yield DONE
+
+    def whole(self) -> bytes:
+        """All of it, when the texts have ended."""
+        done = sorted(self._done, key=lambda one: one.index)
+        choices = [self._choice(one) for one in done]
+        answer: Json = {**self._head, "choices": choices, "usage": self._usage()}
+        if self._body.metrics:
+            answer["metrics"] = self._metrics()
+        return dumps(answer)
+
+    def _choice(self, done: Completion) -> Json:
+        text: Json = {"text": done.text}
+        if self._chat:
+            text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
+        reason = FINISH_REASONS.get(done.finish_reason)
+        logprobs = self._logprobs(done.index, done.logprobs)
+        return {"index": done.index, **text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
+        """Of these tokens of a choice; None where nobody asked."""
+        if self._body.tops is None:
+            return None
+        if self._chat:
+            return chat_logprobs(tokens, self._spell)
+        made = completion_logprobs(tokens, self._spell, self._offsets.get(index, 0))
+        self._offsets[index] = made.end
+        return made.json
+
+    def _usage(self) -> Json:
+        written = sum(len(one.output_ids) for one in self._done)
+        prompts = [one for one in self._done if one.index % self._body.n == 0]
+        read = sum(len(one.input_ids) for one in prompts)
+        counts = _sum(self._done).get("expected", SourceCounts())
+        accepted = sum(counts.accepted)
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": sum(o.stats.reused_tokens for o in prompts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(counts.fed) - accepted,
+            },
+        }
+
+    def _metrics(self) -> Json:
+        stats = [one.stats for one in self._done]
+        steps, accepted = sum(one.steps for one in stats), sum(one.accepted for one in stats)
+        each = [one.drafted for one in stats]
+        drafted = None if None in each else sum(filter(None, each))
+        sources = {
+            name: {"fed": sum(one.fed), "accepted": sum(one.accepted)}
+            for name, one in _sum(self._done).items()
+        }
+        return {
+            **_times(self._generation, len(self._done)),
+            "steps": steps,
+            "drafted": drafted,
+            "accepted": accepted,
+            "acceptance_rate": accepted / drafted if drafted else None,
+            "tokens_per_step": tokens_per_step(steps, accepted),
+            "reused_tokens": sum(one.reused_tokens for one in stats),
+            "sources": sources,
+        }
+
+
+def _sum(done: Sequence[Completion]) -> dict[str, SourceCounts]:
+    """What each source did for all choices together."""
+    total: dict[str, SourceCounts] = {}
+    for one in done:
+        for name, counts in (one.stats.sources or {}).items():
+            total[name] = total.get(name, SourceCounts()) + counts
+    return total
+
+
+def _times(generation: Generation, choices: int) -> Json:
+    """Milliseconds since the request came, and the rate behind the first tokens."""
+    now, first = time.monotonic(), generation.first or generation.started
+    written, took = generation.tokens - choices, now - first
+    return {
+        "ttft_ms": 1000 * (first - generation.started),
+        "e2e_ms": 1000 * (now - generation.started),
+        "tokens_per_s": written / took if written > 0 and took > 0 else None,
+    }
+
+
+def _pieces(chunk: Chunk) -> Iterator[Json]:
+    """The text in pieces; `source` is null for the model's own tokens."""
+    sources = chunk.sources or ("",) * len(chunk.pieces or ())
+    for (text, accepted), source in zip(chunk.pieces or (), sources, strict=True):
+        yield {"text": text, "source": (source or "drafter") if accepted else None}

@@ -1,0 +1,225 @@
+"""The application: routes of OpenAI's API, health, metrics and the page, on one `Model`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from trtla.errors import sentence
+from trtla.llm.answer import Answer
+from trtla.llm.llm import LLM
+from trtla.serve.answers import Writer
+from trtla.serve.asking import chat_answers, completion_answers
+from trtla.serve.body_errors import body_error
+from trtla.serve.errors import ApiError
+from trtla.serve.generation import Model
+from trtla.serve.log import RequestLog, note_error
+from trtla.serve.metrics import Metrics
+from trtla.serve.protocol import ChatBody, CompletionBody
+from trtla.serve.responses import Answering, error_response
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.version import __version__
+
+_PAGE = Path(__file__).parent / "page"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+_SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
+
+
+class Refusal(BaseModel):
+    """An error in OpenAI's form."""
+
+    class Error(BaseModel):
+        """What is wrong, of which kind, with which field, and its name for programs."""
+
+        message: str
+        type: str
+        param: str | None
+        code: str | None
+
+    error: Error
+
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal} for status in (400, 401, 403, 404, 405, 408, 413, 429, 503, 504)
+}
+_TEXTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the routes share."""
+
+    model: Model
+    name: str
+    metrics: Metrics
+    log: RequestLog
+    created: int
+
+
+def new_app(served: Served) -> FastAPI:
+    """The application of a model."""
+    app = FastAPI(
+        title="trtla", version=__version__, docs_url=None, redoc_url=None, responses=_REFUSALS
+    )
+    _handle_errors(app, served.log)
+    _answer_health(app, served)
+    _answer_texts(app, served)
+    _show_page(app)
+    for path in app.openapi()["paths"].values():  # ours is 400, and is among the refusals
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    return app
+
+
+_SCRAPED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+
+
+def _answer_health(app: FastAPI, served: Served) -> None:
+    model = served.model
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    @app.head("/ping", include_in_schema=False)
+    @app.get("/ping")
+    async def health() -> dict[str, str]:
+        if not model.ready:
+            raise model.absence()
+        return {"status": "ok"}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/metrics", response_class=Response, responses=_SCRAPED)
+    async def metrics() -> Response:
+        stats = None
+        if model.ready:
+            asked = asyncio.wrap_future(model.engine.ask(lambda executor: executor.stats()))
+            done, _ = await asyncio.wait({asked}, timeout=_SCRAPE_S)
+            stats = asked.result() if done and asked.exception() is None else None
+        text = served.metrics.text(stats)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_card(served)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        _check_name(served, name)
+        return _model_card(served)
+
+
+def _model_card(served: Served) -> dict[str, Any]:
+    llm = served.model.llm
+    limits, lookahead = llm.limits, llm.lookahead
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "trtla",
+        "root": served.name,
+        "parent": None,
+        "max_model_len": limits.max_text_len,
+        "lookahead": lookahead if lookahead == "auto" else list(lookahead.as_tuple()),
+        "max_lookahead": list(limits.lookahead.as_tuple()),
+        "auto": not limits.fixed_triples and limits.lookahead != AUTOREGRESSIVE,
+        "chat": llm.tokenizer is not None and llm.tokenizer.has_chat_template,
+        "description": llm.description,
+    }
+
+
+def _check_name(served: Served, name: str | None) -> None:
+    if name not in (None, served.name):
+        raise ApiError(
+            404,
+            f"the model {str(name)[:100]!r} is not here; this server has {served.name!r}",
+            "model",
+            "model_not_found",
+        )
+
+
+def _answer_texts(app: FastAPI, served: Served) -> None:
+    @app.post("/v1/chat/completions", response_class=Response, responses=_TEXTS)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        return await _answer(served, request, body, partial(chat_answers, body), body.n)
+
+    @app.post("/v1/completions", response_class=Response, responses=_TEXTS)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        count = body.n * len(body.prompts)
+        return await _answer(served, request, body, partial(completion_answers, body), count)
+
+
+async def _answer(
+    served: Served,
+    request: Request,
+    body: ChatBody | CompletionBody,
+    prepare: Callable[[LLM, float], list[Answer]],
+    count: int,
+) -> Response:
+    _check_name(served, body.model)
+    model, log = served.model, request.scope["trtla"]
+    generation = await model.generate(prepare, count)
+    log["prompt_tokens"] = generation.prompt_tokens
+
+    def close(ended: Any) -> None:
+        model.cancel(generation)
+        log["completion_tokens"] = generation.tokens
+        if generation.first is not None:
+            log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
+
+    writer = Writer(body, served.name, generation, model.spell)
+    return Answering(generation, writer, body.stream, model.timeout_s, close)
+
+
+def _show_page(app: FastAPI) -> None:
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
+
+    if _PAGE.is_dir():
+        app.mount("/page", StaticFiles(directory=_PAGE))
+
+
+def _handle_errors(app: FastAPI, log: RequestLog) -> None:
+    def answer(request: Request, error: ApiError) -> Response:
+        note_error(request.scope, error)
+        return error_response(error)
+
+    @app.exception_handler(ApiError)
+    async def refuse(request: Request, error: ApiError) -> Response:
+        return answer(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_body(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, body_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_path(request: Request, error: HTTPException) -> Response:
+        path = request.url.path[:200]
+        said = {404: f"there is nothing at {path}", 405: f"{request.method} is not for {path}"}
+        text = said.get(error.status_code, str(error.detail))
+        return answer(request, ApiError(error.status_code, text, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def report(request: Request, error: Exception) -> Response:
+        log.problem(f"{sentence(error)} (this is a bug in trtla)")
+        return answer(request, ApiError(500, "the server failed; its log says why"))

@@ -1,0 +1,181 @@
+"""From a request's body to answers at their beginning: prompts, settings and the room for them.
+
+Everything is checked against the engine here, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import gt
+
+from trtla.errors import UsageError
+from trtla.llm.answer import Answer
+from trtla.llm.asked import Asked
+from trtla.llm.llm import LLM
+from trtla.serve.errors import ApiError, refused
+from trtla.serve.protocol import Body, ChatBody, CompletionBody, Content
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.sampling import SamplingParams
+
+_SEEDS = 2**63
+_LONGEST_TOKEN = 16  # characters, but for few
+_COMPLETION_LEN = 16
+"""Most tokens of /v1/completions where a request does not say; OpenAI's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt's ids, and how errors and OpenAI call it."""
+
+    ids: tuple[int, ...]
+    name: str
+    param: str
+
+
+def chat_answers(body: ChatBody, llm: LLM, timeout_s: float) -> list[Answer]:
+    """The choices of a conversation.
+
+    Raises:
+        ApiError: the request does not fit the model.
+    """
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ApiError(
+            400, "this model has no chat template; POST texts to /v1/completions", "messages"
+        )
+    messages = [
+        {"role": "system" if one.role == "developer" else one.role, "content": _text(one.content)}
+        for one in body.messages
+    ]
+    with _naming("messages"):
+        prompt = _Prompt(llm.encode(messages, "messages"), "messages", "messages")
+    return _answers(llm, body, [prompt], body.length, timeout_s)
+
+
+def completion_answers(body: CompletionBody, llm: LLM, timeout_s: float) -> list[Answer]:
+    """The choices of one prompt or several, those of the first prompt first.
+
+    Raises:
+        ApiError: the request does not fit the model.
+    """
+    prompts = []
+    for index, prompt in enumerate(body.prompts):
+        name = f"prompt {index}" if len(body.prompts) > 1 else "the prompt"
+        with _naming("prompt"):
+            prompts.append(_Prompt(llm.encode(prompt, name), name, "prompt"))
+    return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s)
+
+
+def _answers(
+    llm: LLM,
+    body: ChatBody | CompletionBody,
+    prompts: Sequence[_Prompt],
+    length: int | None,
+    timeout_s: float,
+) -> list[Answer]:
+    choose = partial(_sampling, llm, body, timeout_s)
+    seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
+    how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
+    answers: list[Answer] = []
+    for prompt in prompts:
+        room = _room(llm, prompt, length)
+        for choice in range(body.n):
+            sampling = choose(room, (seed + choice) % _SEEDS)
+            own = (body.tops, body.cache == "private")
+            asked = Asked(prompt.ids, sampling, *how, prompt.name, *own)
+            with _naming(prompt.param):
+                answer = llm.answer(len(answers), asked)
+            if body.prediction is not None and not answer.request.adaptive:
+                raise ApiError(
+                    400, "prediction is a source of drafts for lookahead auto alone", "prediction"
+                )
+            if body.ignore_eos:
+                answer.request = replace(answer.request, end_ids=frozenset())
+            answers.append(answer)
+    return answers
+
+
+def _sampling(llm: LLM, body: Body, timeout_s: float, length: int, seed: int) -> SamplingParams:
+    usual = 0.0 if llm.limits.greedy_only else 1.0
+    with _naming(None):
+        return SamplingParams(
+            max_output_len=length,
+            temperature=usual if body.temperature is None else body.temperature,
+            top_k=max(0, body.top_k),
+            top_p=body.top_p,
+            seed=seed,
+            stop=body.stop or (),
+            allotted_time_ms=max(1, round(timeout_s * 1000)),
+        )
+
+
+def _room(llm: LLM, prompt: _Prompt, length: int | None) -> int:
+    """Tokens of a choice: what is asked for, or all that the context leaves."""
+    with _naming(prompt.param):
+        start, _ = llm.engine.request_ids(prompt.ids)
+    given, most = len(start), llm.limits.max_text_len
+    if given > llm.limits.max_input_len or given + (length or 1) > most:
+        raise ApiError(
+            400,
+            f"{prompt.name} has {given} tokens and {length or 1} more are asked for, but the model "
+            f"takes {llm.limits.max_input_len} of a prompt and {most} in all; shorten it, or lower "
+            "max_tokens",
+            prompt.param,
+            "context_length_exceeded",
+        )
+    return length or most - given
+
+
+def _lookahead(llm: LLM, body: Body) -> Lookahead | None:
+    if body.lookahead is None or body.lookahead == "auto":
+        return body.lookahead
+    with _naming("lookahead"):
+        triple = LookaheadConfig.parse(body.lookahead)
+    largest = llm.limits.lookahead
+    if any(map(gt, triple.as_tuple(), largest.as_tuple())) and triple != AUTOREGRESSIVE:
+        raise ApiError(
+            400, f"lookahead {triple} is above this server's largest, {largest}", "lookahead"
+        )
+    return triple
+
+
+def _drafter(llm: LLM, body: Body) -> DrafterSettings | None:
+    if body.drafter is None:
+        return None
+    with _naming("drafter"):
+        settings = DrafterSettings(tuple(name.strip() for name in body.drafter.split(",")))
+    if settings.draft_model not in (None, *llm.limits.draft_models):
+        raise ApiError(
+            400,
+            f"the draft model {settings.draft_model} is not loaded; the server is started with "
+            "those of its --drafter draft:PATH",
+            "drafter",
+        )
+    return settings
+
+
+def _expected(llm: LLM, body: Body) -> tuple[int, ...] | None:
+    """Ids of the predicted output, as far as one can be long: once for all choices."""
+    if body.prediction is None or llm.tokenizer is None:
+        return None
+    most = llm.limits.max_text_len
+    text = _text(body.prediction.content)[: _LONGEST_TOKEN * most]
+    return llm.tokenizer.encode(text, special=False)[:most] or None
+
+
+def _text(content: Content) -> str:
+    """Parts are joined as messages' parts are elsewhere."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+@contextmanager
+def _naming(param: str | None) -> Iterator[None]:
+    """Refusals of the toolkit in OpenAI's form."""
+    try:
+        yield
+    except UsageError as error:
+        raise refused(error, param) from None

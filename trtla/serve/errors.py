@@ -1,0 +1,85 @@
+"""Errors in the form of OpenAI's API: status, message, type, param and code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtla.errors import TrtlaError, UsageError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+RETRY_AFTER_S = 1
+"""When a client that was turned away may ask again."""
+
+
+class ApiError(Exception):
+    """What a request is answered with instead of a text.
+
+    Args:
+        status: the HTTP status.
+        message: one sentence, with the next step behind it.
+        param: the field of the request that is at fault, if it is one.
+        code: a name for programs.
+        headers: further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        server = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, server)
+        said = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": said}
+
+
+def refused(error: TrtlaError, param: str | None = None) -> ApiError:
+    """An error of the toolkit: 400 where the request is wrong, 500 where the work failed."""
+    status = 400 if isinstance(error, UsageError) else 500
+    text = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    return ApiError(status, text, param)
+
+
+def unavailable(what: str, code: str) -> ApiError:
+    """503 with a time to come back."""
+    return ApiError(503, what, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def too_busy(waiting: int) -> ApiError:
+    """429: the queue is full."""
+    return ApiError(
+        429,
+        f"the queue is full: {waiting} waiting; ask again later, or start the server with a larger "
+        "--max-queue",
+        code="queue_full",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
+def too_late(seconds: float) -> ApiError:
+    """The request's time is over. Clients that ask once more by themselves are told not to."""
+    return ApiError(
+        504,
+        f"the request took more than {seconds:g} s; ask for fewer tokens, or start the server with "
+        "a larger --request-timeout",
+        code="request_timeout",
+        headers={"x-should-retry": "false"},
+    )

@@ -1,0 +1,272 @@
+"""The model on the event loop's side: texts that are in flight, and who waits for which of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from trtla.console import counted
+from trtla.errors import TrtlaError
+from trtla.llm.answer import Answer, Chunk
+from trtla.llm.engine_thread import EngineThread, Event
+from trtla.llm.llm import LLM
+from trtla.runtime.request import Output
+from trtla.serve.errors import ApiError, refused, too_busy, too_late, unavailable
+from trtla.serve.metrics import Metrics
+
+
+class Generation:
+    """The choices of one request while they grow.
+
+    Args:
+        answers: the choices at their beginning; taken over.
+        started: when the request came, on the monotonic clock in seconds.
+        timeout_s: what a choice that timed out is reported with.
+    """
+
+    def __init__(self, answers: Sequence[Answer], started: float, timeout_s: float) -> None:
+        self.answers, self.started = answers, started
+        self.first: float | None = None
+        """When the first token came."""
+        self.tokens = 0
+        self._timeout_s = timeout_s
+        self._growing = {answer.request.request_id: answer for answer in answers}
+        self._latest: dict[int, float] = {}
+        self._known: dict[int, int] = {}
+        self._new: list[tuple[int, Output | ApiError]] = []
+        self._news = asyncio.Event()
+        self._nudged = False
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of the choices that have not ended."""
+        return tuple(self._growing)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each as often as it is answered."""
+        return sum(len(answer.request.given_ids) for answer in self.answers)
+
+    def is_new(self, output: Output) -> bool:
+        """Whether it was not reported before a step was interrupted; asked once for each."""
+        request_id, known = output.request_id, self._known.get(output.request_id, 0)
+        self._known[request_id] = max(known, output.start + len(output.new_tokens))
+        return output.start >= known
+
+    def clock(self, request_id: int) -> tuple[float, float | None]:
+        """Seconds since the request came, and since the last call for this choice, if any."""
+        now, before = time.monotonic(), self._latest.get(request_id)
+        self._latest[request_id] = now
+        return now - self.started, None if before is None else now - before
+
+    def put(self, request_id: int, what: Output | ApiError) -> None:
+        """Take what came for a choice."""
+        self._new.append((request_id, what))
+        self._news.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have."""
+        return not self._growing
+
+    def nudge(self) -> None:
+        """Let `next` return, whether something came or not."""
+        self._nudged = True
+        self._news.set()
+
+    async def next(self) -> list[Chunk]:
+        """What came since the last call, waiting for it; empty after a nudge, and at the end.
+
+        Raises:
+            ApiError: a choice failed or took too long.
+        """
+        chunks: list[Chunk] = []
+        while self._growing and not chunks:
+            await self._news.wait()
+            if self._nudged and not self._new:
+                self._nudged = False
+                self._news.clear()
+                return []
+            while self._new:
+                request_id, what = self._new[0]
+                if isinstance(what, ApiError) and chunks:
+                    return chunks  # it is raised by the next call
+                del self._new[0]
+                chunks += self._chunk(request_id, what)
+            self._news.clear()
+        return chunks
+
+    def _chunk(self, request_id: int, what: Output | ApiError) -> list[Chunk]:
+        """What an output adds, if it is not known already: a step may have been interrupted."""
+        answer = self._growing.get(request_id)
+        if isinstance(what, ApiError):
+            raise what
+        if answer is None or what.start < answer.length:
+            return []
+        if what.finish_reason is not None:
+            del self._growing[request_id]
+        if what.error is not None:
+            raise refused(what.error)
+        if what.finish_reason == "timed_out":
+            raise too_late(self._timeout_s)
+        self.first = self.first or time.monotonic()
+        self.tokens += len(what.new_tokens)
+        try:
+            return [answer.add(what)]
+        except TrtlaError as error:
+            raise refused(error) from None
+
+
+class Model:
+    """A model that is served, from its loading to its end.
+
+    Args:
+        open_model: opens it; called in the thread that decodes.
+        loop: the event loop on which all else here is called.
+        max_queue: most texts that wait for a place in the batch.
+        timeout_s: after which a request is given up.
+        metrics: counts.
+        log: takes sentences about what goes wrong.
+    """
+
+    def __init__(
+        self,
+        open_model: Callable[[], LLM],
+        loop: asyncio.AbstractEventLoop,
+        max_queue: int,
+        timeout_s: float,
+        metrics: Metrics,
+        log: Callable[[str], None],
+    ) -> None:
+        self._loop, self._metrics = loop, metrics
+        self._max_queue, self.timeout_s = max_queue, timeout_s
+        self.engine = EngineThread(open_model, self._post, log)
+        self.draining = False
+        self.changed = asyncio.Event()
+        """The thread's state is another than when it began."""
+        self._waiting: dict[int, Generation] = {}
+        self._reserved = 0
+        self._preparing = ThreadPoolExecutor(1, "trtla-prepare")
+
+    def _post(self, events: Sequence[Event]) -> None:
+        """From the engine's thread to the loop, once a step."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        for request_id, event in events:
+            generation = self._waiting.get(request_id)
+            if generation is None:
+                continue
+            if isinstance(event, TrtlaError):
+                generation.put(request_id, refused(event))
+                del self._waiting[request_id]
+                continue
+            if generation.is_new(event):
+                self._metrics.output(event, *generation.clock(request_id))
+            generation.put(request_id, event)
+            if event.finish_reason is not None:
+                del self._waiting[request_id]
+        if not events:
+            self.changed.set()
+            self._release_all()
+
+    def _release_all(self) -> None:
+        """Where the model has ended, nobody may wait for it."""
+        if self.engine.state in ("failed", "stopped"):
+            for request_id, generation in self._waiting.items():
+                generation.put(request_id, self.absence())
+            self._waiting.clear()
+
+    def absence(self) -> ApiError:
+        """Why there is no model now."""
+        if self.engine.state == "loading":
+            return unavailable("the model is loading; ask again later", "loading")
+        if self.engine.state in ("ready", "stopped"):
+            return unavailable("the server is ending; ask another one", "shutting_down")
+        return unavailable("the model has failed; see the server's log", "engine_failed")
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.engine.state == "ready" and not self.draining
+
+    @property
+    def llm(self) -> LLM:
+        """The open model.
+
+        Raises:
+            ApiError: 503, it is not ready.
+        """
+        if not self.ready:
+            raise self.absence()
+        return self.engine.llm
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of a token."""
+        tokenizer = self.engine.llm.tokenizer
+        return b"" if tokenizer is None else tokenizer.token_bytes(token)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Texts that were taken and have not ended."""
+        return len(self._waiting)
+
+    async def generate(
+        self, prepare: Callable[[LLM, float], list[Answer]], count: int
+    ) -> Generation:
+        """Queue what a request asks for.
+
+        Args:
+            prepare: makes its answers; called in a thread of its own, since prompts may be long.
+            count: how many answers that are.
+
+        Raises:
+            ApiError: the request does not fit, the queue is full or the model is not ready.
+        """
+        llm = self.llm
+        room = llm.limits.max_batch_size + self._max_queue
+        taken = self.num_in_flight + self._reserved
+        if count > room:
+            raise ApiError(
+                400,
+                f"the request asks for {counted(count, 'text')}, and batch and queue hold {room}; "
+                "ask for fewer, or start the server with a larger --max-queue",
+                "n",
+            )
+        if taken + count > room:
+            raise too_busy(max(0, taken - llm.limits.max_batch_size))
+        self._reserved += count
+        try:
+            started = time.monotonic()
+            work = self._loop.run_in_executor(self._preparing, prepare, llm, self.timeout_s)
+            answers = await asyncio.wait_for(work, self.timeout_s)
+            generation = Generation(answers, started, self.timeout_s)
+        except asyncio.TimeoutError:
+            raise too_late(self.timeout_s) from None
+        finally:
+            self._reserved -= count
+        if not self.ready:
+            raise self.absence()
+        for request_id in generation.request_ids:
+            self._waiting[request_id] = generation
+        self._metrics.prompts(generation.prompt_tokens)
+        self.engine.submit(answer.request for answer in generation.answers)
+        return generation
+
+    def cancel(self, generation: Generation) -> None:
+        """Nobody wants its texts any more; does nothing to those that have ended."""
+        left = [one for one in generation.request_ids if self._waiting.pop(one, None)]
+        if left:
+            self._metrics.cancelled(len(left))
+            self.engine.cancel(left)
+
+    def stop(self) -> None:
+        """End the thread after its step; waits for that."""
+        self.engine.stop(_LONGEST_STEP_S)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+
+
+_LONGEST_STEP_S = 30.0

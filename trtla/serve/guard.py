@@ -1,0 +1,249 @@
+"""What stands before the application: who may ask, from where, with how much, and the log.
+
+Pure ASGI, since it must see a body before it is read and a connection while it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trtla.errors import UsageError
+from trtla.files import read_text
+from trtla.serve.connection import remember
+from trtla.serve.errors import ApiError
+from trtla.serve.log import RequestLog, note_error
+from trtla.serve.metrics import Metrics
+from trtla.serve.responses import error_response
+
+BODY_TIMEOUT_S = 30.0
+"""For a body to arrive."""
+_GONE = 499  # nginx's: the client did not wait for the answer
+_THROWN_AWAY = 1 << 24  # bytes of a body that is too large
+_PRIVATE = (".local", ".internal", ".home.arpa", ".lan", ".localdomain", ".svc")
+"""Ends of names that no public name server answers: reserved, or not given to anybody."""
+_HEALTH = ("/health", "/ping")
+_OPEN = (*_HEALTH, "/", "/page/", "/favicon.ico")
+"""What needs no key: it says nothing of what is asked."""
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys of a file, one a line; empty lines and lines that begin with # are comments.
+
+    Raises:
+        UsageError: the file cannot be read, or has no key.
+    """
+    lines = (line.strip() for line in read_text(path).splitlines())
+    keys = tuple(line.encode() for line in lines if line and not line.startswith("#"))
+    if not all(key.isascii() for key in keys):
+        raise UsageError(f"{path} holds a key with letters beyond ASCII", "make it of ASCII's")
+    if not keys:
+        raise UsageError(
+            f"{path} holds no key", "write one key a line, such as: openssl rand -hex 24"
+        )
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    host = host.lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_private(host: str) -> bool:
+    """Whether it is an address, or a name that no stranger can let lead here."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return "." not in host or host.endswith(_PRIVATE) or host == socket.gethostname().lower()
+    return True
+
+
+def _place(address: str) -> tuple[str, str]:
+    """The host name, and host and port as they stand there; empty where it is no address."""
+    try:
+        parts = urlsplit(address)
+        return (parts.hostname or "").removesuffix("."), parts.netloc
+    except ValueError:
+        return "", ""
+
+
+class Guard:
+    """Lets requests through to the application, or answers them.
+
+    Args:
+        app: the application.
+        keys: that clients may use; none: no key is needed.
+        origins: of web pages that may use it beside its own.
+        address: it listens on; where that is a loopback one, only loopback names are its own.
+        max_body: bytes.
+        log: of requests.
+        metrics: counts answers.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[bytes],
+        origins: Sequence[str],
+        address: str,
+        max_body: int,
+        log: RequestLog,
+        metrics: Metrics,
+    ) -> None:
+        self._app, self._keys, self._origins = app, keys, frozenset(origins)
+        self._hosts = {address.lower(), *(_place(origin)[0] for origin in origins)}
+        self._local, self._max_body = is_loopback(address), max_body
+        self._log, self._metrics = log, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let the application do it."""
+        if scope["type"] != "http":
+            return
+        started, status = time.monotonic(), 0
+        scope["trtla"] = {}
+        remember(scope, receive)
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            try:
+                headers = Headers(scope=scope)
+                self._check(scope, headers)
+                body = await self._body(scope, headers, receive)
+                await self._app(scope, body, watched)
+            except ApiError as error:
+                note_error(scope, error)
+                await error_response(error)(scope, receive, watched)
+        finally:
+            status = status or _GONE
+            self._metrics.answered(status)
+            self._log.request(scope, status, time.monotonic() - started)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Who may ask, and from where."""
+        host, path = _place(f"//{headers.get('host', '')}")[0], scope["path"]
+        if path not in _HEALTH:  # probes come by any name, and learn nothing
+            self._check_host(host)
+        self._check_origin(headers, host)
+        if self._keys and path not in _OPEN and not path.startswith("/page/"):
+            self._check_key(headers)
+
+    def _check_host(self, host: str) -> None:
+        """A name that another server gave this address is a page's way around its origin; no page
+        asks without a name, and none has a key."""
+        if not host or host in self._hosts or is_loopback(host):
+            return
+        if self._keys or (not self._local and _is_private(host)):
+            return
+        near = "127.0.0.1 or localhost" if self._local else "by its address"
+        raise ApiError(
+            403,
+            f"this server is reached by a name that is not its own; ask {near}, or start it with "
+            "--api-key-file or --allow-origin http://NAME",
+            code="host_not_allowed",
+        )
+
+    def _check_origin(self, headers: Headers, host: str) -> None:
+        """Pages are its own, by a name that was checked (but for health), or allowed."""
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins:
+            return
+        if not host or _place(origin)[1] != headers.get("host"):
+            raise ApiError(
+                403,
+                f"pages of {origin[:200]} may not use this server; it can be started with "
+                "--allow-origin",
+                code="origin_not_allowed",
+            )
+
+    def _check_key(self, headers: Headers) -> None:
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode()
+        found = [hmac.compare_digest(given, one) for one in self._keys]  # all of them, always
+        if kind.lower() != "bearer" or not any(found):
+            raise ApiError(
+                401,
+                "the API key is missing or not one of this server's; send it as "
+                "Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """The body, read whole; then the connection's own messages."""
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return receive
+        self._check_kind(headers)
+        try:
+            data = await asyncio.wait_for(self._read(headers, receive), BODY_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {BODY_TIMEOUT_S:g} s",
+                code="body_timeout",
+                headers={"Connection": "close"},
+            ) from None
+        messages = [{"type": "http.request", "body": data, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return replay
+
+    def _check_kind(self, headers: Headers) -> None:
+        """JSON only: a page may send anything else to another origin without asking."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(
+                400,
+                "the body must be JSON, with Content-Type: application/json",
+                code="content_type",
+            )
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        said = headers.get("content-length", "")
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(400, "the client went away before its body was read")
+            data, more = message.get("body", b""), message.get("more_body", False)
+            size += len(data)
+            if size > self._max_body or (said.isdecimal() and int(said[:20]) > self._max_body):
+                # The rest is read and thrown away: a client that still sends would not see the
+                # answer, but a connection that was reset.
+                parts.clear()
+                if not more or size > self._max_body + _THROWN_AWAY:
+                    raise self._too_large()
+            else:
+                parts.append(data)
+        return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body is above {self._max_body} bytes; shorten it, or start the server with a "
+            "larger --max-body",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )

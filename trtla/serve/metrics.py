@@ -1,0 +1,147 @@
+"""What the server counts, as Prometheus reads it; names and buckets follow vLLM's.
+
+Each application has a registry of its own, so several can live in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from trtla.runtime.request import Output
+from trtla.runtime.stats import ExecutorStats, RequestStats, SourceCounts
+from trtla.serve.protocol import FINISH_REASONS
+
+_TTFT_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+)
+_ITL_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_E2E_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+_PER_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+_POSITIONS = 16  # deeper drafts count at the last one
+
+
+class Metrics:
+    """Counters, gauges and histograms of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._running = self._gauge("num_requests_running", "Texts in the running batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Texts that wait for a place in it.")
+        self._cache = self._gauge("kv_cache_usage_perc", "Share of K/V blocks in use; 1 is full.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self._generated = self._counter("generation_tokens", "Output tokens.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in kept K/V blocks.")
+        self._steps = self._counter("spec_decode_num_drafts", "Steps of finished texts.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens fed.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._by_position = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted, by place in the draft.",
+            "position",
+        )
+        self._fed_by_source = self._counter(
+            "spec_decode_num_draft_tokens_per_source", "Nodes of the tree fed.", "source"
+        )
+        self._accepted_by_source = self._counter(
+            "spec_decode_num_accepted_tokens_per_source", "Nodes of the tree accepted.", "source"
+        )
+        self._ended = self._counter("request_success", "Texts that ended.", "finished_reason")
+        self._answers = self._counter("http_requests", "HTTP requests answered.", "status")
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "From a request to a text's first token.", _TTFT_S
+        )
+        self._gaps = self._histogram(
+            "inter_token_latency_seconds",
+            "Between two outputs of a text, of one token or more.",
+            _ITL_S,
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "Of a text.", _E2E_S)
+        self._per_step = self._histogram(
+            "spec_decode_tokens_per_step", "Of each finished text, its prefill aside.", _PER_STEP
+        )
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(f"trtla_{name}", about, registry=self.registry)
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"trtla_{name}", about, labels, registry=self.registry)
+
+    def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
+
+    def output(self, output: Output, since_start: float, since_last: float | None) -> None:
+        """Count what a step brought for a text.
+
+        Args:
+            since_start: seconds since its request came.
+            since_last: seconds since the text's last output; None: this is its first.
+        """
+        if since_last is None:
+            self._first.observe(since_start)
+        else:
+            self._gaps.observe(since_last)
+        self._generated.inc(len(output.new_tokens))
+        if output.finish_reason is not None:
+            self._ended.labels(FINISH_REASONS[output.finish_reason]).inc()
+            self._whole.observe(since_start)
+            self._finish(output.stats)
+
+    def _finish(self, stats: RequestStats) -> None:
+        self._hits.inc(stats.reused_tokens)
+        self._steps.inc(stats.steps)
+        self._drafted.inc(stats.drafted or 0)
+        self._accepted.inc(stats.accepted)
+        if stats.steps:
+            self._per_step.observe(stats.tokens_per_step)
+        for length in stats.accepted_lengths or ():
+            for position in range(min(length, _POSITIONS)):
+                self._by_position.labels(position).inc()
+        for source, counts in (stats.sources or {}).items():
+            self._source(source, counts)
+
+    def _source(self, source: str, counts: SourceCounts) -> None:
+        self._fed_by_source.labels(source).inc(sum(counts.fed))
+        self._accepted_by_source.labels(source).inc(sum(counts.accepted))
+
+    def cancelled(self, count: int) -> None:
+        """Texts that nobody waited for any more."""
+        self._ended.labels("abort").inc(count)
+
+    def prompts(self, tokens: int) -> None:
+        """Prompts that began to be answered."""
+        self._prompt.inc(tokens)
+        self._queries.inc(tokens)
+
+    def answered(self, status: int) -> None:
+        """An HTTP request."""
+        self._answers.labels(status).inc()
+
+    def text(self, stats: ExecutorStats | None) -> bytes:
+        """All of it for Prometheus; `stats` are the executor's now, where it can be asked."""
+        if stats is not None:
+            for gauge, value in (
+                (self._running, stats.running),
+                (self._waiting, stats.waiting),
+                (self._cache, stats.kv_cache_usage),
+            ):
+                if value is not None:
+                    gauge.set(value)
+        return generate_latest(self.registry)

@@ -1,0 +1,217 @@
+"""The bodies of requests, as OpenAI's API has them, with trtla's own fields.
+
+A field that is not here is refused by name, whatever it asks for: an answer that silently ignores
+what was asked for is a wrong one. `NEUTRAL` lists values that ask for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trtla.runtime.request import FinishReason
+
+_MOST_CHOICES = 128
+_MOST_STOPS = 16
+_LARGEST = 2**63 - 1
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "length_penalty": (1,),
+    "metadata": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+}
+"""Fields of OpenAI's API that are not supported, and the values with which they ask for nothing.
+
+Their absence and these values are the same, as is `null` for every field there is or may be.
+"""
+FINISH_REASONS: dict[FinishReason, str] = {
+    "end_id": "stop",
+    "stop_words": "stop",
+    "length": "length",
+    "timed_out": "timeout",
+    "cancelled": "abort",
+    "failed": "error",
+}
+"""The executor's reasons in OpenAI's words; the last three are for metrics, no answer has them."""
+LABELS = ("user", "safety_identifier", "prompt_cache_key")
+"""Fields that name the caller and ask for nothing; texts are taken and not looked at."""
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """As JSON has it, where true is not 1."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+class Strict(BaseModel):
+    """No value is turned into another type, none is infinite, no field is unknown."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Of fields that there are not: the values that ask for nothing."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Fields whose texts are not looked at."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: Any) -> Any:
+        """Clients write out what they do not ask for."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if cls._asks(name, value)}
+
+    @classmethod
+    def _asks(cls, name: str, value: Any) -> bool:
+        if value is None:
+            return False
+        if name in cls.labels:
+            return not isinstance(value, str)
+        return not any(_equal(value, one) for one in cls.neutral.get(name, ()))
+
+
+class StreamOptions(Strict):
+    """What a stream brings beside the text."""
+
+    neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+    include_usage: bool = Field(False, description="A last chunk with the usage.")
+
+
+class TextPart(Strict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class Message(Strict):
+    """One message of a conversation; an answer of this API can be sent back as it is."""
+
+    neutral = {"annotations": ([],), "tool_calls": ([],)}
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class Predicted(Strict):
+    """OpenAI's predicted output: a source of drafts, which changes no text."""
+
+    type: Literal["content"]
+    content: Content
+
+
+Text = Annotated[str, Field(min_length=1)]
+Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
+
+
+class Body(Strict):
+    """What both kinds of requests have."""
+
+    neutral = NEUTRAL
+    labels = LABELS
+    model: str | None = Field(None, description="The served model's name, or none.")
+    max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
+    temperature: float | None = Field(
+        None, ge=0, le=100, description="None: 1, and 0 where the engine is greedy only."
+    )
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
+    seed: int | None = Field(None, ge=0, le=_LARGEST, description="None: a new one each time.")
+    stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
+    n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    prediction: Predicted | None = None
+    ignore_eos: bool = Field(False, description="trtla, as vLLM: end tokens end no text.")
+    lookahead: Lookahead | None = Field(
+        None, description="trtla: window, n-gram and verification set, or auto; the text is equal."
+    )
+    drafter: str | None = Field(None, description="trtla: what drafts; the text is equal.")
+    cache: Literal["shared", "private"] = Field(
+        "shared", description="trtla: private keeps nothing of the request for others."
+    )
+    metrics: bool = Field(False, description="trtla: answer with times and counts of drafts.")
+    pieces: bool = Field(False, description="trtla: stream which source drafted which text.")
+
+    @model_validator(mode="after")
+    def _stream_only(self) -> Body:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for streams; set stream to true")
+        if self.pieces and not self.stream:
+            raise ValueError("pieces is for streams; set stream to true")
+        return self
+
+
+class ChatBody(Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1, le=_LARGEST)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        return self
+
+    @property
+    def tops(self) -> int | None:
+        """Rivals whose log probabilities are reported of each token; None: nothing is."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def length(self) -> int | None:
+        """Most tokens of a choice."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=_LARGEST)]], Field(min_length=1, fail_fast=True)]
+
+
+class CompletionBody(Body):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def tops(self) -> int | None:
+        """As of a chat."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)

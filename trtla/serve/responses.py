@@ -1,0 +1,124 @@
+"""Sends answers while the client stays: its place in the batch is free when it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trtla.serve.answers import Writer, dumps, event
+from trtla.serve.connection import abort
+from trtla.serve.errors import ApiError, too_late
+from trtla.serve.generation import Generation
+
+KEEP_ALIVE_S = 15.0
+"""A stream that says nothing for so long gets a comment, so that no proxy gives it up."""
+_KEEP_ALIVE = b": keep-alive\n\n"
+_LOOK_EVERY_S = 1.0
+_FIRST = asyncio.FIRST_COMPLETED
+_GRACE_S = 10.0  # to send what is written when the request's time is over
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as an answer of its own."""
+    kind = "application/json"
+    return Response(dumps(error.body), error.status, error.headers, media_type=kind)
+
+
+class Answering(Response):
+    """The answer to a request whose texts are being written.
+
+    Args:
+        generation: the texts.
+        writer: gives them their form.
+        stream: as events, while they grow.
+        timeout_s: for all of it; a client that reads too slowly is cut off then.
+        close: called once at the end, whatever comes.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: Writer,
+        stream: bool,
+        timeout_s: float,
+        close: Callable[[Generation], None],
+    ) -> None:
+        kind = "text/event-stream" if stream else "application/json"
+        self._named = {"x-request-id": writer.id}
+        super().__init__(media_type=kind, headers={"Cache-Control": "no-store", **self._named})
+        del self.headers["content-length"]
+        self._generation, self._writer, self._is_stream = generation, writer, stream
+        self._ends = generation.started + timeout_s + _GRACE_S
+        self._timeout_s, self._close = timeout_s, close
+        self._sent = 0.0
+        """When something was sent last; 0: nothing yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, unless the client goes away before."""
+        work = self._stream(send) if self._is_stream else self._whole(scope, receive, send)
+        answering = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_until_gone(receive))
+        late = False
+        try:
+            while not (late := time.monotonic() > self._ends):
+                both = {answering, gone}
+                if (await asyncio.wait(both, timeout=_LOOK_EVERY_S, return_when=_FIRST))[0]:
+                    break
+                self._keep_alive()
+        finally:
+            self._close(self._generation)
+            gone.cancel()
+            answering.cancel()
+            await asyncio.gather(answering, gone, return_exceptions=True)
+        if late and not self._sent:
+            await error_response(too_late(self._timeout_s))(scope, receive, send)
+        elif late:
+            abort(scope)
+        elif not answering.cancelled():
+            answering.result()
+
+    def _keep_alive(self) -> None:
+        """Where nothing was sent for long, let the stream send a comment, once it can."""
+        if self._is_stream and 0 < self._sent < time.monotonic() - KEEP_ALIVE_S:
+            self._generation.nudge()
+
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        self._sent = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _stream(self, send: Send) -> None:
+        headers = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **headers})
+        self._sent = time.monotonic()
+        try:
+            while not self._generation.ended:
+                chunks = await self._generation.next()
+                events = [one for chunk in chunks if (one := self._writer.add(chunk))]
+                if events or not chunks:
+                    await self._send(send, b"".join(events) or _KEEP_ALIVE)
+            last = b"".join(self._writer.end())
+        except ApiError as error:
+            last = event(error.body)
+        await self._send(send, last, more=False)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            while not self._generation.ended:
+                for chunk in await self._generation.next():
+                    self._writer.add(chunk)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        self._sent, whole = time.monotonic(), self._writer.whole()
+        answer = Response(whole, headers=self._named, media_type="application/json")
+        await answer(scope, receive, send)
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the client has closed its connection; the body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,227 @@
+"""The server process: bind the port, load the model, answer requests, drain on a signal.
+
+The port is bound before the model loads, so that a second server fails at once and health checks
+have somebody to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from trtla.console import counted
+from trtla.errors import UsageError
+from trtla.llm.llm import LLM
+from trtla.serve.app import Served, new_app
+from trtla.serve.connection import Connection
+from trtla.serve.generation import Model
+from trtla.serve.guard import Guard, is_loopback, read_keys
+from trtla.serve.log import RequestLog
+from trtla.serve.metrics import Metrics
+from trtla.settings.serving import ServeSettings
+
+_BACKLOG = 2048
+_LOOK_EVERY_S = 0.2
+LINGER_S = 10.0
+"""For clients to read the last of their texts when the server ends."""
+_KEEP_ALIVE_S = 75  # idle connections; longer than the usual 60 s of proxies in front
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """The socket to listen on.
+
+    Raises:
+        UsageError: the address is not this machine's, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        listening.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"{settings.host}:{settings.port} cannot be listened on: {why}",
+            "choose another --port, 0 for a free one; --host is an address of this machine",
+        ) from None
+    return listening
+
+
+def is_open_to_all(settings: ServeSettings) -> bool:
+    """Whether others than this machine can reach it, without a key."""
+    return settings.api_key_file is None and not is_loopback(settings.host)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our signals: the first drains, the second stops at once."""
+
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_drain = on_drain
+        self.signals: list[int] = []
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        names = (signal.SIGTERM, signal.SIGINT)
+        before = {name: signal.signal(name, self.handle_exit) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signals.append(sig)
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._on_drain()
+
+
+def serve(
+    settings: ServeSettings,
+    open_model: Callable[[], LLM],
+    name: str,
+    log: RequestLog,
+    ready: Callable[[LLM, str], None],
+) -> int:
+    """Serve a model until a signal comes.
+
+    Args:
+        open_model: opens it, in the thread that decodes.
+        name: what the API calls it.
+        log: of requests.
+        ready: called with the model and the server's address when it answers.
+
+    Returns:
+        The exit code: 0 after SIGTERM and a drain, 128 + the signal after a second one.
+
+    Raises:
+        UsageError: the address or the key file cannot be used, or the model.
+        TrtlaError: the model cannot be opened here.
+    """
+    keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file else ()
+    service = Service(settings, keys, open_model, name, log, ready)
+    with bind(settings) as listening:
+        asyncio.run(service.run(listening))
+    code = service.exit_code
+    if service.server.force_exit:  # neither the step that runs nor anything else is waited for
+        os._exit(code)
+    return code
+
+
+class Service:
+    """One server in one event loop; arguments as in `serve`, the keys read."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        keys: tuple[bytes, ...],
+        open_model: Callable[[], LLM],
+        name: str,
+        log: RequestLog,
+        ready: Callable[[LLM, str], None],
+    ) -> None:
+        self._settings, self._keys, self._name = settings, keys, name
+        self._open_model, self._log, self._ready = open_model, log, ready
+        self.model: Model
+        self.server: _Server
+
+    async def run(self, listening: socket.socket) -> None:
+        """Answer on this socket until `end`, or a signal in the main thread; then drain."""
+        settings, metrics, loop = self._settings, Metrics(), asyncio.get_running_loop()
+        sizes = (settings.max_queue, settings.request_timeout)
+        self.model = Model(self._open_model, loop, *sizes, metrics, self._log.problem)
+        app = self._app(Served(self.model, self._name, metrics, self._log, int(time.time())))
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            server_header=False,
+            proxy_headers=False,
+        )
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says is said here
+        self.server = _Server(config, self._drain)
+        watching = asyncio.create_task(self._watch(_address(listening)))
+        ending = asyncio.create_task(self._cut_off())
+        self.model.engine.start()
+        try:
+            await self.server.serve([listening])
+        finally:
+            watching.cancel()
+            ending.cancel()
+            if not self.server.force_exit:
+                await asyncio.to_thread(self.model.stop)
+
+    def _app(self, served: Served) -> ASGIApp:
+        settings, origins = self._settings, self._settings.allow_origin
+        guard = (self._keys, origins, settings.host, settings.max_body)
+        app: ASGIApp = Guard(new_app(served), *guard, self._log, served.metrics)
+        if origins:
+            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",))
+        return app
+
+    async def _watch(self, address: str) -> None:
+        """Say when the model is open; where it cannot be opened, end."""
+        await self.model.changed.wait()
+        if self.model.engine.state == "ready":
+            self._ready(self.model.engine.llm, address)
+        else:
+            self.server.should_exit = True
+
+    async def _cut_off(self) -> None:
+        """When the last text has ended, clients that do not read it cannot hold up the end."""
+        while not self.model.draining or self.model.num_in_flight:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(LINGER_S)
+        for connection in tuple(self.server.server_state.connections):
+            connection.transport.abort()
+
+    def end(self) -> None:
+        """Take no more requests, and end when those in flight have."""
+        self._drain()
+        self.server.should_exit = True
+
+    def _drain(self) -> None:
+        if not self.model.draining:
+            self.model.draining, left = True, self.model.num_in_flight
+            if left:
+                what = counted(left, "text")
+                self._log.note(f"ending when {what} have ended; a second signal stops at once")
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process; raises why the model could not be opened."""
+        server, failure = self.server, self.model.engine.failure
+        if not server.signals and failure is not None:
+            raise failure
+        if server.force_exit or signal.SIGINT in server.signals:
+            return 128 + server.signals[-1]
+        return 0 if failure is None else 1
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
