@@ -31,6 +31,9 @@ class Batch:
     groups: tuple[Group, ...]
     rows: Tensor
     """Packed rows whose logits are wanted, feed by feed."""
+    moves: Tensor | None = None
+    """Slots whose keys and values are moved before any are read: int64 [2, moves], from which and
+    to which. None: nothing is moved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,12 @@ class Model(ABC):
 
     def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:
         """How an executor with these limits runs its steps over this cache."""
-        return lambda feeds: self.forward(feeds, cache)
+
+        def step(feeds: Sequence[Feed]) -> Forwarded:
+            cache.move_now()
+            return self.forward(feeds, cache)
+
+        return step
 
 
 class PackedModel(Model):

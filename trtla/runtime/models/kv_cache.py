@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -76,6 +76,8 @@ class KVCache:
         """Where each layer's keys and values begin, as a C function takes them."""
         self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
         """The slot table of a sequence's blocks."""
+        self._moves: list[tuple[int, int]] = []
+        """Slots from which and to which the next forward moves rows before it reads any."""
 
     @property
     def device(self) -> torch.device:
@@ -102,8 +104,29 @@ class KVCache:
             self.data.view(torch.uint8).view(-1)[:: mmap.PAGESIZE].bitwise_or_(0)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy accepted drafts' keys and values to their final slots; the two may overlap."""
+        """Copy keys and values to other slots, now; the two may overlap."""
         self.data.index_copy_(2, target, self.data.index_select(2, source))
+
+    def move_later(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Have accepted drafts' keys and values copied by the next forward, before it reads any.
+
+        Args:
+            moves: pairs of slots, from which and to which.
+        """
+        self._moves += moves
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """What the forward that calls this has to move."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def move_now(self) -> None:
+        """Do what was to be moved later."""
+        if self._moves:
+            slots = torch.tensor(self.take_moves())
+            if self.device.type == "cuda":  # from pinned memory nobody waits for the copy
+                slots = slots.pin_memory()
+            self.move(*slots.to(self.device, non_blocking=True).unbind(1))
 
 
 class Fp8KVCache(KVCache):
