@@ -10,7 +10,7 @@ import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -19,16 +19,19 @@ from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotTable:
     """Where a sequence lies in the cache: entry i is the slot of its i-th token."""
 
-    slots: Tensor
-    """int64 [capacity]."""
+    order: Sequence[int]
     first: int | None
     """The first slot when all are consecutive, else None."""
-    order: Sequence[int]
-    """The same as `slots`, in integers."""
+    device: torch.device
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The same as `order`, int64 [capacity] on the cache's device; paged forwards need none."""
+        return torch.tensor(self.order, dtype=torch.int64).to(self.device)
 
     @classmethod
     def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
@@ -38,8 +41,7 @@ class SlotTable:
         order: Sequence[int] = range(first, first + len(blocks) * size)
         if not consecutive:
             order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
-        slots = torch.tensor(order, dtype=torch.int64).to(device)
-        return cls(slots, first if consecutive else None, order)
+        return cls(order, first if consecutive else None, device)
 
 
 SCALE_BYTES = 4
