@@ -53,8 +53,8 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 0.05}
 """What the largest difference may be, as a share of the largest logit: with a wrong bit in the mask
 it is 0.15."""
 _FP8_CACHE_TOLERANCE, _FP8_TOLERANCE = 0.06, 0.3
-"""The same with FP8, where numbers between two others fall to either side: changed last bits alone
-differ by up to 0.05 with such a cache, and by 0.18 with such products."""
+"""The same with FP8, where a number between two others may fall to either side: with changed last
+bits it was up to 0.054 with such a cache, and 0.18 with such products, where masks do not show."""
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 0.03}
 """The same of the results of single operations: some units in the last place."""
 _SCALES = (0.02, 0.03)
