@@ -109,6 +109,14 @@ def look() -> Machine:
     )
 
 
+def loaded_driver() -> tuple[str | None, str | None]:
+    """What NVIDIA's kernel module calls itself, and the newest CUDA that its library serves.
+
+    Without starting nvidia-smi; None where it is not there.
+    """
+    return _proc("driver/nvidia/version").get("NVRM version"), _driver_cuda()
+
+
 def available_memory() -> int | None:
     """Bytes that programs can still get, the page cache included; None where it is unknown."""
     return _memory("MemAvailable")

@@ -79,6 +79,7 @@ def plug_in(patch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
     for name, value in {
         "is_available": lambda: bool(capabilities),
         "device_count": lambda: len(capabilities),
+        "current_device": lambda: 0,
         "get_device_capability": lambda index=0: capabilities[index],
         "get_device_name": lambda index=0: f"NVIDIA GPU {index}",
         "mem_get_info": lambda index=0: (56 * 10**9, 80 * 10**9),

@@ -155,7 +155,7 @@ def test_gpus(
 ) -> None:
     plug_in(patch, (9, 0), capability)
     found = told(trtla("doctor", "--json"))
-    assert found["torch_device"] == "cuda"
+    assert found["torch_device"] == "cuda:0"
     assert found["gpus"][0]["tensorrt_llm_lookahead"] == "yes"
     gpu = found["gpus"][1]
     assert gpu["compute_capability"] == ".".join(map(str, capability))

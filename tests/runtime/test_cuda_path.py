@@ -8,25 +8,34 @@ import pytest
 import torch
 
 from tests.runtime.paged import CPU
+from tests.runtime.test_fp8 import product_works
 from tests.runtime.test_step_inputs import fake_capture, llama, reference_attention
 from trtla.errors import UsageError
 from trtla.formats.config import Quantization
+from trtla.formats.tensors import E4M3
 from trtla.runtime.models.cuda import path as path_module
 from trtla.runtime.models.cuda import self_test
 from trtla.runtime.models.cuda.capture import CudaCapture
+from trtla.runtime.models.cuda.fused import FusedOperations, fused_problem
 from trtla.runtime.models.cuda.path import choose_path
+from trtla.runtime.models.cuda.small_test import largest_difference
+from trtla.runtime.models.layers import Fp8Linear
 
 CUDA = torch.device("cuda")
 
 
-def problem(capture=fake_capture):
-    return self_test.problem(llama().config, torch.float32, CPU, capture)
+def fake_capture_on(device):
+    return fake_capture
+
+
+def problem(capture_on=fake_capture_on):
+    return self_test.problem(llama().config, torch.float32, CPU, capture_on)
 
 
 def test_what_gives_the_same_numbers_passes():
     with reference_attention():
         assert problem() is None
-        assert problem(capture=None) is None
+        assert problem(None) is None
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.05, float("nan")])
@@ -47,7 +56,7 @@ def test_kernels_that_do_not_compile_and_graphs_that_are_refused_are_told():
         raise TypeError("no gcc")
 
     with reference_attention() as patch:
-        assert problem(refuse) == "RuntimeError: CUDA error: operation not permitted"
+        assert problem(lambda device: refuse) == "RuntimeError: CUDA error: operation not permitted"
         from trtla.runtime.models.cuda import paged_attention
 
         patch.setattr(paged_attention, "paged_attend", uncompiled)
@@ -69,12 +78,13 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(path_module, "CudaCapture", lambda device: None)
     monkeypatch.setattr(self_test, "problem", tested)
     monkeypatch.setattr(self_test, "_triton_version", lambda: "3.7.1")
+    monkeypatch.setattr(self_test, "loaded_driver", lambda: ("550.54.15", "12.4"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     return said, calls, tmp_path
 
 
-def chosen(dtype=torch.bfloat16):
-    return choose_path(llama().config, dtype, CUDA)
+def chosen(dtype=torch.bfloat16, **changes):
+    return choose_path(llama().config.model_copy(update=changes), dtype, CUDA)
 
 
 def test_a_passed_test_is_remembered_for_a_type_and_a_failed_one_is_not(gpu):
@@ -103,6 +113,50 @@ def test_a_broken_note_of_a_passed_test_does_not_count(gpu):
     assert len(calls) == 4
 
 
+def test_another_driver_size_or_quantisation_is_tested_again(gpu, monkeypatch):
+    _, calls, _ = gpu
+    fp8 = Quantization(quant_algo="FP8")
+    others = ({}, {"hidden_size": 8192}, {"intermediate_size": 28672}, {"quantization": fp8})
+    for tested, changes in enumerate(others, 1):
+        for _ in range(2):
+            assert chosen(**changes).fast
+            assert len(calls) == tested
+    for driver in (("560.35.03", "12.4"), ("550.54.15", "12.6"), (None, None)):
+        before = len(calls)
+        monkeypatch.setattr(self_test, "loaded_driver", lambda found=driver: found)
+        assert chosen().fast
+        assert len(calls) == before + 1
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.py", "kv_cache.py", "llama.py", "tensors.py", "fused_kernels.py", "graphs.py"]
+)
+def test_changed_code_is_tested_again(gpu, monkeypatch, name):
+    digest = self_test._digest
+    assert chosen().fast
+    monkeypatch.setattr(
+        self_test, "_digest", lambda path: "new" if path.name == name else digest(path)
+    )
+    for _ in range(2):
+        assert chosen().fast
+    assert len(gpu[1]) == 2
+
+
+def test_nothing_is_made_on_a_device_where_the_test_has_passed(gpu, monkeypatch):
+    assert chosen().fast
+    monkeypatch.setattr(path_module, "CudaCapture", out_of_memory)
+    assert chosen().fast
+
+
+def test_a_device_that_cannot_capture_is_a_problem():
+    with reference_attention():
+        assert problem(out_of_memory) == "RuntimeError: CUDA error: out of memory"
+
+
+def out_of_memory(device):
+    raise RuntimeError("CUDA error: out of memory\nstack")
+
+
 def test_the_plain_path_can_be_asked_for(gpu, monkeypatch):
     monkeypatch.setenv(path_module.VARIABLE, "plain")
     assert str(chosen()) == "PyTorch's operations: TRTLA_CUDA_PATH=plain says so"
@@ -127,15 +181,108 @@ def test_a_cpu_has_no_fast_path():
     assert choose_path(llama().config, torch.float32, CPU).problem == "the device is cpu"
 
 
-@pytest.mark.parametrize("cache", [None, "FP8"])
-def test_the_kernels_themselves_pass_interpreted(cache):
+@pytest.fixture
+def kernels():
+    """The kernels' problem, interpreted, for a model with such a quantisation and sizes."""
     pytest.importorskip("triton")
-    quantization = Quantization(kv_cache_quant_algo=cache)
-    config = llama().config.model_copy(update={"quantization": quantization})
-    assert self_test.problem(config, torch.float32, CPU, fake_capture) is None
+
+    def found(weights=None, cache=None, dtype=torch.float32, **sizes):
+        quantization = Quantization(quant_algo=weights, kv_cache_quant_algo=cache)
+        config = llama().config.model_copy(update={"quantization": quantization, **sizes})
+        return self_test.problem(config, dtype, CPU, fake_capture_on)
+
+    return found
+
+
+@pytest.mark.parametrize("cache", [None, "FP8"])
+def test_the_kernels_themselves_pass_interpreted(kernels, cache):
+    assert kernels(None, cache) is None
+
+
+# Sizes of their own, and FP8 weights.
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """A GPU that multiplies in FP8, played; PyTorch's products on the CPU stand in for its own."""
+    if not product_works():
+        pytest.skip("this PyTorch has none on the CPU")
+    monkeypatch.setattr(self_test, "fp8_products", lambda *args: True)
+    monkeypatch.setattr(self_test, "_CACHED", 9)  # interpreted, every token takes its time
+
+
+@pytest.mark.parametrize(("cache", "dtype"), [(None, torch.float32), ("FP8", torch.float16)])
+def test_fp8_weights_pass_interpreted(kernels, products, cache, dtype):
+    assert kernels("FP8", cache, dtype, hidden_size=5120, intermediate_size=3000) is None
+
+
+@pytest.mark.parametrize("operation", ["add_norm", "silu_mul", "rounded"])
+def test_wrongly_rounded_inputs_are_found(kernels, products, monkeypatch, operation):
+    right = getattr(FusedOperations, operation)
+
+    def wrong(self, *args):
+        *numbers, scale = args
+        return right(self, *numbers, None if scale is None else scale * 1.2)
+
+    monkeypatch.setattr(FusedOperations, operation, wrong)
+    assert "its small operations differ from PyTorch's by" in kernels("FP8")
+
+
+def test_wrong_products_of_rounded_inputs_are_found(kernels, products, monkeypatch):
+    right = Fp8Linear.__call__
+
+    def product(self, states):
+        return right(self, states) * (2.0 if states.dtype == E4M3 else 1.0)
+
+    monkeypatch.setattr(Fp8Linear, "__call__", product)
+    assert "its logits differ from PyTorch's by" in kernels("FP8")
+
+
+def right_at(**sizes):
+    """Whether the operations alone give what PyTorch's give at these sizes."""
+    config = llama().config.model_copy(update=sizes)
+    return largest_difference(config, torch.float32, CPU, products=False) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("operation", "size"), [("add_norm", "hidden_size"), ("silu_mul", "intermediate_size")]
+)
+def test_what_is_wrong_at_the_models_own_size_alone_is_found(kernels, monkeypatch, operation, size):
+    right = getattr(FusedOperations, operation)
+
+    def wrong(self, states, *args):
+        found = right(self, states, *args)
+        last = found if operation == "silu_mul" else found[1]
+        last[:, 4096:] = 0.0
+        return found
+
+    monkeypatch.setattr(FusedOperations, operation, wrong)
+    assert right_at(**{size: 4096})
+    assert "its small operations differ from PyTorch's by" in kernels(**{size: 4100})
+
+
+@pytest.mark.parametrize("cache", [None, "FP8"])
+def test_heads_that_only_the_model_has_are_rotated_too(kernels, monkeypatch, cache):
+    right = FusedOperations.rotate_write
+
+    def wrong(self, qkv, rotary, slots, store, layer):
+        found = right(self, qkv, rotary, slots, store, layer)
+        store.layer(layer)[1][slots, 2:] = 0
+        return found
+
+    monkeypatch.setattr(FusedOperations, "rotate_write", wrong)
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    assert right_at(num_attention_heads=4, num_key_value_heads=2)
+    assert "its small operations differ from PyTorch's by" in kernels(None, cache, **heads)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, "FP8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_kernels_pass_on_a_gpu(dtype):
-    assert self_test.problem(llama().config, dtype, CUDA, CudaCapture(CUDA)) is None
+def test_the_kernels_pass_on_a_gpu(dtype, weights):
+    quantization = Quantization(quant_algo=weights, kv_cache_quant_algo=weights)
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "quantization": quantization}
+    config = llama().config.model_copy(update=sizes)
+    if fused_problem(config, dtype, CUDA) is not None:
+        pytest.skip("the GPU has no FP8")
+    assert self_test.problem(config, dtype, CUDA, CudaCapture) is None

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 
 from tests.build.models import Variant, make_model, save_model
 from tests.examples import examples
+from tests.runtime.second_device import AWAY, Elsewhere, SecondDevice
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
@@ -149,11 +150,11 @@ def logits_of(model, prompt):
     return model.forward([feed], cache).logits
 
 
-def load_model(products, kv_cache=False, dtype=torch.float32):
+def load_model(products, kv_cache=False, dtype=torch.float32, device=CPU):
     found = Checkpoint.open(checkpoint()[1])
     quantization = Quantization(quant_algo="FP8", kv_cache_quant_algo="FP8" if kv_cache else None)
     config = found.config.model_copy(update={"quantization": quantization})
-    return LlamaModel(config, found.full_tensors(), dtype, CPU, products)
+    return LlamaModel(config, found.full_tensors(), dtype, device, products)
 
 
 # The whole model.
@@ -181,6 +182,15 @@ def test_logits_are_those_of_rounded_weights_and_inputs(products):
         # An input at the border of two FP8 numbers may fall to either side.
         assert (found - wanted).abs().max() < (0.05 if products else 1e-4)
         assert (found - wanted).abs().median() < 1e-4
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_weights_and_scales_are_moved_to_the_models_device(products):
+    expected = logits_of(load_model(products, kv_cache=True), PROMPTS[1])
+    with SecondDevice():
+        found = logits_of(load_model(products, kv_cache=True, device=AWAY), PROMPTS[1])
+    assert isinstance(found, Elsewhere)
+    assert torch.equal(found.as_subclass(torch.Tensor), expected)
 
 
 def test_rounding_the_cache_changes_logits_a_little():

@@ -73,7 +73,8 @@ class LlamaModel(PackedModel):
         self.config, self.dtype, self._device = config, dtype, device
         self._products = fp8_products(config, dtype, device) if products is None else products
         plain = without_blocks(weights, dtype)
-        tensors = ModelTensors(plain, lambda weight: numbers(weight).to(device, dtype), dtype)
+        moved = ((name, tensor.to(device)) for name, tensor in plain)  # FP8 and scales too
+        tensors = ModelTensors(moved, lambda weight: numbers(weight).to(dtype), dtype)
         self._kv_scales = tensors.kv_scales(config)
         self._layers = [
             _layer(tensors.layer(index), self._products)
@@ -93,8 +94,8 @@ class LlamaModel(PackedModel):
 
     def use_plain_path(self) -> None:
         """Run by PyTorch's operations from now on."""
-        self.fast = self.fused = False
-        self._sampler = None
+        super().use_plain_path()
+        self.fused, self._sampler = False, None
 
     @property
     def row_sampler(self) -> DeviceSampler | None:
@@ -145,6 +146,8 @@ class LlamaModel(PackedModel):
     @torch.inference_mode()
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
+        # Triton launches on the current device, and not every caller is a `GraphRunner`, which
+        # sets it itself because replays and copies go to its current stream.
         with torch.cuda.device_of(batch.tokens):  # type: ignore[no-untyped-call]
             return self._forward(batch, cache, _FUSED if self.fused else _PLAIN)
 

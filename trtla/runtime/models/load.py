@@ -38,19 +38,25 @@ def load_model(
     Args:
         kv_cache_dtype: auto, or what `check_cache_dtype` has let pass.
     """
+    _prepare(device)
     if device.type == "cpu" and not_compiled(config, dtype) is None:
         return NativeLlama(config, weights, dtype, int8_cache=kv_cache_dtype == "int8")
-    fast = device.type == "cuda" and _prepared(config, dtype, device)
+    fast = device.type == "cuda" and _fast_path(config, dtype, device)
     model = LlamaModel(config, weights, dtype, device)
     if fast:
         model.use_fast_path()
     return model
 
 
-def _prepared(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Set PyTorch up for a GPU; whether the fast path is taken there."""
-    # cuDNN's attention is compiled anew for every length: on Hopper 30 ms for each decoded token.
-    torch.backends.cuda.enable_cudnn_sdp(False)
+def _prepare(device: torch.device) -> None:
+    """Set PyTorch up for a device."""
+    if device.type == "cuda":
+        # cuDNN's attention is compiled anew for every length: on Hopper 30 ms for each token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _fast_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether it is taken on a GPU; a warning says why it is not."""
     path = choose_path(config, dtype, device)
     if not path.fast:
         _log.warning("decoding on %s is slower than it could be: %s", device, path)
@@ -64,6 +70,7 @@ def load_engine(
     if isinstance(engine, EncoderDecoder):
         from trtla.runtime.models.t5.load import load_t5
 
+        _prepare(device)
         return load_t5(engine, dtype, device)
     config = engine.config.pretrained_config
     return load_model(config, engine.weights(), dtype, device, kv_cache_dtype)
@@ -110,6 +117,8 @@ _CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weight
 def resolve_device(device: str, flag: str = "--device") -> torch.device:
     """auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.
 
+    Of CUDA always with its number: without one, a tensor goes where the thread that makes it is.
+
     Args:
         flag: what the hint of an error asks to change.
 
@@ -117,7 +126,7 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
         UsageError: the name is unknown or there is no such device here.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
     except RuntimeError:
@@ -129,6 +138,8 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
             f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} of its kind",
             f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
         )
+    if chosen.type == "cuda" and chosen.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return chosen
 
 

@@ -24,8 +24,8 @@ class ModelTensors:
 
     Args:
         weights: (checkpoint name, tensor) of the complete model; each is placed in turn.
-        place: brings a tensor to the model's device and type; FP8 weights and scales stay as they
-            are.
+        place: brings a tensor to the model's type, and to its device where it is not there; FP8
+            weights and scales stay as they are.
         dtype: of FP8 weights that are dequantised.
     """
 

@@ -43,5 +43,5 @@ def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.devi
         return CudaPath(f"{VARIABLE}=plain says so")
     found = fused_problem(config, dtype, device)
     if found is None:
-        found = remembered_problem(config, dtype, device, CudaCapture(device))
+        found = remembered_problem(config, dtype, device, CudaCapture)
     return CudaPath(found)

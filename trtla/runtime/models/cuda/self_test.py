@@ -1,4 +1,5 @@
-"""Whether the fast path gives right numbers here: a small model run both ways, before it is used.
+"""Whether the fast path gives right numbers here, before it is used: a small model is run both ways
+with the model's heads and FP8, and before it the fused operations at the model's own sizes.
 
 Kernels that do not compile, a driver that refuses graphs and wrong results all show in it. What has
 passed is remembered for each GPU and version, so later starts do not wait for it.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,16 @@ from torch import Tensor
 
 from trtla.errors import first_line
 from trtla.files import user_cache, write_whole
+from trtla.formats import tensors
 from trtla.formats.config import CheckpointConfig, Quantization
+from trtla.formats.tensors import quantize, scale_of
+from trtla.machine import loaded_driver
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.cuda.graphs import Capture, GraphRunner
+from trtla.runtime.models.cuda.small_test import largest_difference
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.layers import fp8_products
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed
@@ -29,7 +35,15 @@ from trtla.runtime.sequence import Sequence as Decoded
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
-_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+CaptureOn = Callable[[torch.device], Capture]
+"""How graphs are made on a device."""
+_MODELS = Path(__file__).parents[1]
+_SOURCES = (
+    *sorted(_MODELS.glob("*.py")),
+    *sorted(_MODELS.glob("cuda/*.py")),
+    Path(tensors.__file__),
+)
+"""What the fast path and what it is compared with are made of."""
 _KV_HEADS, _LAYERS, _VOCABULARY = 2, 2, 320
 _BLOCKS = 12
 _CACHED = 70
@@ -38,10 +52,17 @@ _TREE = (0, 1, 2, 0, 4, 5, 0, 7, 8, 3, 10)
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 0.05}
 """What the largest difference may be, as a share of the largest logit: with a wrong bit in the mask
 it is 0.15."""
+_FP8_CACHE_TOLERANCE, _FP8_TOLERANCE = 0.06, 0.3
+"""The same with FP8, where a number between two others may fall to either side: with changed last
+bits it was up to 0.054 with such a cache, and 0.18 with such products, where masks do not show."""
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 0.03}
+"""The same of the results of single operations: some units in the last place."""
+_SCALES = (0.02, 0.03)
+"""Of FP8 inputs, which then reach 9 and more."""
 
 
 def remembered_problem(
-    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture: Capture | None
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> str | None:
     """As `problem`, but where it has passed on such a GPU with these versions nothing is run."""
     try:
@@ -51,7 +72,7 @@ def remembered_problem(
     with suppress(OSError, ValueError):
         if json.loads(path.read_text(encoding="utf-8")) == {"passed": True}:
             return None
-    found = problem(config, dtype, device, capture)
+    found = problem(config, dtype, device, capture_on)
     if found is None:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,29 +81,35 @@ def remembered_problem(
 
 
 def problem(
-    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture: Capture | None
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> str | None:
     """Why the fast path cannot be used, in one line; None: it gives what PyTorch's operations give.
 
     Args:
-        config: of the model it is wanted for, whose heads and cache the small one has.
-        capture: how graphs are made; None: without any.
+        config: of the model it is wanted for, whose heads, cache and FP8 the small one has.
+        capture_on: how graphs are made; None: without any.
     """
     try:
-        worst = _difference(_small(config), dtype, device, capture)
+        products = config.fp8 and fp8_products(config, dtype, device)
+        worst = largest_difference(config, dtype, device, products)
+        if not worst <= _ROUNDING[dtype]:  # NaN is no pass
+            return f"its small operations differ from PyTorch's by {worst:.2g} of their largest"
+        for small in _small(config, products):
+            worst = _difference(small, dtype, device, capture_on)
+            if not worst <= _tolerance(small, dtype):
+                return f"its logits differ from PyTorch's by {worst:.2g} of their largest"
     except Exception as error:  # of Triton, its compiler, the driver, or no memory
         return f"{type(error).__name__}: {first_line(error)}"
-    if not worst <= _TOLERANCE[dtype]:  # NaN is no pass
-        return f"its logits differ from PyTorch's by {worst:.2g} of their largest"
     return None
 
 
 def _key(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> str:
     """What the result depends on."""
     facts = (
-        *(config.head_size, config.num_attention_heads // config.num_key_value_heads),
-        *(config.fp8_kv_cache, config.rope_type, str(dtype)),
-        *(torch.cuda.get_device_name(device), torch.version.cuda),
+        *(config.head_size, config.num_attention_heads, config.num_key_value_heads),
+        *(config.hidden_size, config.intermediate_size, config.norm_epsilon),
+        *(config.quantization.model_dump_json(), config.rope_type, str(dtype)),
+        *(torch.cuda.get_device_name(device), torch.version.cuda, *loaded_driver()),
         *(torch.__version__, _triton_version(), __version__, *map(_digest, _SOURCES)),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -98,8 +125,17 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _small(config: CheckpointConfig) -> CheckpointConfig:
-    """Two layers with the model's heads, rotary embedding and K/V cache."""
+def _tolerance(small: CheckpointConfig, dtype: torch.dtype) -> float:
+    if small.fp8:
+        return _FP8_TOLERANCE
+    return _FP8_CACHE_TOLERANCE if small.fp8_kv_cache else _TOLERANCE[dtype]
+
+
+def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfig]:
+    """Two layers with the model's heads, rotary embedding and K/V cache; with FP8 weights too.
+
+    Those come second: rounding hides what a wrong bit in a mask does, but not in the first.
+    """
     heads = _KV_HEADS * (config.num_attention_heads // config.num_key_value_heads)
     cache = config.quantization.kv_cache_quant_algo
     changed = {
@@ -112,33 +148,48 @@ def _small(config: CheckpointConfig) -> CheckpointConfig:
         "attn_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
-        "quantization": Quantization(kv_cache_quant_algo=cache),
     }
-    return config.model_copy(update=changed)
+    for algorithm in (None, "FP8") if products else (None,):
+        quantization = Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache)
+        yield config.model_copy(update={**changed, "quantization": quantization})
 
 
-def _weights(config: CheckpointConfig, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
     """Random ones, the same in every process."""
     generator = torch.Generator().manual_seed(0)
-    hidden, size = config.hidden_size, config.head_size
-    heads = config.num_attention_heads
-    shapes = {
-        "attention.qkv.weight": ((heads + 2 * config.num_key_value_heads) * size, hidden),
-        "attention.dense.weight": (hidden, heads * size),
-        "mlp.fc.weight": (config.intermediate_size, hidden),
-        "mlp.gate.weight": (config.intermediate_size, hidden),
-        "mlp.proj.weight": (hidden, config.intermediate_size),
-    }
+    hidden = config.hidden_size
     yield "transformer.vocab_embedding.weight", _random((config.vocab_size, hidden), generator)
     yield "transformer.ln_f.weight", torch.ones(hidden)
     for layer in range(config.num_hidden_layers):
+        prefix = f"transformer.layers.{layer}"
         for norm in ("input_layernorm", "post_layernorm"):
-            yield f"transformer.layers.{layer}.{norm}.weight", torch.ones(hidden)
-        for name, shape in shapes.items():
-            yield f"transformer.layers.{layer}.{name}", _random(shape, generator)
+            yield f"{prefix}.{norm}.weight", torch.ones(hidden)
+        for name, shape in _shapes(config).items():
+            weight = _random(shape, generator)
+            if not config.fp8:
+                yield f"{prefix}.{name}.weight", weight
+                continue
+            scale = torch.tensor([scale_of(weight.abs().max().item())])
+            yield f"{prefix}.{name}.weight", quantize(weight, scale)
+            yield f"{prefix}.{name}.weights_scaling_factor", scale
+            # Gate and up share their rounded input in the first layer only.
+            other = layer > 0 and name == "mlp.gate"
+            yield f"{prefix}.{name}.activation_scaling_factor", torch.tensor([_SCALES[other]])
         if config.fp8_kv_cache:
-            scale = torch.tensor([0.05])
-            yield f"transformer.layers.{layer}.attention.kv_cache_scaling_factor", scale
+            yield f"{prefix}.attention.kv_cache_scaling_factor", torch.tensor([0.05])
+
+
+def _shapes(config: CheckpointConfig) -> dict[str, tuple[int, int]]:
+    """[out, in] of a layer's linears."""
+    hidden, size, inner = config.hidden_size, config.head_size, config.intermediate_size
+    heads = config.num_attention_heads
+    return {
+        "attention.qkv": ((heads + 2 * config.num_key_value_heads) * size, hidden),
+        "attention.dense": (hidden, heads * size),
+        "mlp.fc": (inner, hidden),
+        "mlp.gate": (inner, hidden),
+        "mlp.proj": (hidden, inner),
+    }
 
 
 def _random(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -146,10 +197,11 @@ def _random(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 
 
 def _difference(
-    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture: Capture | None
+    config: CheckpointConfig, dtype: torch.dtype, device: torch.device, capture_on: CaptureOn | None
 ) -> float:
     """Largest difference of logits over prompts and steps, as a share of the largest logit."""
-    model = LlamaModel(config, _weights(config, device), dtype, device)
+    capture = None if capture_on is None else capture_on(device)
+    model = LlamaModel(config, _weights(config), dtype, device, products=config.fp8)
     plain, fast = model.new_cache(_BLOCKS + 1), model.new_cache(_BLOCKS + 1)
     sizes, texts = (1 + len(_TREE),), _texts(fast)
     runner = GraphRunner(model.forward_batch, fast, 2, sizes, _CACHED + 64, capture)
