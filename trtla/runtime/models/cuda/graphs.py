@@ -138,10 +138,9 @@ class GraphRunner:
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """The bucket's, captured unless it was; None where graphs cannot be had."""
-        fits = bucket.tokens <= self.most_tokens
-        if fits and bucket not in self._graphs and self._capture is not None:
-            if not self._has_memory(bucket, self._capture):
-                self._shrink(bucket)
+        wanted = bucket not in self._graphs and bucket.tokens <= self.most_tokens
+        if wanted and self._capture is not None and not self._has_memory(bucket, self._capture):
+            self._shrink(bucket)
         return self._graphs.get(bucket)
 
     def _has_memory(self, bucket: Bucket, capture: Capture) -> bool:
