@@ -49,6 +49,8 @@ class World:
     """Cache blocks beyond those of one longest request; None: as many as the batch can need."""
     reuse: bool
     bounded_steps: bool
+    ahead: bool
+    """Each step is begun before the outputs of the one before are read, as on GPUs."""
     options: dict[str, Any]
     compiled: bool
     torch_threads: int
@@ -94,6 +96,7 @@ def random_world(seed: int, without: Sequence[str]) -> World:
         spare_blocks=dice.choice((None, 0, 1, 4)),
         reuse=dice.random() < 0.5,
         bounded_steps=dice.random() < 0.3,
+        ahead=dice.random() < 0.5,
         options=_options(dice),
         compiled=dice.random() < 0.7,
         torch_threads=dice.choice((1, 1, 2, 3)),

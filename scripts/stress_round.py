@@ -92,6 +92,7 @@ def open_world(world: World, root: Path) -> Iterator[LLM]:
                 bounded_steps=world.bounded_steps,
             )
         with llm:
+            llm.executor.call(lambda executor: setattr(executor, "_ahead", world.ahead))
             yield llm
 
 

@@ -164,6 +164,7 @@ def toy_executor(
     draft_models: tuple[str, ...] = (),
     max_reused_len: int = 0,
     options: DraftOptions | None = None,
+    ahead: bool | None = None,
 ) -> tuple[TorchExecutor, ToyModel]:
     """A `TorchExecutor` over a toy; with `options`, its drafters are those of an engine."""
     per_sequence = -(-(max_text_len + server.max_draft_len) // TOKENS_PER_BLOCK)
@@ -178,7 +179,7 @@ def toy_executor(
         drafters = Drafters(limits, options, {})
     table, nodes = costs or CostTable.of([(1, 1.0)]), options.nodes if options else None
     made = (model, cache, limits, drafters, lambda *_: table, max_reused_len)
-    return TorchExecutor(*made, most_nodes=nodes), model
+    return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:

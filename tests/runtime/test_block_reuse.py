@@ -51,20 +51,29 @@ def reusing(num_blocks=24, **options):
         max_reused_len=options.pop("max_reused_len", LONGEST),
         **options,
     )
-    cache, forward, move = executor._cache, model.forward_batch, executor._cache.move
+    cache, forward, move = executor._cache, model.forward_batch, executor._cache.move_later
 
     def writable(slots):
         assert cache.pool._kept._by_block.keys().isdisjoint(
-            slot // TOKENS_PER_BLOCK for slot in slots.tolist()
+            slot // TOKENS_PER_BLOCK for slot in slots
         )
 
-    model.forward_batch = lambda batch, cache: (writable(batch.slots), forward(batch, cache))[1]
-    cache.move = lambda source, target: (writable(target), move(source, target))[1]
+    def fed(batch, cache):
+        writable(batch.slots.tolist())
+        return forward(batch, cache)
+
+    def moved(moves):
+        moves = list(moves)
+        writable(target for _, target in moves)
+        move(moves)
+
+    model.forward_batch, cache.move_later = fed, moved
     return executor, model
 
 
 def check_cache(executor):
-    """Kept blocks hold their tokens at their places."""
+    """Kept blocks hold their tokens at their places, for the next forward."""
+    executor._cache.move_now()
     check(executor._cache.pool, [s.blocks for s in executor._scheduler._running])
     keys = executor._cache.layer(0)[0][:, 0].tolist()
     for block, node in executor._cache.pool._kept._by_block.items():
@@ -138,8 +147,7 @@ def test_a_prompt_cancelled_in_the_middle_leaves_what_it_had_read():
     prompt = prompt_of(120)
     executor.submit(request(prompt, 5))
     executor.submit(request([1, 2, 3], 20, request_id=1))
-    plan = executor._scheduler.next()
-    executor._step(plan)  # 48 tokens of the first prompt
+    executor._advance()  # 48 tokens of the first prompt
     executor.cancel(0)
     check_cache(executor)
     while executor.poll():
@@ -188,9 +196,7 @@ def test_equal_prompts_that_start_together_are_read_once():
 
 def step(executor):
     """One step; the requests that run then."""
-    plan = executor._scheduler.next()
-    executor._step(plan)
-    executor._scheduler.stepped(plan, 1.0)
+    executor._advance()
     check_cache(executor)
     return [sequence.request.request_id for sequence in executor._scheduler._running]
 
@@ -200,7 +206,7 @@ def test_a_prompt_waits_only_for_the_blocks_that_it_shares():
     executor, _ = reusing(num_blocks=40, server=AUTOREGRESSIVE, max_num_tokens=40)
     long = prompt_of(120)
     for index, one in enumerate([long, long, [*long[:40], *prompt_of(50, 1)], prompt_of(20, 3)]):
-        executor.submit(request(one, 4, request_id=index))
+        executor.submit(request(one, 9, request_id=index))
     running = [step(executor) for _ in range(6)]
     assert running == [[0, 3], [0, 3], [0, 3, 2], [0, 3, 2], [0, 3, 2, 1], [0, 3, 2, 1]]
     assert [s.stats.reused_tokens for s in executor._scheduler._running] == [0, 0, 32, 96]

@@ -129,6 +129,40 @@ def check_rounding(scale, device=CPU):
     same_bytes(cache.data[0, 1, :8, 0].view(E4M3), quantize(numbers, cache.scale(0)))
 
 
+def check_moves(moves, dtype, kv_heads=2, size=24, device=CPU, padding=0):
+    """Rows go where PyTorch's operations bring them, targets being sources too."""
+    caches = [KVCache(2, kv_heads, size, 3, dtype, device) for _ in range(2)]
+    noise = random(*caches[0].data.shape, dtype=torch.float32) * 50
+    padded = [*moves, *[(95, 95)] * padding]
+    slots = torch.tensor(padded, dtype=torch.int64).reshape(-1, 2).T.contiguous().to(device)
+    for operations, cache in zip((FUSED, PLAIN), caches, strict=True):
+        cache.data.copy_(noise.to(dtype))
+        operations.move(cache, slots)
+    assert torch.equal(caches[0].data, caches[1].data)
+    for source, target in moves:
+        assert torch.equal(caches[0].data[:, :, target], noise[:, :, source].to(device, dtype))
+
+
+@st.composite
+def accepted_moves(draw):
+    """Of accepted drafts: to the slots behind the input token's, from further ones, rising."""
+    first = draw(st.integers(0, 60))
+    nodes = draw(st.sets(st.integers(1, 30), max_size=9).map(sorted))
+    return [(first + node, first + place) for place, node in enumerate(nodes, 1)]
+
+
+@interpreted
+@examples(40)
+@given(accepted_moves(), st.integers(1, 5), st.sampled_from((torch.float32, torch.uint8)))
+def test_rows_move_as_torch_moves_them(moves, padding, dtype):
+    check_moves(moves, dtype, padding=padding)
+
+
+@interpreted
+def test_many_rows_of_long_heads_move():
+    check_moves([(2 * i + 1, i) for i in range(40)], torch.float16, 3, 128)
+
+
 @interpreted
 @examples(40)
 @given(tokens, st.integers(1, 300), dtypes, flags)

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from tests.runtime.test_fused import (
     CUDA,
     TOLERANCE,
+    check_moves,
     check_norm,
     check_rotation,
     check_rounding,
@@ -43,6 +44,8 @@ def check(kernel, pointers, warps, **constants):
     signature = pointers | dict.fromkeys(constants, "constexpr")
     if kernel is kernels.add_norm:
         signature["epsilon"] = "fp32"
+    if kernel is kernels.move_rows:
+        signature |= dict(part_size="i64", count="i32")
     source = ASTSource(kernel, signature, constants, aligned)
     done = compile(source, target=target, options={"num_warps": warps})
     binary.write_bytes(done.asm["cubin"])
@@ -65,6 +68,9 @@ def all_of(dtype, fp8):
     if fp8:
         pointers = dict(numbers=real, out=out, scale="*fp32")
         check(kernels.round_fp8, pointers, 4, SIZE=4096, BLOCK=1024)
+    pointers = dict(data=out, moves="*i64")
+    for moves in (8, 256):
+        check(kernels.move_rows, pointers, 8, ROW=1024, MOVES=moves, BLOCK=2048 // moves)
 
 for mode in sys.argv[3:]:
     all_of(mode[:4], mode[4:] == "-fp8")
@@ -96,6 +102,13 @@ def test_compiled_kernels_equal_torchs(dtype, count):
         check_silu(count, 3 * size + 8, dtype, stacked=False, device=CUDA)
     for group_size, size in ((1, 64), (3, 80), (4, 128), (8, 16)):
         check_rotation(min(count, 60), 8, group_size, size, dtype, CUDA)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_compiled_moves_are_torchs(dtype):
+    check_moves([(2 * i + 1, i) for i in range(40)], dtype, 8, 128, CUDA, padding=24)
+    check_moves([(9, 3), (11, 4)], dtype, 2, 24, CUDA, padding=6)
 
 
 @pytest.mark.gpu

@@ -86,7 +86,15 @@ batches = st.integers(1, 6).flatmap(lambda count: st.tuples(*map(requests, range
 
 
 def mixed_executor(
-    server, *, draft_salt=0, batch=4, budget=48, options=DEFAULT, scores=None, max_reused_len=0
+    server,
+    *,
+    draft_salt=0,
+    batch=4,
+    budget=48,
+    options=DEFAULT,
+    scores=None,
+    max_reused_len=0,
+    ahead=None,
 ):
     """An executor over a toy that makes every kind of drafter; the draft model is a toy too.
 
@@ -99,7 +107,7 @@ def mixed_executor(
     factory = Drafters(limits, options, {"toy": group})
     executor, target = toy_executor(
         scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,
-        max_num_tokens=budget, draft_models=("toy",), max_reused_len=max_reused_len,
+        max_num_tokens=budget, draft_models=("toy",), max_reused_len=max_reused_len, ahead=ahead,
     )  # fmt: skip
     return executor, target, group
 
@@ -114,12 +122,12 @@ def plain_texts(asked):
     return texts
 
 
-@given(batches, st.integers(0, 2), st.integers(1, 4), st.booleans())
+@given(batches, st.integers(0, 2), st.integers(1, 4), st.booleans(), st.booleans())
 @examples(40)
-def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, reference) -> None:
+def test_mixed_batches_say_what_plain_decoding_says(asked, salt, batch, reference, ahead) -> None:
     options = DraftOptions(reference=reference)
     executor, _, group = mixed_executor(
-        LookaheadConfig(4, 4, 3), draft_salt=salt, batch=batch, options=options
+        LookaheadConfig(4, 4, 3), draft_salt=salt, batch=batch, options=options, ahead=ahead
     )
     outputs = run(executor, asked)
     assert {key: tokens_of(value) for key, value in outputs.items()} == plain_texts(asked)

@@ -260,6 +260,33 @@ def test_all_are_captured_at_once_the_largest_first_into_one_buffer():
     assert len(calls) == before + 2
 
 
+def test_graphs_move_what_the_step_before_has_accepted():
+    """Where there is no room for all of them, and before prompts, they are moved at once."""
+    runner, _ = counting_runner(fake_capture)
+    cache = runner._cache
+    cache.data.zero_()
+    moved = []
+    runner._forward = lambda batch, cache: (
+        moved.append(batch.moves if batch.moves is None else batch.moves.tolist()),
+        Forwarded(batch.rows[:, None].float()),
+    )[1]
+    cache.data[:, :, 40:80] = torch.arange(40.0)[:, None, None]
+    cache.move_later([(45, 41), (47, 42)])
+    runner(feeds_of(4))
+    scratch = runner._scratch * TOKENS_PER_BLOCK
+    assert moved[-1] == [[45, 47, *[scratch] * 6], [41, 42, *[scratch] * 6]]
+    runner(feeds_of(4))
+    assert moved[-1] == [[scratch] * 8] * 2
+    for feeds, place in ((feeds_of(4), 41), (feeds_of(9), 60)):
+        many = [(70 - i, place + i) for i in range(9)]
+        wanted = cache.data[0, 0, [source for source, _ in many], 0, 0].tolist()
+        cache.move_later(many)
+        runner(feeds)
+        assert moved[-1] in (None, [[scratch] * 8] * 2)
+        assert cache.data[0, 0, place : place + 9, 0, 0].tolist() == wanted
+    assert cache.take_moves() == []
+
+
 def test_steps_beyond_every_bucket_run_without_a_graph():
     runner, calls = counting_runner(fake_capture, batch=2)
     assert len(runner(feeds_of(9)).logits) == 9

@@ -65,9 +65,9 @@ def expected():
 class Opened:
     """An `LLM` on a toy whose drafters are of all kinds, blocks being kept."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, ahead: bool = False) -> None:
         executor, self.model, self.group = mixed_executor(
-            LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160
+            LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160, ahead=ahead
         )
         patch.setattr("trtla.llm.open.open_executor", lambda *_: executor)
         self.llm = LLM(SHIPPED, tokenizer_dir=None)
@@ -114,15 +114,17 @@ def interrupted_run(opened, expected, lines):
     opened.settled(sum(map(len, got.values())) + len(read))
 
 
-@pytest.mark.parametrize("part", STATE)
-def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, part):
+@pytest.mark.parametrize(
+    ("part", "ahead"), [*((part, False) for part in STATE), ("executor", True), ("step", True)]
+)
+def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, part, ahead):
     whole = Lines(STATE[part])
-    interrupted_run(Opened(monkeypatch), expected, whole)
+    interrupted_run(Opened(monkeypatch, ahead=ahead), expected, whole)
     places = once_each(whole.seen)
     assert len(places) > 20
     for place in places:
         lines = Lines(STATE[part], place)
-        interrupted_run(Opened(monkeypatch), expected, lines)
+        interrupted_run(Opened(monkeypatch, ahead=ahead), expected, lines)
         assert len(lines.seen) == place + 1
 
 

@@ -20,8 +20,10 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.beside import BesideSteps, CostSource
 from trtla.runtime.loop.scheduler import Scheduler
+from trtla.runtime.loop.step import Step
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.load import synchronize
 from trtla.runtime.request import (
     DrafterFactory,
     FinishReason,
@@ -45,6 +47,8 @@ class TorchExecutor(BesideSteps):
         draft_totals: where draft models count their steps.
         most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
         bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
+        ahead: begin the next step before outputs are reported, so that a device computes while
+            they are read; None: where there is one.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -62,6 +66,7 @@ class TorchExecutor(BesideSteps):
         most_nodes: int | None = None,
         *,
         bounded_steps: bool = False,
+        ahead: bool | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -72,6 +77,7 @@ class TorchExecutor(BesideSteps):
         made = (drafters or LookaheadDrafters(), costs, most_nodes)
         super().__init__(model, cache, limits, draft_totals or DraftTotals(), *made)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
+        self._ahead = cache.device.type == "cuda" if ahead is None else ahead
         self._description = f"torch on {cache.device}, {model.arithmetic}"
         self._cancelled: deque[int] = deque()
         self._reset()
@@ -84,6 +90,7 @@ class TorchExecutor(BesideSteps):
         self._adaptive = AdaptiveSteps(self._costs, self._most_nodes)
         self._deadlines: dict[int, float] = {}
         self._new, self._taken = [], []
+        self._begun: Step | None = None
 
     @property
     def description(self) -> str:
@@ -123,6 +130,8 @@ class TorchExecutor(BesideSteps):
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
         before, self._unfinished = self._unfinished, True
+        if not before:  # its drafter may measure what forwards cost
+            self._end_step()
         self._join(sequence)
         self._in_flight.sequences[request.request_id] = sequence
         self._unfinished = before
@@ -175,32 +184,51 @@ class TorchExecutor(BesideSteps):
         self._begin()
         while not self._new and self._advance():
             pass
+        if self._ahead:
+            self._begin_step()
         return self._report()
 
     def _advance(self) -> bool:
         """One step, or the end of requests that are late; False where there is nothing to do."""
-        self._end_late_ones()
-        if self._new:
+        if self._begin_step():
+            self._end_step()
             return True
+        return bool(self._new) or self._end_stuck_one()
+
+    def _begin_step(self) -> bool:
+        """End requests that are late, and begin a step of the others; False where none can run."""
+        self._end_late_ones()
         plan = self._scheduler.next()
-        if not plan:
-            return self._end_stuck_one()
-        running = self._scheduler.num_running
-        self._stats.max_in_flight = max(self._stats.max_in_flight, running)
+        if plan:
+            running = self._scheduler.num_running
+            self._stats.max_in_flight = max(self._stats.max_in_flight, running)
+            try:
+                self._begun = self._launch(plan)
+            except RequestFailed as failure:
+                self._recover(failure)
+        return bool(plan)
+
+    def _end_step(self) -> None:
+        """Commit the step that was begun, if any."""
+        step = self._begun
+        if step is None:
+            return
+        running = [one for one in step.plan.sequences if one.finish_reason is None]
         try:
-            seconds = self._step(plan)
+            seconds = self._complete(step)
         except RequestFailed as failure:
             self._recover(failure)
-            return True
-        self._scheduler.stepped(plan, seconds)
-        for sequence in plan.sequences:
+            return
+        self._begun = None
+        self._scheduler.stepped(step.plan, seconds)
+        for sequence in running:
             if sequence.finish_reason is not None:
                 self._finish(sequence)
-        return True
 
     def _begin(self) -> None:
         super()._begin()
         self._end_cancelled()
+        self._end_step()
 
     def _recover(self, failure: RequestFailed | None = None) -> None:
         """Make all anew from what was committed; every text goes on as if nothing had happened.
@@ -214,6 +242,8 @@ class TorchExecutor(BesideSteps):
                 if sequence.finish_reason is None:
                     self._adaptive.leave(sequence)
                 sequence.drafter.close()
+        synchronize(self._cache.device)  # a step that was begun reads what the next one writes
+        self._cache.take_moves()
         self._cache.pool.reset()
         self._drafters.reset()
         self._drafters.add_texts(self._added)
@@ -274,6 +304,8 @@ class TorchExecutor(BesideSteps):
 
     def _release(self) -> None:
         super()._release()
+        synchronize(self._cache.device)
+        self._begun = None
         del self._model, self._cache, self._forward, self._drafters, self._opened_with
         del self._scheduler, self._adaptive, self._cost_source
 

@@ -185,7 +185,8 @@ class Scheduler:
             self._pace.stepped(fed, len(plan.generation), seconds)
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            self._blocks.keep(sequence.blocks, self._read_by_others(sequence))
+            if sequence.blocks:  # it has not ended meanwhile
+                self._blocks.keep(sequence.blocks, self._read_by_others(sequence))
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out and free its blocks, some of which may be kept."""

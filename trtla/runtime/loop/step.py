@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.clock import ForwardClock
 from trtla.runtime.loop.scheduler import Plan
 from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.forward import Model
@@ -35,6 +37,19 @@ _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A forward that was begun, and whose tokens nobody has seen."""
+
+    plan: Plan
+    feeds: list[Feed]
+    logits: Tensor
+    """Of the rows that the feeds want."""
+    draft_s: float
+    """Seconds in which its drafts were made."""
+    clock: ForwardClock
+
+
 class StepLoop(RecoveringExecutor[Sequence]):
     """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
 
@@ -52,18 +67,30 @@ class StepLoop(RecoveringExecutor[Sequence]):
         self._forward = model.step_forward(cache, limits)
         self._adaptive: AdaptiveSteps
 
-    def _step(self, plan: Plan) -> float:
-        """Feed and commit a plan; the seconds that it took."""
-        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
+    def _launch(self, plan: Plan) -> Step:
+        """Draft for a plan and begin its forward, with which a GPU goes on alone."""
         started = time.perf_counter()
+        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
         prompt_tokens = sum(feed.length for feed in feeds)
         drafts = self._adaptive.drafts(plan.generation, prompt_tokens, plan.room)
         feeds += map(Feed.step, plan.generation, drafts)
-        predictions = self._predict(feeds)
-        moves: list[_Move] = []
+        clock = ForwardClock(self._cache.device)
+        logits = self._forward(feeds).logits
+        clock.launched()
         for feed in feeds:
             self._count_fed(feed)
-        for feed, prediction in zip(feeds, predictions, strict=True):
+        return Step(plan, feeds, logits, clock.started - started, clock)
+
+    def _complete(self, step: Step) -> float:
+        """Commit what a forward said to sequences that have not ended since; the step's seconds."""
+        predictions = self._predict(step)
+        forward_s, said = step.clock.seconds(), time.perf_counter()
+        self._stats.forward_s = (self._stats.forward_s or 0.0) + forward_s
+        self._stats.steps += 1
+        moves: list[_Move] = []
+        for feed, prediction in zip(step.feeds, predictions, strict=True):
+            if feed.sequence.finish_reason is not None:
+                continue
             if feed.rows:
                 try:
                     self._commit(feed, prediction, moves)
@@ -72,20 +99,16 @@ class StepLoop(RecoveringExecutor[Sequence]):
             else:
                 feed.sequence.num_cached += feed.length
         self._move_accepted(moves)
-        seconds = time.perf_counter() - started
+        seconds = step.draft_s + forward_s + time.perf_counter() - said
         self._adaptive.record(seconds)
         return seconds
 
-    def _predict(self, feeds: list[Feed]) -> list[Prediction]:
-        """One forward over all feeds, and the target's choices at the rows they want."""
-        started = time.perf_counter()
-        logits = self._forward(feeds).logits
-        tops = top_rows(feeds, logits, self._model.row_sampler)
-        predictions = predict(feeds, logits, self._model.row_sampler, tops)
+    def _predict(self, step: Step) -> list[Prediction]:
+        """The target's choices at the rows that a step's feeds want."""
+        sampler = self._model.row_sampler
+        tops = top_rows(step.feeds, step.logits, sampler)
+        predictions = predict(step.feeds, step.logits, sampler, tops)
         synchronize(self._cache.device)
-        took = time.perf_counter() - started
-        self._stats.forward_s = (self._stats.forward_s or 0.0) + took
-        self._stats.steps += 1
         return predictions
 
     def _commit(self, feed: Feed, prediction: Prediction, moves: list[_Move]) -> None:
@@ -148,19 +171,11 @@ class StepLoop(RecoveringExecutor[Sequence]):
         stats.accepted += output.accepted
 
     def _move_accepted(self, moves: list[_Move]) -> None:
-        """Bring accepted drafts' keys and values right behind the input token's."""
-        sources: list[int] = []
-        targets: list[int] = []
+        """Have accepted drafts' keys and values brought right behind the input token's."""
         for sequence, base, nodes in moves:
             order = self._cache.table(sequence.blocks).order
-            sources += [order[base + node] for node in nodes]
-            targets += order[base + 1 : base + 1 + len(nodes)]
-        if sources:
-            slots = torch.tensor((sources, targets))
-            if self._cache.device.type == "cuda":  # from pinned memory nobody waits for the copy
-                slots = slots.pin_memory()
-            source, target = slots.to(self._cache.device, non_blocking=True)
-            self._cache.move(source, target)
+            sources = (order[base + node] for node in nodes)
+            self._cache.move_later(zip(sources, order[base + 1 :], strict=False))
 
 
 def _reported(

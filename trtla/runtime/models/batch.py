@@ -31,6 +31,9 @@ class Batch:
     groups: tuple[Group, ...]
     rows: Tensor
     """Packed rows whose logits are wanted, feed by feed."""
+    moves: Tensor | None = None
+    """Slots whose keys and values are moved before any are read: int64 [2, moves], from which and
+    to which. None: nothing is moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +98,14 @@ def _group(
         return AttentionGroup(rows, shape, keys, None, causal=True)
     bias = None
     if count > 1 or min(totals) < length:
-        device = tables[0].slots.device
+        device = tables[0].device
         # On a GPU PyTorch copies a mask of any other width, in every layer.
         width = length if device.type == "cpu" else -(-length // _MASK_WIDTH) * _MASK_WIDTH
         wide = _bias(feeds, (len(feeds), count, width), group_size, dtype)
         bias = wide.to(device)[..., :length]
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
-    pad, unpad = _padding(counts, tables[0].slots.device)
+    pad, unpad = _padding(counts, tables[0].device)
     return AttentionGroup(rows, shape, keys, bias, pad=pad, unpad=unpad)
 
 
@@ -116,7 +119,7 @@ def _keys(feeds: Seq[Feed], tables: Seq[SlotTable], totals: list[int]) -> slice 
     places = _places(max(totals))
     start, total = torch.tensor((firsts, totals)).unsqueeze(-1)
     slots = torch.where(places < total, places + start, start)
-    return slots.flatten().to(tables[0].slots.device)
+    return slots.flatten().to(tables[0].device)
 
 
 def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Tensor:

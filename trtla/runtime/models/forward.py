@@ -99,7 +99,12 @@ class Model(ABC):
             step_sizes: tokens that most sequences feed in a step, rising; none feeds more than the
                 last one. None given: those of `limits`.
         """
-        return lambda feeds: self.forward(feeds, cache)
+
+        def step(feeds: Sequence[Feed]) -> Forwarded:
+            cache.move_now()
+            return self.forward(feeds, cache)
+
+        return step
 
 
 class PackedModel(Model):

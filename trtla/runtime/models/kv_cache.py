@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -19,16 +19,19 @@ from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotTable:
     """Where a sequence lies in the cache: entry i is the slot of its i-th token."""
 
-    slots: Tensor
-    """int64 [capacity]."""
+    order: Sequence[int]
     first: int | None
     """The first slot when all are consecutive, else None."""
-    order: Sequence[int]
-    """The same as `slots`, in integers."""
+    device: torch.device
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The same as `order`, int64 [capacity] on the cache's device; paged forwards need none."""
+        return torch.tensor(self.order, dtype=torch.int64).to(self.device)
 
     @classmethod
     def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
@@ -38,8 +41,7 @@ class SlotTable:
         order: Sequence[int] = range(first, first + len(blocks) * size)
         if not consecutive:
             order = [slot for b in blocks for slot in range(b * size, (b + 1) * size)]
-        slots = torch.tensor(order, dtype=torch.int64).to(device)
-        return cls(slots, first if consecutive else None, order)
+        return cls(order, first if consecutive else None, device)
 
 
 SCALE_BYTES = 4
@@ -76,6 +78,8 @@ class KVCache:
         """Where each layer's keys and values begin, as a C function takes them."""
         self.table = lru_cache(maxsize=1024)(lambda blocks: SlotTable.of(blocks, device))
         """The slot table of a sequence's blocks."""
+        self._moves: list[tuple[int, int]] = []
+        """Slots from which and to which the next forward moves rows before it reads any."""
 
     @property
     def device(self) -> torch.device:
@@ -102,8 +106,29 @@ class KVCache:
             self.data.view(torch.uint8).view(-1)[:: mmap.PAGESIZE].bitwise_or_(0)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy accepted drafts' keys and values to their final slots; the two may overlap."""
+        """Copy keys and values to other slots, now; the two may overlap."""
         self.data.index_copy_(2, target, self.data.index_select(2, source))
+
+    def move_later(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Have accepted drafts' keys and values copied by the next forward, before it reads any.
+
+        Args:
+            moves: pairs of slots, from which and to which.
+        """
+        self._moves += moves
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """What the forward that calls this has to move."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def move_now(self) -> None:
+        """Do what was to be moved later."""
+        if self._moves:
+            slots = torch.tensor(self.take_moves())
+            if self.device.type == "cuda":  # from pinned memory nobody waits for the copy
+                slots = slots.pin_memory()
+            self.move(*slots.to(self.device, non_blocking=True).unbind(1))
 
 
 class Fp8KVCache(KVCache):

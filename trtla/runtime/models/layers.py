@@ -295,6 +295,9 @@ class Operations(Protocol):
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
         """The states [tokens, size] themselves, or quantised."""
 
+    def move(self, cache: KVCache, moves: Tensor) -> None:
+        """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""
+
 
 class PlainOperations:
     """`Operations` in PyTorch, on any device."""
@@ -328,3 +331,7 @@ class PlainOperations:
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
         """As `Operations`: the product quantises them."""
         return states
+
+    def move(self, cache: KVCache, moves: Tensor) -> None:
+        """As `Operations`."""
+        cache.move(*moves)

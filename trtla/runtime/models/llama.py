@@ -165,6 +165,8 @@ class LlamaModel(PackedModel):
         """A product's result is added to the states by the norm that follows, in one operation."""
         hidden: dict[int, Tensor] = {}
         epsilon = self.config.norm_epsilon
+        if batch.moves is not None:
+            small.move(cache, batch.moves)
         states, delta = F.embedding(batch.tokens, self._embedding), None
         rotary = self._rotary(batch.positions, batch.lengths)
         for index, layer in enumerate(self._layers):

@@ -18,6 +18,7 @@ from trtla.runtime.models.kv_cache import KVCache
 _LARGEST_HIDDEN = 16384  # what a program's registers hold
 _LANE = 8  # numbers of a thread: 16 bytes of a half type
 _BLOCK = 1024
+_MOVED = 2048  # numbers that a program moves
 
 
 def fused_problem(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -124,6 +125,25 @@ class FusedOperations:
         grid = (tokens, -(-size // _BLOCK))
         fused_kernels.round_fp8[grid](states, out, scale, SIZE=size, BLOCK=_BLOCK, num_warps=4)
         return out.view(E4M3)
+
+    def move(self, cache: KVCache, moves: Tensor) -> None:
+        """As `layers.Operations`."""
+        from trtla.runtime.models.cuda import fused_kernels
+
+        layers, both, slots = cache.data.shape[:3]
+        row = cache.data[0, 0, 0].numel()
+        rows = _power(moves.shape[1])
+        block = min(_power(row), max(_LANE, _MOVED // rows))
+        fused_kernels.move_rows[(layers * both, -(-row // block))](
+            cache.data,
+            moves,
+            slots * row,
+            moves.shape[1],
+            ROW=row,
+            MOVES=rows,
+            BLOCK=block,
+            num_warps=_warps(rows * block, 8),
+        )
 
 
 def _output(like: Tensor, scale: Tensor | None) -> Tensor:

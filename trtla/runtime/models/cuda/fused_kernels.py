@@ -165,3 +165,30 @@ def round_fp8(
     row, at = tl.program_id(0).to(tl.int64) * SIZE, tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     _store(out + row + at, tl.load(numbers + row + at, mask=inside, other=0.0), scale, inside, True)
+
+
+@triton.jit(do_not_specialize=["part_size"])
+def move_rows(
+    data: tl.tensor,
+    moves: tl.tensor,
+    part_size: tl.tensor,
+    count: tl.tensor,
+    ROW: tl.constexpr,
+    MOVES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Rows of a layer's keys or values to other slots, grid (parts, blocks of ROW).
+
+    All are read before any is written, since targets may be sources too. A padding move goes where
+    it comes from, and costs nothing.
+    """
+    part = data + tl.program_id(0).to(tl.int64) * part_size
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    move = tl.arange(0, MOVES)
+    there = move < count
+    source = tl.load(moves + move, mask=there, other=0)
+    target = tl.load(moves + count + move, mask=there, other=0)
+    moved = (source != target)[:, None] & (at < ROW)
+    rows = tl.load(part + source[:, None] * ROW + at, mask=moved, other=0)
+    tl.debug_barrier()
+    tl.store(part + target[:, None] * ROW + at, rows, mask=moved)

@@ -27,6 +27,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs a function and records it; gives what repeats it."""
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MOVES, _MOST_MOVES = 8, 256  # accepted drafts that a graph moves: of a sequence, and of all
 _log = logging.getLogger(__name__)
 
 
@@ -114,7 +115,7 @@ class GraphRunner:
             graph = None if bucket is None else self._graph(bucket)
             if graph is None:
                 return self._plain(feeds)
-            graph.inputs.fill(feeds)
+            graph.inputs.fill(feeds, self._moves(graph.inputs.room.moves))
             graph.replay()
             assert self._logits is not None
             return Forwarded(self._logits[: sum(len(feed.rows) for feed in feeds)])
@@ -133,8 +134,18 @@ class GraphRunner:
         return next(fits, None)
 
     def _plain(self, feeds: Sequence[Feed]) -> Forwarded:
+        self._cache.move_now()
         inputs = StepInputs(Room.of(feeds), self._scratch, self._cache.device)
         return self._forward(inputs.fill(feeds), self._cache)
+
+    def _moves(self, most: int) -> list[tuple[int, int]]:
+        """What a graph has to move; where it has no room for all, that is done now."""
+        moves = self._cache.take_moves()
+        if len(moves) > most:
+            self._cache.move_later(moves)
+            self._cache.move_now()
+            return []
+        return moves
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """The bucket's, captured unless it was; None where graphs cannot be had."""
@@ -196,6 +207,7 @@ class GraphRunner:
             longest_tree=min(bucket.tokens, self._step_tokens),
             blocks=-(-self._max_cached // TOKENS_PER_BLOCK),
             context=self._max_cached,
+            moves=min(_MOVES * bucket.sequences, _MOST_MOVES),
         )
 
 

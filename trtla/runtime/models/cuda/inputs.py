@@ -48,6 +48,8 @@ class Room:
     """Cache blocks of one sequence."""
     context: int
     """Cached tokens of one sequence."""
+    moves: int = 0
+    """Slots that are moved before."""
 
     @classmethod
     def of(cls, feeds: Seq[Feed]) -> Room:
@@ -85,6 +87,7 @@ class _Parts(NamedTuple):
     lengths: Any
     slots: Any
     rows: Any
+    moves: Any
     masks: Any
     sequences: Any
 
@@ -108,13 +111,20 @@ class StepInputs:
         self.batch = _batch(_parts(self._device, room), room)
         """The forward's input, always the same tensors."""
 
-    def fill(self, feeds: Seq[Feed]) -> Batch:
-        """Write feeds, prompts first, and send them to the device without waiting."""
+    def fill(self, feeds: Seq[Feed], moves: Seq[tuple[int, int]] = ()) -> Batch:
+        """Write feeds, prompts first, and send them to the device without waiting.
+
+        Args:
+            moves: pairs of slots, from which and to which keys and values are moved before.
+        """
         tokens = rows = 0
         for index, feed in enumerate(feeds):
             self._write(index, feed, tokens, rows)
             tokens, rows = tokens + feed.length, rows + len(feed.rows)
         self._pad(len(feeds), tokens, rows)
+        if self.room.moves:
+            self._arrays.moves[:] = self._scratch[0]  # one that stays where it is
+            self._arrays.moves[:, : len(moves)] = np.array(moves, int).reshape(-1, 2).T
         self._device.copy_(self._host, non_blocking=True)
         return self.batch
 
@@ -159,12 +169,13 @@ def _parts(buffer: Tensor, room: Room) -> _Parts:
     width = HEADER + room.blocks
     sequences = buffer[at:].view(torch.int32)[: room.sequences * width].view(-1, width)
     masks = parts.pop().view(room.tokens, room.words)
-    return _Parts._make([*parts, masks, sequences])
+    moves = parts.pop().view(2, room.moves)
+    return _Parts._make([*parts, moves, masks, sequences])
 
 
 def _sizes(room: Room) -> tuple[int, ...]:
     """int64 numbers of each part but the last."""
-    return (room.tokens,) * 4 + (room.rows, room.tokens * room.words)
+    return (room.tokens,) * 4 + (room.rows, 2 * room.moves, room.tokens * room.words)
 
 
 def _size(room: Room) -> int:
@@ -191,6 +202,7 @@ def _batch(parts: _Parts, room: Room) -> Batch:
         parts.slots,
         tuple(groups),
         parts.rows,
+        parts.moves if room.moves else None,
     )
 
 

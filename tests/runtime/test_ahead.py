@@ -1,0 +1,159 @@
+"""Steps that are begun before the last one's outputs are reported, as on GPUs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.runtime.test_block_reuse import check_cache, prompt_of, reusing
+from tests.runtime.test_mixed_drafters import VOCAB
+from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.settings.drafting import NO_DRAFTER, DraftOptions
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.sampling import BeamSettings, SamplingParams
+
+TRIPLE = LookaheadConfig(3, 3, 2)
+PROMPTS = {0: [1, 2, 3, 1, 2], 1: [2, 1] * 9, 2: [3]}
+
+
+def opened(triple=TRIPLE, **options):
+    return toy_executor(hash_scores(VOCAB), VOCAB, triple, ahead=True, **options)
+
+
+def asked(index, count=12):
+    sampling = SamplingParams(count, 0.7, seed=index)
+    return replace(request(PROMPTS[index], 1, request_id=index), sampling=sampling)
+
+
+def alone(index, count=12):
+    executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)
+    return tokens_of(run(executor, [asked(index, count)])[index])
+
+
+def rest(executor, texts):
+    """Poll to the end and add to the texts."""
+    while outputs := executor.poll():
+        for one in outputs:
+            texts.setdefault(one.request_id, []).extend(one.new_tokens)
+    pool = executor._cache.pool
+    assert pool.num_free == pool.num_blocks
+    return texts
+
+
+def test_a_step_is_begun_before_its_predecessors_tokens_are_reported() -> None:
+    for ahead in (False, True):
+        executor, model = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE, ahead=ahead)
+        executor.submit(asked(0, 4))
+        forwards = []
+        while executor.poll():
+            forwards.append(len(model.fed))
+        assert forwards == ([2, 3, 4, 4] if ahead else [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("polls", [1, 2, 4])
+def test_what_was_computed_for_a_cancelled_request_is_dropped(polls) -> None:
+    executor, _ = opened()
+    texts: dict[int, list[int]] = {}
+    for index in PROMPTS:
+        executor.submit(asked(index))
+    for _ in range(polls):
+        for one in executor.poll():
+            texts.setdefault(one.request_id, []).extend(one.new_tokens)
+    read = list(texts[1])
+    executor.cancel(1)
+    rest(executor, texts)
+    assert texts == {0: alone(0), 1: read, 2: alone(2)}
+    assert executor.stats().new_tokens == sum(map(len, texts.values()))
+
+
+def test_all_may_be_cancelled_and_others_come() -> None:
+    executor, _ = opened()
+    executor.submit(asked(0))
+    executor.poll()
+    executor.cancel(0)
+    executor.submit(asked(1))
+    texts = rest(executor, {})
+    assert texts[1] == alone(1)
+
+
+def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_what_it_had_read() -> None:
+    executor, _ = reusing(max_num_tokens=48, ahead=True)
+    prompt = prompt_of(120)
+    executor.submit(request([1, 2, 3], 20, request_id=1))
+    executor.submit(request(prompt, 5))
+    executor.poll()
+    executor.cancel(0)
+    check_cache(executor)
+    while executor.poll():
+        check_cache(executor)
+
+
+@pytest.mark.parametrize("when", [0, 1, 5])
+def test_costs_are_never_measured_while_a_step_computes(when) -> None:
+    """Its logits would be overwritten."""
+    executor, _ = opened(options=DraftOptions())
+    asking = []
+
+    def costs(*_):
+        asking.append(executor._begun)
+
+    executor._cost_source = costs
+    executor.submit(asked(0))
+    texts: dict[int, list[int]] = {}
+    for _ in range(when):
+        for one in executor.poll():
+            texts.setdefault(one.request_id, []).extend(one.new_tokens)
+    executor.submit(replace(asked(1), adaptive=True))
+    rest(executor, texts)
+    assert asking
+    assert not any(asking)
+    assert texts == {0: alone(0), 1: alone(1)}
+
+
+def test_work_between_two_steps_ends_the_one_that_was_begun() -> None:
+    executor, _ = opened(num_blocks=40)
+    want = [*map(alone, (0, 1))]
+    scored = replace(request([1, 2, 3], 1), request_id=7)
+    fresh = TorchExecutor.log_probs(opened()[0], scored, [2, 1, 2])
+    for index in (0, 1):
+        executor.submit(asked(index))
+    texts: dict[int, list[int]] = {}
+    for turn in range(4):
+        for one in executor.poll():
+            texts.setdefault(one.request_id, []).extend(one.new_tokens)
+        if turn % 2:
+            executor.beam_search(request([1, 2], 4, request_id=8), BeamSettings(2))
+        else:
+            assert executor.log_probs(scored, [2, 1, 2]) == fresh
+    rest(executor, texts)
+    assert [texts[0], texts[1]] == want
+
+
+def test_a_request_that_is_late_ends_with_what_was_reported() -> None:
+    executor, _ = opened()
+    sampling = SamplingParams(40, allotted_time_ms=30)
+    late = replace(request(PROMPTS[0], 1), sampling=sampling, drafter=NO_DRAFTER)
+    executor.submit(late)
+    executor.submit(asked(1, 30))
+    texts: dict[int, list[int]] = {}
+    for one in executor.poll():
+        texts.setdefault(one.request_id, []).extend(one.new_tokens)
+    time.sleep(0.05)
+    ended = [one for one in executor.poll() if one.request_id == 0]
+    assert [one.finish_reason for one in ended][-1] == "timed_out"
+    for one in ended:
+        texts[0].extend(one.new_tokens)
+    rest(executor, texts)
+    assert texts[1][-10:] == alone(1, 30)[-10:]
+    assert 1 <= len(texts[0]) <= 2
+
+
+def test_closing_forgets_a_step_that_was_begun() -> None:
+    executor, _ = opened()
+    executor.submit(asked(0))
+    executor.poll()
+    executor.close()
+    assert executor.stats().new_tokens == 1
