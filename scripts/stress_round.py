@@ -101,8 +101,8 @@ def _memory(world: World, block: int) -> Any:
     if world.spare_blocks is None:
         return patch.dict({})
     longest = -(-(MAX_SEQ_LEN + fed(world.triple) + 16) // TOKENS_PER_BLOCK)
-    free = (longest + world.spare_blocks) * block
-    return patch("trtla.runtime.models.load._free_bytes", lambda device: free)
+    free = (longest + world.spare_blocks) * block * (1 + len(world.drafts))
+    return patch("trtla.runtime.models.cache_room._free_bytes", lambda device: free)
 
 
 def _engine(world: World, root: Path) -> Path:

@@ -112,6 +112,6 @@ def executor(
     models = {}
     if draft is not None:
         cache = draft.new_cache(4 * max_batch_size)
-        models["small"] = DraftModelDrafters(draft, cache, settings, limits, vocab)
+        models["small"] = DraftModelDrafters(draft, cache, settings, limits)
     drafters = Drafters(limits, DraftOptions(), models)
     return TorchExecutor(model, model.new_cache(8 * max_batch_size), limits, drafters)

@@ -287,7 +287,7 @@ def every_drafter(server, batch, budget, num_blocks):
     limits = ExecutorLimits(batch, LONGEST, LONGEST, budget, VOCAB, server)
     cache = KVCache(1, 1, 2, 7 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(hash_scores(VOCAB, 1))
-    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
+    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
     factory = Drafters(limits, DraftOptions(), {"toy": group})
     return reusing(
         num_blocks, scores=hash_scores(VOCAB), vocab=VOCAB, server=server, drafter=factory,

@@ -25,7 +25,6 @@ from tests.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafter, DraftModelDrafters
@@ -108,7 +107,7 @@ def prepared(draft_scores, vocab, chosen, *, batch=8, blocks=None, budget=4096):
     limits = ExecutorLimits(batch, 160, 160, budget, vocab, LookaheadConfig(1, 2, 8))
     cache = KVCache(1, 1, 2, blocks or 6 * batch, torch.float64, torch.device("cpu"))
     draft = ToyModel(draft_scores)
-    return DraftModelDrafters(draft, cache, chosen, limits, vocab), draft
+    return DraftModelDrafters(draft, cache, chosen, limits), draft
 
 
 def opened(target_scores, draft_scores, vocab, chosen, **options):
@@ -336,10 +335,3 @@ def test_a_request_needs_no_more_blocks_than_its_text():
     done = decode(scores, scores, 9, [request([1], TOKENS_PER_BLOCK - 1)],
                   DrafterSettings(DRAFT, gamma=8), blocks=1)  # fmt: skip
     assert done.stats().accepted == done.stats().drafted > 0
-
-
-def test_another_vocabulary_is_refused_with_both_sizes():
-    limits = ExecutorLimits(1, 9, 9, 9, 8, PLAIN)
-    with pytest.raises(UsageError, match="has 9 tokens, the model 8") as refusal:
-        DraftModelDrafters(ToyModel(hash_scores(9)), None, DrafterSettings(DRAFT), limits, 9)
-    assert "same tokenizer" in refusal.value.hint

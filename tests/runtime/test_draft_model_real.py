@@ -9,6 +9,7 @@ import functools
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import trtla
+from tests.build.models import Variant, make_model, save_model
 from tests.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
-from trtla.formats.engine import engine_from_hugging_face
-from trtla.runtime.drafters.draft_model import open_draft_model
+from trtla.formats.engine import Engine, engine_from_hugging_face
+from trtla.runtime.drafters.draft_loading import load_draft_model
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.loop.start import open_torch_executor
+from trtla.runtime.models.cache_room import cache_blocks
 from trtla.runtime.models.load import load_model
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.executor import ENGINE_OPTIONS
 from trtla.settings.lookahead import LookaheadConfig
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -80,15 +85,19 @@ def limits_of(folder, triple):
     return ExecutorLimits(4, 256, 256, 512, vocab, LookaheadConfig(*triple))
 
 
+def drafters(folder, limits):
+    """A loaded draft model with as large a cache as there is room for."""
+    loaded = load_draft_model(engine(folder), limits, device="cpu", dtype="float32")
+    return loaded.with_cache(*cache_blocks([loaded.need], limits.max_batch_size), limits)
+
+
 def decode(folder, requests, chosen=None, draft=None, compiled=True):
     """Outputs, and the drafters' totals; plain decoding without settings."""
     triple, group, factory = (1, 1, 0), None, LookaheadDrafters()
     if chosen:
         triple = (1, 2, chosen.gamma)
         limits = limits_of(folder, triple)
-        group = open_draft_model(
-            engine(draft or noisy()), chosen, limits, device="cpu", dtype="float32"
-        )
+        group = drafters(draft or noisy(), replace(limits, drafter=chosen))
         factory = Made(lambda _, one: group.drafter(one))
 
     model = loaded(folder, compiled)
@@ -157,11 +166,9 @@ def test_the_shipped_model_drafts_for_an_enlarged_one(heat):
 
 
 def test_i9_logits_after_truncation_equal_those_of_a_fresh_forward(compiled):
+    chosen = DrafterSettings(DRAFT, gamma=4)
     group, fresh = (
-        open_draft_model(
-            engine(SHIPPED), DrafterSettings(DRAFT, gamma=4), limits_of(SHIPPED, (1, 2, 4)),
-            device="cpu", dtype="float32",
-        )
+        drafters(SHIPPED, replace(limits_of(SHIPPED, (1, 2, 4)), drafter=chosen))
         for _ in range(2)
     )  # fmt: skip
     drafter, text = group.drafter(request(PROMPT, 60)), list(PROMPT)
@@ -187,7 +194,10 @@ def group_logits(group, drafter):
     return group._forward([drafter.feed()]).logits.clone()
 
 
-def test_another_vocabulary_is_refused_before_weights_are_read():
-    small = ExecutorLimits(4, 256, 256, 512, 7, LookaheadConfig(1, 1, 0))
-    with pytest.raises(UsageError, match="the model 7"):
-        open_draft_model(engine(SHIPPED), DrafterSettings(DRAFT), small)
+def test_another_vocabulary_is_refused_before_any_weights_are_read(tmp_path, monkeypatch):
+    variant = Variant("another-vocabulary")
+    target = engine_from_hugging_face(save_model(make_model(variant), variant, tmp_path))
+    monkeypatch.setattr(Engine, "weights", lambda self: pytest.fail("weights were read"))
+    with pytest.raises(UsageError, match="has 2048 tokens, the model 101") as refusal:
+        open_torch_executor(target, ENGINE_OPTIONS, {"draft": engine(SHIPPED)})
+    assert "same tokenizer" in refusal.value.hint

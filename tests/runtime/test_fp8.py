@@ -28,10 +28,10 @@ from trtla.formats.config import Quantization
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models.cache_room import block_bytes
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.models.llama import LlamaModel
-from trtla.runtime.models.load import cache_blocks
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 
@@ -314,11 +314,10 @@ def test_a_cache_that_is_not_fp8_has_no_scale():
     assert cache.data.dtype == torch.float32
 
 
-def test_an_fp8_cache_holds_four_times_the_tokens_of_float32(monkeypatch):
-    monkeypatch.setattr("trtla.runtime.models.load._free_bytes", lambda device: 2**20)
+def test_an_fp8_cache_holds_four_times_the_tokens_of_float32():
     config = Checkpoint.open(checkpoint()[1]).config
-    wide, narrow = (cache_blocks(config, 999, 64, d, CPU) for d in (torch.float32, E4M3))
-    assert narrow == 4 * wide
+    wide, narrow = (block_bytes(config, dtype) for dtype in (torch.float32, E4M3))
+    assert wide == 4 * narrow
 
 
 @pytest.mark.gpu

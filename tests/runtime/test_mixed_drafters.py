@@ -103,7 +103,7 @@ def mixed_executor(
     limits = ExecutorLimits(batch, 160, 160, budget, VOCAB, server)
     cache = KVCache(1, 1, 2, 6 * batch, torch.float64, torch.device("cpu"))
     model = ToyModel(scores or hash_scores(VOCAB, draft_salt))
-    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits, VOCAB)
+    group = DraftModelDrafters(model, cache, DrafterSettings(("draft:toy",)), limits)
     factory = Drafters(limits, options, {"toy": group})
     executor, target = toy_executor(
         scores or hash_scores(VOCAB), VOCAB, server, drafter=factory, max_batch_size=batch,

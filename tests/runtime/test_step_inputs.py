@@ -35,7 +35,7 @@ from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.attention import attend
-from trtla.runtime.models.batch import Forwarded, make_batch
+from trtla.runtime.models.batch import Batch, Forwarded, make_batch
 from trtla.runtime.models.cuda import paged_attention
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
@@ -160,6 +160,16 @@ def test_the_step_of_the_triple_has_a_bucket_of_just_its_size():
     assert Bucket(84, 1) in made
     assert Bucket(168, 2) in made
     assert max(one.tokens for one in made) == 200
+
+
+@given(st.integers(1, 200), st.integers(1, 33), st.integers(1, 900), st.data())
+def test_no_bucket_is_larger_than_a_step_and_none_is_missing(step, batch, most, data):
+    made = buckets((step,), batch, most)
+    assert len(set(made)) == len(made)
+    assert max(one.tokens for one in made) == min(most, step * batch)
+    count = data.draw(st.integers(1, min(batch, most)))
+    tokens = data.draw(st.integers(count, min(count * step, most)))
+    assert any(one.holds(tokens, count) for one in made)
 
 
 @given(st.integers(1, 10**5), st.integers(0, 10**6), st.integers(1, 200))
@@ -313,6 +323,77 @@ def test_after_a_failed_capture_steps_run_plainly_and_one_line_says_so(caplog, e
     assert len(tries) == 3
     assert calls == [3, 3, 3]
     assert runner.problem == "operation not permitted when stream is capturing"
+    assert len(caplog.records) == 1
+
+
+def short_of_memory(most, tries, before=False):
+    """A capture that has memory for so many tokens; it fails in its first run or in its second."""
+
+    def capture(run):
+        if not before:
+            run()
+        (batch,) = (cell.cell_contents for cell in run.__closure__ if is_batch(cell.cell_contents))
+        tries.append(len(batch.tokens))
+        if len(batch.tokens) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        run()
+        return run
+
+    return capture
+
+
+def is_batch(value):
+    return isinstance(value, Batch)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_graphs_that_find_no_memory_are_missing_alone(caplog, before):
+    tries = []
+    runner, calls = counting_runner(short_of_memory(8, tries, before), batch=4)
+    runner.capture_all()
+    assert tries == sorted(tries, reverse=True)
+    assert tries[0] == 32
+    assert {one.tokens for one in runner.captured} == {1, 2, 4, 8}
+    assert runner.problem is None
+    assert not runner.is_complete
+    [line] = caplog.messages
+    assert "more than 8 tokens" in line
+    calls.clear()
+    tries.clear()
+    for sizes, fed in (((8, 8, 1), 17), ((8,), 8), ((3,), 4), ((8, 1), 9)):
+        assert len(runner(feeds_of(*sizes)).logits) == sum(sizes)
+        assert calls.pop() == fed
+    assert tries == []
+
+
+def test_what_graphs_leave_their_logits_in_is_as_large_as_the_largest_graph():
+    runner, _ = counting_runner(short_of_memory(8, []), batch=4)
+    runner.capture_all()
+    runner(feeds_of(1))
+    assert len(runner._logits) == 8
+
+
+def test_no_graph_at_all_for_want_of_memory_leaves_the_kernels(caplog):
+    runner, calls = counting_runner(short_of_memory(0, []), batch=2)
+    runner.capture_all()
+    assert runner.captured == []
+    assert runner.problem is None
+    assert "more than 0 tokens" in caplog.text
+    calls.clear()
+    assert len(runner(feeds_of(3)).logits) == 3
+    assert calls == [3]
+
+
+def test_another_failure_after_one_of_memory_gives_up_all_graphs(caplog):
+    def failing(run):
+        run()
+        if len(calls) < 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        raise RuntimeError("operation not permitted")
+
+    runner, calls = counting_runner(failing, batch=2)
+    runner.capture_all()
+    assert runner.problem == "operation not permitted"
     assert len(caplog.records) == 1
 
 

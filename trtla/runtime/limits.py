@@ -67,6 +67,11 @@ class ExecutorLimits:
         """Most tokens that any request may draft in a step."""
         return self.lookahead.max_draft_len + self.max_gamma
 
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """Tokens that a request feeds in a step with the whole triple, and the most of any."""
+        return tuple(sorted({self.lookahead.max_decoding_tokens, 1 + self.max_draft_len}))
+
     def drafter_of(self, request: Request) -> DrafterSettings:
         """What drafts for a request."""
         return request.drafter or self.drafter

@@ -137,13 +137,16 @@ def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
 
 
 def cost_source(
-    engine: Engine, arithmetic: str, device: torch.device
+    engine: Engine, arithmetic: Callable[[], str], device: torch.device
 ) -> Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]:
     """An engine's table, from a file in the engine's folder or the user's, or measured now.
 
     Only what the number of sequences asked for needs is measured: others may never come, and for 0
     there is nothing to measure. A Hugging Face folder is never written to. None: it is not known,
     and cannot be measured now.
+
+    Args:
+        arithmetic: says how forwards run, which is known when the first has.
     """
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
@@ -151,7 +154,7 @@ def cost_source(
     def source(
         run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
     ) -> CostTable | None:
-        key, plan = cost_key(engine, arithmetic, device), fitted_plan(_PLAN, cache, limits)
+        key, plan = cost_key(engine, arithmetic(), device), fitted_plan(_PLAN, cache, limits)
         if not sequences:
             return load(key, folders)
         wanted = replace(plan, batches=rows_for(sequences, plan.batches))

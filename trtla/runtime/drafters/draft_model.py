@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trtla.errors import UsageError, trtllm_cannot
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
 from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
-from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.load import cache_blocks, load_engine, model_dtype, resolve_device
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import predict
@@ -28,13 +25,20 @@ from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Sequence_
 from trtla.runtime.stats import DraftStep, DraftTotals, GammaChoice
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
+from trtla.settings.lookahead import AUTOREGRESSIVE
 
-if TYPE_CHECKING:
-    from trtla.formats.engine import Engine
+STEP_SIZES = (1, 2)
+"""What a sequence feeds a forward: after full acceptance the cache is one short. What catches up
+with a text is read like a prompt."""
 
-_TWO_TOKENS = LookaheadConfig(1, 2, 1)
-"""The most that a sequence feeds a forward: after full acceptance the cache is one short."""
+
+def draft_limits(limits: ExecutorLimits) -> ExecutorLimits:
+    """What a draft model's forwards must fit into, from the limits of the target's executor.
+
+    It feeds all sequences at once, also where a step of the target has no room for two tokens each.
+    """
+    most = max(limits.max_num_tokens, STEP_SIZES[-1] * limits.max_batch_size)
+    return replace(limits, lookahead=AUTOREGRESSIVE, max_num_tokens=most)
 
 
 class DraftModelDrafter(Drafter):
@@ -138,12 +142,8 @@ class DraftModelDrafters:
         model: the draft model.
         cache: its own K/V cache; a request that finds no place in it is not drafted for.
         settings: fixed gamma or EGAG, for requests that say nothing else.
-        limits: those of the target's executor.
-        vocab_size: the draft model's.
+        limits: those of the target's executor, whose vocabulary is the draft model's.
         totals: where its steps are counted; its own unless said otherwise.
-
-    Raises:
-        UsageError: it has not the target's vocabulary.
     """
 
     def __init__(
@@ -152,13 +152,11 @@ class DraftModelDrafters:
         cache: KVCache,
         settings: DrafterSettings,
         limits: ExecutorLimits,
-        vocab_size: int,
         totals: DraftTotals | None = None,
     ) -> None:
-        check_vocabulary(vocab_size, limits.vocab_size)
         self.cache = cache
         self.totals = totals or DraftTotals()
-        self._forward = model.step_forward(cache, replace(limits, lookahead=_TWO_TOKENS))
+        self._forward = model.step_forward(cache, draft_limits(limits), STEP_SIZES)
         self._row_sampler = model.row_sampler
         self._settings, self._limits = settings, limits
         self._due: dict[DraftModelDrafter, None] = {}
@@ -262,54 +260,3 @@ def _stretches(behind: Sequence[DraftModelDrafter], budget: int) -> Iterator[Fee
             return
         budget -= length
         yield drafter.stretch(length)
-
-
-def check_vocabulary(draft_vocab: int, target_vocab: int) -> None:
-    """Refuse a draft model that cannot draft for a target, before it is loaded.
-
-    Raises:
-        UsageError: the vocabularies differ.
-    """
-    if draft_vocab != target_vocab:
-        raise UsageError(
-            f"the draft model has {draft_vocab} tokens, the model {target_vocab}",
-            "use a draft model with the same tokenizer",
-        )
-
-
-def open_draft_model(
-    engine: Engine,
-    settings: DrafterSettings,
-    limits: ExecutorLimits,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    totals: DraftTotals | None = None,
-) -> DraftModelDrafters:
-    """Load a draft model's weights and make its cache.
-
-    Args:
-        engine: the draft model, a torch engine or one made in memory; its own limits do not count.
-        limits: those of the target's executor.
-        device: auto, cpu, cuda or cuda:N; it may be another than the target's.
-        dtype: auto (the engine's), float32, bfloat16 or float16.
-        totals: where its steps are counted; its own unless said otherwise.
-
-    Raises:
-        UsageError: the vocabularies differ, or the engine is TensorRT-LLM's.
-        TrtlaError: there is no memory for one sequence.
-    """
-    checkpoint = engine.config.pretrained_config
-    check_vocabulary(checkpoint.vocab_size, limits.vocab_size)
-    if engine.backend == "tensorrt-llm":
-        raise trtllm_cannot(
-            engine.name,
-            "which cannot draft for another",
-            "give the draft model's Hugging Face folder, or build it with --backend torch",
-        )
-    on = resolve_device(device, "--draft-device")
-    model = load_engine(engine, model_dtype(dtype, checkpoint, on), on)
-    batch, length = limits.max_batch_size, limits.max_text_len
-    blocks = cache_blocks(checkpoint, batch, length, model.cache_dtype, on)
-    cache = model.new_cache(blocks + SPARE_BLOCKS)
-    return DraftModelDrafters(model, cache, settings, limits, checkpoint.vocab_size, totals)

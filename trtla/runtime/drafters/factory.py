@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter
-from trtla.runtime.drafters.draft_model import DraftModelDrafters, open_draft_model
+from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.lookahead import lookahead_drafter, new_window, random_from_prompt
 from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterFactory, Request
-from trtla.runtime.stats import DraftTotals
 from trtla.runtime.tree.open import Trees, open_trees
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
-    from trtla.formats.engine import Engine
     from trtla.settings.drafting import NgramKind
 
 
@@ -135,23 +133,3 @@ class Drafters(DrafterFactory):
         """The storage that requests of one order and kind share."""
         shape = (settings.ngram_order, settings.ngram_kind)
         return self._storages.setdefault(shape, NgramStorage(*shape))
-
-
-def open_draft_models(
-    engines: Mapping[str, Engine],
-    limits: ExecutorLimits,
-    device: str,
-    dtype: str,
-    totals: DraftTotals,
-) -> dict[str, DraftModelDrafters]:
-    """Load draft models; those of another vocabulary are refused before any is.
-
-    Raises:
-        UsageError: a vocabulary differs, or a model cannot draft here.
-    """
-    return {
-        path: open_draft_model(
-            engine, limits.drafter, limits, device=device, dtype=dtype, totals=totals
-        )
-        for path, engine in engines.items()
-    }

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtla.runtime.auto.probe import cost_source
-from trtla.runtime.drafters.draft_model import check_vocabulary
-from trtla.runtime.drafters.factory import Drafters, open_draft_models
+from trtla.runtime.drafters.draft_loading import check_draft_engines, load_draft_model
+from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.forward import SPARE_BLOCKS
+from trtla.runtime.models.cache_room import CacheNeed, block_bytes, cache_blocks
+from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.load import (
-    cache_blocks,
     check_cache_dtype,
     load_engine,
     model_dtype,
@@ -46,20 +46,30 @@ def open_torch_executor(
     )
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
-    place = (options.draft_device or options.device, options.draft_dtype or options.dtype)
-    totals = DraftTotals()
-    for draft in draft_engines.values():  # before anything is loaded
-        check_vocabulary(draft.config.pretrained_config.vocab_size, checkpoint.vocab_size)
+    place = {
+        "device": options.draft_device or options.device,
+        "dtype": options.draft_dtype or options.dtype,
+    }
+    check_draft_engines(draft_engines, checkpoint.vocab_size)
     model = load_engine(engine, arithmetic, on, options.kv_cache_dtype)
-    models = open_draft_models(draft_engines, limits, *place, totals)
+    drafts = {name: load_draft_model(one, limits, **place) for name, one in draft_engines.items()}
     longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
-    blocks = cache_blocks(checkpoint, batch_size, longest, model.cache_dtype, on)
-    costs = cost_source(engine, f"{model.arithmetic}{', graphs' if model.fast else ''}", on)
+    block = block_bytes(checkpoint, model.cache_dtype)
+    need = CacheNeed(on, block, longest, model.scratch_bytes(limits))
+    blocks, *rest = cache_blocks([need, *(one.need for one in drafts.values())], batch_size)
+    cache = model.new_cache(blocks + SPARE_BLOCKS)
+    totals, sizes = DraftTotals(), dict(zip(drafts, rest, strict=True))
+    models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
+    costs = cost_source(engine, lambda: _arithmetic(model), on)
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
-    cache = model.new_cache(blocks + SPARE_BLOCKS)
     made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
     return TorchExecutor(*made, bounded_steps=options.bounded_steps)
+
+
+def _arithmetic(model: Model) -> str:
+    """What forwards' times depend on; whether there are graphs is known when a first has run."""
+    return f"{model.arithmetic}{', ' if model.graphs else ''}{model.graphs}"
 
 
 def _max_reused_len(checkpoint: CheckpointConfig, limits: ExecutorLimits) -> int:

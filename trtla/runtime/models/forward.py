@@ -37,6 +37,9 @@ class Model(ABC):
     """Whether steps run through CUDA graphs over pages, which `cuda.path` has tested."""
     taps: tuple[int, ...] = ()
     """Layers whose output `Forwarded.hidden` holds; set them before the model is run."""
+    graphs: str = ""
+    """Which steps run as graphs, such as `graphs` or `graphs of up to 96 tokens`; `step_forward`
+    finds out."""
 
     @property
     @abstractmethod
@@ -80,8 +83,22 @@ class Model(ABC):
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
         """Write the fed tokens' keys and values, and compute the wanted rows' logits."""
 
-    def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:
-        """How an executor with these limits runs its steps over this cache."""
+    def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
+        """Of the device's memory that forwards and graphs take beside weights and cache.
+
+        Arguments as of `step_forward`. On a CPU 0: there a share of the memory is left to them.
+        """
+        return 0
+
+    def step_forward(
+        self, cache: KVCache, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
+    ) -> StepForward:
+        """How an executor with these limits runs its steps over this cache.
+
+        Args:
+            step_sizes: tokens that most sequences feed in a step, rising; none feeds more than the
+                last one. None given: those of `limits`.
+        """
 
         def step(feeds: Sequence[Feed]) -> Forwarded:
             cache.move_now()
@@ -111,23 +128,25 @@ class PackedModel(Model):
         batch = make_batch(feeds, cache, self.group_size, self.dtype)
         return self.forward_batch(batch, cache)
 
-    def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:
+    def step_forward(
+        self, cache: KVCache, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
+    ) -> StepForward:
         """Packed, or through graphs and pages where `fast` says so; captures these now."""
         if not self.fast or self.taps:
-            return super().step_forward(cache, limits)
-        step, most = limits.lookahead.max_decoding_tokens, 1 + limits.max_draft_len
+            return super().step_forward(cache, limits, step_sizes)
         runner = GraphRunner(
             self.forward_batch,
             cache,
             limits.max_batch_size,
-            sorted({step, most}),
+            step_sizes or limits.step_sizes,
             limits.max_text_len + limits.max_draft_len,
             CudaCapture(cache.device),
+            limits.max_num_tokens,
         )
         runner.capture_all()
-        if (
-            runner.problem is not None
-        ):  # it may be the kernels', which would fail without graphs too
+        if runner.problem is not None:  # the kernels may fail without graphs too
             self.use_plain_path()
-            return super().step_forward(cache, limits)
+            return super().step_forward(cache, limits, step_sizes)
+        most = runner.most_tokens
+        self.graphs = "graphs" if runner.is_complete else f"graphs of up to {most} tokens"
         return runner

@@ -74,9 +74,14 @@ class Linear:
     def wide(self, states: Tensor) -> Tensor:
         """The product in float32; on CUDA, where there is no bias, never rounded to less."""
         half = states.is_cuda and states.dtype in (torch.float16, torch.bfloat16)
-        if half and _WIDENING and self.transposed is not None and self.bias is None:
+        if half and self.widens and self.transposed is not None:
             return torch.mm(states, self.transposed, out_dtype=torch.float32)
         return self(states).float()
+
+    @property
+    def widens(self) -> bool:
+        """Whether `wide` rounds nothing on CUDA, and makes no smaller copy before."""
+        return _WIDENING and self.bias is None
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -6,7 +6,7 @@ up_proj). Positions, cache slots and visibility come in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import block_names
 from trtla.formats.tensors import E4M3, Weight, without_blocks
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.cuda.fused import FusedOperations
+from trtla.runtime.models.cuda.memory import ForwardMemory
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
 from trtla.runtime.models.layers import (
@@ -135,6 +137,17 @@ class LlamaModel(PackedModel):
         """Type of the K/V cache: FP8 where the checkpoint says so, else that of activations."""
         return E4M3 if self.config.fp8_kv_cache else self.dtype
 
+    def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
+        """Of the device's memory that forwards and graphs take beside weights and cache."""
+        if self._device.type == "cpu":
+            return 0
+        widens = self.dtype == torch.float32 or self._lm_head.widens
+        memory = ForwardMemory(self.config, self.dtype.itemsize, widens)
+        sizes = step_sizes or limits.step_sizes
+        if self.fast:
+            return memory.scratch_bytes(limits, sizes)
+        return memory.plain_scratch_bytes(limits, sizes)
+
     def new_cache(self, num_blocks: int) -> KVCache:
         """A K/V cache for this model, on its device."""
         config = self.config
@@ -169,8 +182,8 @@ class LlamaModel(PackedModel):
             delta = layer.dense(small.rounded(attended, layer.dense.input_scale))
             scale = layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
-            gate, up = layer.gate_up(normed)
-            delta = layer.down(small.silu_mul(gate, up, layer.down.input_scale))
+            # No name for gate and up: the next layer's would come while these are still there.
+            delta = layer.down(small.silu_mul(*layer.gate_up(normed), layer.down.input_scale))
         hidden[len(self._layers) - 1], normed = small.add_norm(states, delta, self._norm, epsilon)
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
         return Forwarded(logits, self._stacked(hidden))

@@ -1,4 +1,4 @@
-"""Loads a model: its device, its type, the class that runs it, and the size of its K/V cache."""
+"""Loads a model: its device, its type, and the class that runs it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder
-from trtla.machine import available_memory
-from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cuda.path import choose_path
-from trtla.runtime.models.kv_cache import row_size
 from trtla.runtime.models.llama import LlamaModel
 
 if TYPE_CHECKING:
@@ -111,7 +108,6 @@ def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_THREADS = 1024
-_CUDA_SHARE, _CPU_SHARE = 0.9, 0.5  # of the memory that is free once the weights are loaded
 
 
 def resolve_device(device: str, flag: str = "--device") -> torch.device:
@@ -198,40 +194,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given, so that timings include the kernels."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def cache_blocks(
-    config: CheckpointConfig,
-    max_batch_size: int,
-    max_seq_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
-    """Blocks of the K/V cache: all that the batch can need, or as many as memory allows.
-
-    Raises:
-        TrtlaError: not even one sequence of max_seq_len fits.
-    """
-    per_sequence = -(-max_seq_len // TOKENS_PER_BLOCK)
-    rows = 2 * config.num_hidden_layers * config.num_key_value_heads * TOKENS_PER_BLOCK
-    block_bytes = rows * row_size(config.head_size, dtype) * dtype.itemsize
-    affordable = _free_bytes(device) // block_bytes
-    if affordable < per_sequence:
-        raise TrtlaError(
-            f"{device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens, "
-            f"one sequence may need {max_seq_len}",
-            "rebuild with a smaller --max-seq-len, or use a device with more memory",
-        )
-    return int(min(affordable, per_sequence * max_batch_size))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading has freed is PyTorch's own until then
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
-    try:
-        pages = os.sysconf("SC_AVPHYS_PAGES")
-        free = pages * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not every system counts free pages
-        free = 2**32
-    return int(max(free, available_memory() or 0) * _CPU_SHARE)

@@ -17,6 +17,8 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
             # PyTorch's own is the first device's; cuBLAS keeps a workspace for every stream.
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._in_use = False
+        """Whether a graph lives in the pool."""
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once on a stream of its own (kernels are compiled then), and record a second run.
@@ -34,6 +36,7 @@ class CudaCapture:
             except BaseException:
                 self._leave(before)
                 raise
+            self._in_use = True
             return graph.replay
 
     def _warm_up(self, run: Callable[[], None]) -> None:
@@ -48,3 +51,5 @@ class CudaCapture:
         torch.cuda.set_stream(before)
         with suppress(Exception):  # private, and not in every release
             torch._C._cuda_endAllocateToPool(before.device_index, self._pool)
+        if not self._in_use:  # PyTorch captures nothing into a pool whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()

@@ -61,6 +61,7 @@ class GraphRunner:
             rising; the last one is the most that any request feeds.
         max_cached: most tokens of a sequence in the cache, drafts included.
         capture: how a forward becomes a graph; None: never.
+        max_num_tokens: most tokens of a step, whatever its sequences could feed; None: they say it.
     """
 
     def __init__(
@@ -71,14 +72,17 @@ class GraphRunner:
         step_sizes: Sequence[int],
         max_cached: int,
         capture: Capture | None = None,
+        max_num_tokens: int | None = None,
     ) -> None:
         self._forward, self._cache, self._capture = forward, cache, capture
         self._scratch = cache.pool.reserve()
         self._step_tokens, self._max_cached = step_sizes[-1], max_cached
-        self._buckets = buckets(step_sizes, max_batch_size)
+        self._buckets = buckets(step_sizes, max_batch_size, max_num_tokens)
         self._graphs: dict[Bucket, _Graph] = {}
         self._logits: Tensor | None = None
         """Of all graphs, which never run at once: [rows, vocab]."""
+        self.most_tokens = self._buckets[-1].tokens
+        """Of a step that may have a graph; larger ones found no memory."""
         self.problem: str | None = None
         """Why there are no graphs, where a capture failed."""
 
@@ -87,11 +91,22 @@ class GraphRunner:
         """Those that there are graphs of."""
         return list(self._graphs)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no bucket lacks its graph for want of memory."""
+        return self.most_tokens == self._buckets[-1].tokens
+
     def capture_all(self) -> None:
         """Capture every bucket, the largest first: smaller ones then live in its memory."""
         with self._on_device():
             for bucket in sorted(self._buckets, key=lambda one: -one.tokens):
                 self._graph(bucket)
+        if self.problem is None and not self.is_complete:
+            _log.warning(
+                "steps of more than %d tokens run without a CUDA graph, which is slower: there is "
+                "no memory for larger ones",
+                self.most_tokens,
+            )
 
     def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
         """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
@@ -134,12 +149,28 @@ class GraphRunner:
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
         """The bucket's, captured unless it was; None where graphs cannot be had."""
-        if bucket not in self._graphs and self._capture is not None:
-            try:
-                self._graphs[bucket] = self._captured(bucket, self._capture)
-            except Exception as error:  # of Triton, the driver, or no memory
-                self._give_up(error)
+        wanted = bucket not in self._graphs and bucket.tokens <= self.most_tokens
+        if wanted and self._capture is not None and not self._has_memory(bucket, self._capture):
+            self._shrink(bucket)
         return self._graphs.get(bucket)
+
+    def _has_memory(self, bucket: Bucket, capture: Capture) -> bool:
+        """Capture a bucket; False where memory is all that it lacks."""
+        try:
+            self._graphs[bucket] = self._captured(bucket, capture)
+        except torch.OutOfMemoryError:
+            return False
+        except Exception as error:  # of Triton or the driver
+            self._give_up(error)
+        return True
+
+    def _shrink(self, bucket: Bucket) -> None:
+        """There is no memory for a bucket: smaller ones are still captured, none of its size is."""
+        sizes = (one.tokens for one in self._buckets if one.tokens < bucket.tokens)
+        self.most_tokens = max(sizes, default=0)
+        if not self._graphs:  # the next one makes smaller logits
+            self._logits = None
+        torch.cuda.empty_cache()  # what the failed capture took is PyTorch's own until then
 
     def _give_up(self, error: Exception) -> None:
         """After one failed capture no other is tried: the allocator may have been left in it."""
@@ -162,8 +193,7 @@ class GraphRunner:
     def _kept(self, logits: Tensor) -> Tensor:
         """Where graphs leave their logits, made in the first run, which is not recorded."""
         if self._logits is None:
-            rows = max(bucket.tokens for bucket in self._buckets)
-            self._logits = logits.new_empty((rows, logits.shape[1]))
+            self._logits = logits.new_empty((self.most_tokens, logits.shape[1]))
         return self._logits
 
     def _room(self, bucket: Bucket) -> Room:
@@ -181,14 +211,18 @@ class GraphRunner:
         )
 
 
-def buckets(step_sizes: Sequence[int], max_batch_size: int) -> tuple[Bucket, ...]:
+def buckets(
+    step_sizes: Sequence[int], max_batch_size: int, max_num_tokens: int | None = None
+) -> tuple[Bucket, ...]:
     """For powers of 2 of sequences, and most of them, some sizes of their steps; tokens rising.
 
     Args:
         step_sizes: as of `GraphRunner`, such as (84, 100) for (7,7,7) with other drafters beside.
+        max_num_tokens: most tokens of a step; None: as many as its sequences can feed.
     """
+    most = max_num_tokens or max_batch_size * step_sizes[-1]
     sizes = {*(size for size in _SIZES if size < step_sizes[-1]), *step_sizes}
     powers = [1 << bit for bit in range(max_batch_size.bit_length())]
     batches = sorted({*(power for power in powers if power < max_batch_size), max_batch_size})
-    made = {Bucket(batch * size, batch) for batch in batches for size in sizes}
+    made = {Bucket(min(batch * size, most), batch) for batch in batches for size in sizes}
     return tuple(sorted(made, key=lambda one: (one.tokens, one.sequences)))

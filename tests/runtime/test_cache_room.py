@@ -1,0 +1,114 @@
+"""Caches of a target and its draft models are sized together, from what is free on each device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtla import LLM, DrafterSettings, TrtlaError
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.models import cache_room
+from trtla.runtime.models.cache_room import CacheNeed, cache_blocks
+
+FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Free bytes by the number of the device, in place of what there is."""
+    found = {}
+    monkeypatch.setattr(cache_room, "_free_bytes", lambda device: found[device.index or 0])
+    return found
+
+
+needs = st.builds(
+    CacheNeed,
+    st.sampled_from((FIRST, torch.device("cuda:0"), SECOND)),
+    st.integers(1, 5000),
+    st.integers(1, 900),
+    st.integers(0, 10**5),
+)
+
+
+@given(st.lists(needs, min_size=1, max_size=4), st.integers(1, 9), st.data())
+def test_all_on_a_device_have_room_for_as_many_sequences(together, batch, data):
+    room = {index: data.draw(st.integers(0, 10**7)) for index in (0, 1)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_room, "_free_bytes", lambda device: room[device.index or 0])
+        try:
+            found = cache_blocks(together, batch)
+        except TrtlaError:
+            found = None
+    for index in (0, 1):
+        here = [i for i, need in enumerate(together) if need.place == ("cuda", index)]
+        left = room[index] - sum(together[i].scratch_bytes for i in here)
+        each = sum(together[i].bytes for i in here)
+        if found is None:
+            continue
+        assert sum(found[i] * together[i].block_bytes for i in here) <= max(left, 0)
+        fitting = min(batch, left // each) if here else 0
+        for i in here:
+            assert found[i] // together[i].blocks == fitting >= 1
+    counts = [(room[i], [n for n in together if n.place[1] == i]) for i in (0, 1)]
+    enough = all(
+        left - sum(n.scratch_bytes for n in own) >= sum(n.bytes for n in own)
+        for left, own in counts
+        if own
+    )
+    assert (found is not None) == enough
+
+
+def test_one_model_alone_gets_all_that_is_free_to_the_block(free):
+    free[0] = 1000
+    need = CacheNeed(FIRST, 10, 3 * TOKENS_PER_BLOCK)
+    assert cache_blocks([need], 99) == [100]
+    assert cache_blocks([need], 4) == [12]
+    assert cache_blocks([CacheNeed(FIRST, 10, 3 * TOKENS_PER_BLOCK, 405)], 99) == [59]
+
+
+def test_a_draft_model_elsewhere_takes_nothing_of_the_target(free):
+    free |= {0: 100, 1: 50}
+    target = CacheNeed(FIRST, 1, 10 * TOKENS_PER_BLOCK)
+    draft = CacheNeed(SECOND, 1, 10 * TOKENS_PER_BLOCK)
+    assert cache_blocks([target, draft], 99) == [100, 50]
+
+
+def test_where_no_sequence_fits_the_error_says_what_takes_the_memory(free):
+    free |= {0: 3 * 2**30 + 50, 1: 50}
+    target = CacheNeed(FIRST, 10, 3 * TOKENS_PER_BLOCK, 3 * 2**30)
+    assert cache_blocks([target], 1) == [3]
+    with pytest.raises(TrtlaError) as error:
+        cache_blocks([target, target], 1)
+    assert "cuda has memory for 0 cached tokens beside the 6.0 GiB that forwards" in str(
+        error.value
+    )
+    assert "--draft-device" in error.value.hint
+    assert "--max-num-tokens" in error.value.hint
+    with pytest.raises(TrtlaError, match="cuda:1 has memory for 160 cached tokens, one sequence"):
+        cache_blocks([target, CacheNeed(SECOND, 10, 6 * TOKENS_PER_BLOCK)], 1)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_draft_model_leaves_the_target_its_share(tiny_llama, monkeypatch, sequences):
+    options = {"dtype": "float32", "max_batch_size": 4}
+    drafter = DrafterSettings((f"draft:{tiny_llama}",))
+    with LLM(tiny_llama, drafter=drafter, **options) as llm:
+        need = caches(llm)
+    room = sum(size for _, size in need) // 4 * sequences
+    monkeypatch.setattr(cache_room, "_free_bytes", lambda device: room)
+    with LLM(tiny_llama, drafter=drafter, **options) as llm:
+        for (blocks, _), (all_blocks, _) in zip(caches(llm), need, strict=True):
+            assert blocks * 4 // all_blocks == sequences
+
+
+def caches(llm):
+    """Blocks and bytes of the target's cache and of its draft model's, without the spare one."""
+    executor = llm._executor
+    [group] = executor._drafters._models.values()
+    found = []
+    for cache in (executor._cache, group.cache):
+        blocks = cache.pool.num_blocks - 1
+        found.append((blocks, cache.data.nbytes // (blocks + 1) * blocks))
+    return found

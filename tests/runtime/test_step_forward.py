@@ -1,0 +1,139 @@
+"""How models run their steps where graphs are wanted: which are captured, and what is told of it.
+
+Attention over pages is the reference's; what would be captured is run again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.runtime.test_draft_model import DRAFT
+from tests.runtime.test_step_inputs import TRIPLE, fake_capture, llama, reference_attention
+from tests.toys import Made, run, tokens_of
+from tests.toys import request as toy_request
+from trtla import LLM
+from trtla.runtime.costs import CostTable
+from trtla.runtime.drafters.draft_model import DraftModelDrafters
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.models import forward
+from trtla.runtime.models.cuda.graphs import GraphRunner
+from trtla.runtime.models.llama import LlamaModel
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.lookahead import LookaheadConfig
+
+PLAIN = LookaheadConfig(1, 1, 0)
+
+
+def short(most):
+    """A capture without memory for buckets of more than so many tokens, told by their logits."""
+
+    def capture(run):
+        before = torch.Tensor.copy_
+
+        def copy(kept, logits, *args):
+            if len(logits) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return before(kept, logits, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "copy_", copy)
+            run()
+        return run
+
+    return capture
+
+
+def refused(run):
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Lets PyTorch's models capture graphs, as a GPU does; gives how captures go."""
+    captures = [fake_capture]
+    monkeypatch.setattr(LlamaModel, "fast", True)
+    monkeypatch.setattr(forward, "CudaCapture", lambda device: lambda run: captures[0](run))
+    monkeypatch.setenv("TRTLA_COMPILED", "0")
+    with reference_attention():
+        yield captures
+
+
+def limits_of(batch=3, tokens=512, lookahead=PLAIN):
+    return ExecutorLimits(batch, 64, 96, tokens, 101, lookahead)
+
+
+def sizes(runner):
+    return {(one.tokens, one.sequences) for one in runner.captured}
+
+
+@pytest.mark.usefixtures("graphs")
+def test_no_graph_is_for_more_tokens_than_a_step_has():
+    model = llama()
+    runner = model.step_forward(model.new_cache(8), limits_of(8, 60, TRIPLE))
+    assert max(tokens for tokens, _ in sizes(runner)) == 60
+    assert model.graphs == "graphs"
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("tokens", [512, 4])
+def test_a_draft_model_has_graphs_of_one_and_two_tokens_a_sequence(tokens):
+    model, limits = llama(), limits_of(3, tokens)
+    group = DraftModelDrafters(model, model.new_cache(16), DrafterSettings(DRAFT), limits)
+    assert isinstance(group._forward, GraphRunner)
+    assert sizes(group._forward) == {(1, 1), (2, 1), (2, 2), (4, 2), (3, 3), (6, 3)}
+
+
+@pytest.mark.usefixtures("graphs")
+def test_texts_that_a_draft_model_drafts_for_through_graphs_are_the_same():
+    model, chosen = llama(), DrafterSettings(DRAFT, gamma=3)
+    limits = limits_of()
+    group = DraftModelDrafters(model, model.new_cache(16), chosen, limits)
+    factory = Made(lambda _, one: group.drafter(one))
+    before = sizes(group._forward)
+    asked = [toy_request([5, 9, 5 + i], 30, request_id=i) for i in range(3)]
+
+    def texts(drafters=None):
+        executor = TorchExecutor(llama(), model.new_cache(24), limits, drafters)
+        outputs = run(executor, asked)
+        return [tokens_of(outputs[i]) for i in range(3)]
+
+    assert texts(factory) == texts()
+    assert group.totals.accepted == group.totals.drafted > 30
+    assert sizes(group._forward) == before
+
+
+def test_a_model_tells_which_graphs_it_has(graphs):
+    model = llama()
+    told = []
+    for capture in (fake_capture, short(8), refused):
+        graphs[0] = capture
+        model.graphs = ""
+        model.step_forward(model.new_cache(8), limits_of(1))
+        told.append(model.graphs)
+    vars(model).pop("fast")
+    assert told == ["graphs", "graphs of up to 8 tokens", ""]
+
+
+def opened(folder):
+    return LLM(folder, dtype="float32", device="cpu", lookahead=PLAIN, max_batch_size=1)
+
+
+def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch, tmp_path):
+    """A table is found by what the forwards run by, not by what was hoped for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table = partial(CostTable, (((1, ((1, 1.0), (2, 1.5))),)))
+    monkeypatch.setattr("trtla.runtime.auto.probe.measure_costs", lambda *_: table())
+    for capture in (fake_capture, short(8), refused):
+        graphs[0] = capture
+        with opened(tiny_llama) as llm:
+            assert llm._executor.kept_costs() is None
+            llm._executor.warm_up()
+        with opened(tiny_llama) as llm:
+            assert llm._executor.kept_costs() is not None
+    monkeypatch.setattr(LlamaModel, "fast", False)
+    with opened(tiny_llama) as llm:  # as where captures were refused
+        assert llm._executor.kept_costs() is not None

@@ -1,0 +1,105 @@
+"""How much of a GPU's memory a Llama takes beside weights and K/V cache, in plain integers.
+
+What is left of it is the cache's. What the libraries take is a guess that should be too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtla.formats.config import CheckpointConfig
+from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.cuda.graphs import Bucket, buckets
+
+_LIBRARIES = 160 * 2**20
+"""cuBLAS keeps up to 32 MiB for each of two streams, cuBLASLt as much again; attention over a long
+context leaves less than 32 MiB of parts to bring together."""
+_A_GRAPH = 4 * 2**20
+"""What the driver keeps of one: its launches and their arguments."""
+_LOGIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardMemory:
+    """What forwards of a model hold at most.
+
+    Args:
+        config: its shape.
+        itemsize: bytes of an activation.
+        widens: whether logits are computed in float32, and not rounded to activations before.
+    """
+
+    config: CheckpointConfig
+    itemsize: int
+    widens: bool = True
+
+    def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:
+        """With fused kernels and graphs: all graphs, and a forward of prompts beside steps.
+
+        Arguments as of `Model.step_forward`.
+        """
+        made = buckets(step_sizes, limits.max_batch_size, limits.max_num_tokens)
+        rows = made[-1].tokens
+        longest = limits.max_text_len + limits.max_draft_len
+        inputs = sum(_input_bytes(one, step_sizes[-1], longest) for one in made)
+        graphs = self.graph_bytes(rows) + inputs + len(made) * _A_GRAPH
+        return graphs + self.forward_bytes(limits.max_num_tokens, rows) + _LIBRARIES
+
+    def plain_scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:
+        """With PyTorch's operations, which gather keys and values and mask each of them."""
+        config, most = self.config, limits.max_num_tokens
+        rows = min(limits.max_batch_size * step_sizes[-1], most)
+        longest = limits.max_text_len + limits.max_draft_len
+        queries, keys = _widths(config)
+        wide = max(4 * config.intermediate_size, 6 * (queries + keys))
+        products = most * self.itemsize * (self._kept() + keys + wide)
+        gathered = limits.max_batch_size * longest * keys * self.itemsize
+        if config.fp8_kv_cache:  # as bytes, in float32, and rounded
+            gathered += gathered // self.itemsize * (1 + _LOGIT)
+        group = config.num_attention_heads // config.num_key_value_heads
+        masks = (most + rows) * group * longest * self.itemsize
+        return products + gathered + masks + self._logit_bytes(rows) + _LIBRARIES
+
+    def graph_bytes(self, tokens: int) -> int:
+        """Of graphs of up to so many tokens: they share one's memory, and copy their logits."""
+        return self.forward_bytes(tokens, tokens) + _LOGIT * self.config.vocab_size * tokens
+
+    def forward_bytes(self, tokens: int, rows: int) -> int:
+        """Of one forward with fused kernels, and logits of so many rows.
+
+        Between operations are kept: states, what the layer adds to them, their norm, queries and
+        attention. On top come gate, up and their product, or q, k and v with the next queries and
+        two parts of attention, or behind the last layer the sum and the logits. In FP8 some of them
+        take less.
+        """
+        config = self.config
+        queries, keys = _widths(config)
+        layer = max(3 * config.intermediate_size, 2 * queries + keys)
+        of_layer = tokens * self.itemsize * (self._kept() + layer)
+        head = tokens * self.itemsize * (self._kept() + config.hidden_size)
+        return max(of_layer, head + self._logit_bytes(rows))
+
+    def _kept(self) -> int:
+        """Numbers for each token between operations; cosine and sine are half a head each."""
+        config = self.config
+        return 3 * config.hidden_size + 2 * _widths(config)[0] + config.head_size
+
+    def _logit_bytes(self, rows: int) -> int:
+        config = self.config
+        rounded = 0 if self.widens else self.itemsize
+        return rows * (config.vocab_size * (_LOGIT + rounded) + config.hidden_size * self.itemsize)
+
+
+def _widths(config: CheckpointConfig) -> tuple[int, int]:
+    """Numbers of a token's queries, and of its keys and values together."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return heads * config.head_size, 2 * kv_heads * config.head_size
+
+
+def _input_bytes(bucket: Bucket, step: int, longest: int) -> int:
+    """Of a graph's input: integers of each token, a mask's words, and the sequences' blocks."""
+    words = -(-min(bucket.tokens, step) // 64)
+    blocks = -(-longest // TOKENS_PER_BLOCK)
+    return 8 * bucket.tokens * (5 + words) + 4 * bucket.sequences * (blocks + 4)
