@@ -112,7 +112,10 @@ class PackedModel(Model):
         return self.forward_batch(batch, cache)
 
     def step_forward(self, cache: KVCache, limits: ExecutorLimits) -> StepForward:
-        """Packed, or through graphs and pages where `fast` says so; captures these now."""
+        """Packed, or through graphs and pages where `fast` says so.
+
+        Graphs are captured and all kernels compiled now: no step waits for either.
+        """
         if not self.fast or self.taps:
             return super().step_forward(cache, limits)
         step, most = limits.lookahead.max_decoding_tokens, 1 + limits.max_draft_len
@@ -125,9 +128,10 @@ class PackedModel(Model):
             CudaCapture(cache.device),
         )
         runner.capture_all()
-        if (
-            runner.problem is not None
-        ):  # it may be the kernels', which would fail without graphs too
+        logits = runner.warm_up()
+        if logits is None:  # the problem may be the kernels', which would fail without graphs too
             self.use_plain_path()
             return super().step_forward(cache, limits)
+        if isinstance(self.row_sampler, StepSampler):
+            self.row_sampler.warm_up(logits)
         return runner
