@@ -131,7 +131,10 @@ class PackedModel(Model):
     def step_forward(
         self, cache: KVCache, limits: ExecutorLimits, step_sizes: Sequence[int] = ()
     ) -> StepForward:
-        """Packed, or through graphs and pages where `fast` says so; captures these now."""
+        """Packed, or through graphs and pages where `fast` says so.
+
+        Graphs are captured and all kernels compiled now: no step waits for either.
+        """
         if not self.fast or self.taps:
             return super().step_forward(cache, limits, step_sizes)
         runner = GraphRunner(
@@ -144,9 +147,12 @@ class PackedModel(Model):
             limits.max_num_tokens,
         )
         runner.capture_all()
-        if runner.problem is not None:  # the kernels may fail without graphs too
+        logits = runner.warm_up()
+        if logits is None:  # the problem may be the kernels', which would fail without graphs too
             self.use_plain_path()
             return super().step_forward(cache, limits, step_sizes)
+        if isinstance(self.row_sampler, StepSampler):
+            self.row_sampler.warm_up(logits)
         most = runner.most_tokens
         self.graphs = "graphs" if runner.is_complete else f"graphs of up to {most} tokens"
         return runner

@@ -46,6 +46,9 @@ class Prediction:
     """What the target holds for likely after the nodes, where the drafter wants to see that."""
 
 
+_FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
+
+
 class RowSampler(Protocol):
     """Chooses for one row at a time, where that costs no more than for all of them at once."""
 
@@ -70,6 +73,12 @@ class StepSampler(ABC):
 
         NO_TOKEN where a row's logits are no answer. A row is drawn once at most, as by `draw_at`.
         """
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Choose from rows like these with and without draws and filters, as compilers see it."""
+        row = torch.zeros_like(logits[:1])
+        for draws in ((), (Draw(0, _FILTERED, 0.5),)):
+            self.choose(row, draws)
 
 
 class _LazyTokens(dict[int, int]):

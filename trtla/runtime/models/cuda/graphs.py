@@ -18,6 +18,7 @@ from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
+from trtla.runtime.models.cuda.shapes import like_graph, rooms_to_try, unsplit
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sequence import Feed
 
@@ -108,6 +109,24 @@ class GraphRunner:
                 self.most_tokens,
             )
 
+    def warm_up(self) -> Tensor | None:
+        """Run small steps without a graph, so that no step waits for a compiler; on scratch alone.
+
+        Returns:
+            Logits as steps give them; None where there is a `problem`.
+        """
+        if self.problem is not None:
+            return None
+        plain = [self._room(bucket) for bucket in self._buckets if bucket not in self._graphs]
+        one = self._room(Bucket(1, 1))
+        rooms = rooms_to_try(plain, one, self._step_tokens, self._max_cached)
+        try:
+            with self._on_device():
+                return [self._run(room).logits for room in rooms][-1]
+        except Exception as error:  # as of a capture
+            self._give_up(error)
+            return None
+
     def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
         """Float logits [wanted rows, vocab], feed by feed; the next call may overwrite them."""
         with self._on_device():
@@ -135,8 +154,21 @@ class GraphRunner:
 
     def _plain(self, feeds: Sequence[Feed]) -> Forwarded:
         self._cache.move_now()
-        inputs = StepInputs(Room.of(feeds), self._scratch, self._cache.device)
+        return self._run(self._plain_room(feeds), feeds)
+
+    def _run(self, room: Room, feeds: Sequence[Feed] = ()) -> Forwarded:
+        inputs = StepInputs(room, self._scratch, self._cache.device)
         return self._forward(inputs.fill(feeds), self._cache)
+
+    def _plain_room(self, feeds: Sequence[Feed]) -> Room:
+        """Just enough, but for trees what their bucket has: nothing is compiled for these sizes."""
+        exact, trees = Room.of(feeds), [feed for feed in feeds if feed.draft is not None]
+        if not trees:
+            return exact
+        bucket = self._bucket(trees)
+        if bucket is None:
+            return unsplit(exact, self._step_tokens)
+        return like_graph(exact, self._room(bucket))
 
     def _moves(self, most: int) -> list[tuple[int, int]]:
         """What a graph has to move; where it has no room for all, that is done now."""

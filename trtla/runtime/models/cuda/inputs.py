@@ -47,7 +47,7 @@ class Room:
     blocks: int
     """Cache blocks of one sequence."""
     context: int
-    """Cached tokens of one sequence."""
+    """Cached tokens of one sequence, which its splits are chosen for."""
     moves: int = 0
     """Slots that are moved before."""
 

@@ -161,8 +161,12 @@ def _store(
         tl.store(logs + places, log, mask=real)
 
 
-# Sizes of a step are no reason to compile again.
-@triton.jit(do_not_specialize=["rows", "query_stride", "sequence_stride", "words"])
+# Sizes of a step are no reason to compile again, nor are addresses that no vector is loaded from.
+# Strides of queries and slots are the model's: as multiples of 16 they let a thread load 16 bytes.
+@triton.jit(
+    do_not_specialize=["rows", "sequence_stride", "words"],
+    do_not_specialize_on_alignment=["sequences", "masks", "scale"],
+)
 def attend_pages(
     queries: tl.tensor,
     keys: tl.tensor,

@@ -22,7 +22,9 @@ HEADER = 3
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HEAD_SIZES = (16, 32, 64, 128)
 _FP8_CAPABILITY = (8, 9)  # Triton converts e4m3 from Ada on
-_LEAST_TILE, _LARGEST_TILE = 16, 128
+_LEAST_TILE = 16
+LARGEST_TILE = 128
+"""Most rows of a program, queries times heads: a sequence of so many tokens fills one."""
 _LARGEST_WIDE_TILE = 32  # of float32: more do not fit into registers
 _MAX_SPLITS = 64
 _KEYS_A_SPLIT = 128  # with fewer, bringing the splits together costs more than it gains
@@ -44,7 +46,7 @@ class PagedGroup:
     longest: int
     """Most fed tokens that a sequence can have."""
     context: int
-    """Most cached tokens that a sequence can have."""
+    """Most cached tokens that a sequence is expected to have: for more it is not split further."""
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
@@ -121,12 +123,12 @@ class _Launch:
         kv_heads, size = keys.shape[1:]
         group_size = queries.shape[1] // kv_heads
         needed = max(1, group.longest * group_size)
-        largest = _LARGEST_WIDE_TILE if queries.dtype == torch.float32 else _LARGEST_TILE
+        largest = _LARGEST_WIDE_TILE if queries.dtype == torch.float32 else LARGEST_TILE
         tile = min(largest, max(_LEAST_TILE, 1 << (needed - 1).bit_length()))
         tiles = -(-needed // tile)
         if splits is None:
             programs = tiles * kv_heads * len(group.sequences)
-            room = (1 if tile == _LARGEST_TILE else 2) * _processors(queries.device)
+            room = (1 if tile == LARGEST_TILE else 2) * _processors(queries.device)
             splits = 1 if group.masks is None else choose_splits(programs, group.context, room)
         return cls(group_size, kv_heads, size, tile, tiles, splits)
 
@@ -169,7 +171,7 @@ class _Launch:
             SPLITS=self.splits,
             CAUSAL=group.masks is None,
             SCALED=scale is not None,
-            num_warps=8 if self.tile == _LARGEST_TILE else 4,
+            num_warps=8 if self.tile == LARGEST_TILE else 4,
         )
 
     def combine(self, parts: Tensor, logs: Tensor, out: Tensor) -> None:
