@@ -142,15 +142,15 @@ def test_nothing_is_kept_where_nothing_can_be_measured(tmp_path):
 def test_the_key_tells_threads_and_arithmetic_apart(tiny_llama):
     from trtla.formats.engine import engine_from_hugging_face
     from trtla.formats.engine_limits import BuildSettings
-    from trtla.runtime.auto.probe import cost_key
+    from trtla.runtime.auto.probe import cost_key, shape_of
 
     engine = engine_from_hugging_face(tiny_llama, BuildSettings(LookaheadConfig(3, 3, 3)))
     cpu = torch.device("cpu")
-    keys = {cost_key(engine, "float32", cpu), cost_key(engine, "bfloat16", cpu)}
+    keys = {cost_key(shape_of(engine), "float32", cpu), cost_key(shape_of(engine), "bfloat16", cpu)}
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        keys.add(cost_key(engine, "float32", cpu))
+        keys.add(cost_key(shape_of(engine), "float32", cpu))
     finally:
         torch.set_num_threads(before)
     assert len(keys) == 3

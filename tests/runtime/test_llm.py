@@ -94,7 +94,7 @@ def test_13_end_ids_stay_in_the_ids_and_out_of_the_text(llm, long_text):
 
 def test_pieces_mark_accepted_tokens(llm):
     params = SamplingParams(max_output_len=40)
-    (done,) = llm.generate(PROMPTS[1], params)
+    (done,) = llm.generate(PROMPTS[1], params, LookaheadConfig(3, 3, 3))
     pieces = done.pieces
     assert "".join(piece for piece, _ in pieces) == done.text
     assert any(accepted for _, accepted in pieces)

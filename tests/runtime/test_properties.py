@@ -216,6 +216,7 @@ def test_12_cache_equals_the_committed_text(case):
         if step[0].finish_reason is None:
             sequence = executor._scheduler.next().generation[0]
             assert sequence.num_cached == len(text) - 1
+            executor._cache.move_now()  # as the next forward begins
             slots = executor._cache.table(sequence.blocks).slots[: len(text) - 1]
             keys = executor._cache.layer(0)[0][slots, 0]
             assert keys[:, 0].tolist() == text[:-1]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -120,14 +120,16 @@ def _forward(
     return forward
 
 
-def cost_key(engine: Engine, arithmetic: str, device: torch.device) -> str:
-    """What a forward's time depends on: the model's shape, arithmetic, device, threads, library.
+def shape_of(engine: Engine) -> dict[str, Any]:
+    """A model's shape in JSON. All engines of a shape share a table: values do not matter."""
+    return engine.config.pretrained_config.model_dump(mode="json")
 
-    The weights' values do not matter, so all engines of a shape share a table.
-    """
+
+def cost_key(shape: dict[str, Any], arithmetic: str, device: torch.device) -> str:
+    """What a forward's time depends on: the model's shape, arithmetic, device, threads, library."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     facts = {
-        "shape": engine.config.pretrained_config.model_dump(mode="json"),
+        "shape": shape,
         "arithmetic": arithmetic,
         "device": [device.type, name],
         "threads": torch.get_num_threads(),
@@ -150,11 +152,12 @@ def cost_source(
     """
     folders: list[Path] = [engine.path] if engine.manifest is not None else []
     folders.append(user_cache())
+    shape = shape_of(engine)  # now: pydantic gives another exception for Ctrl-C within it
 
     def source(
         run: StepForward, cache: KVCache, limits: ExecutorLimits, sequences: int
     ) -> CostTable | None:
-        key, plan = cost_key(engine, arithmetic(), device), fitted_plan(_PLAN, cache, limits)
+        key, plan = cost_key(shape, arithmetic(), device), fitted_plan(_PLAN, cache, limits)
         if not sequences:
             return load(key, folders)
         wanted = replace(plan, batches=rows_for(sequences, plan.batches))
