@@ -90,7 +90,7 @@ def model_of(shape, cache=None):
     quantization = Quantization(kv_cache_quant_algo=cache)
     changed = {**shape, "quantization": quantization, "tie_word_embeddings": True}
     config = llama().config.model_copy(update=changed)
-    model = LlamaModel(config, _weights(config, CPU), torch.float32, CPU)
+    model = LlamaModel(config, _weights(config), torch.float32, CPU)
     model.fused = True
     return model
 
