@@ -170,7 +170,9 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
     """Bytes a second, the best of some tries: a sum on the CPU, a copy on CUDA (read + write)."""
     if device.type == "cuda":
-        return _copy_bandwidth(device, _CUDA_COPIES * size)
+        free = torch.cuda.mem_get_info(device)[0]
+        with torch.cuda.device(device):  # events are of the current one
+            return _copy_bandwidth(device, min(_CUDA_COPIES * size, free // 4))
     data = torch.ones(size // 4, device=device)
     best = float("inf")
     for _ in range(_TRIES + 1):
