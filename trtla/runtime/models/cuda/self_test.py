@@ -46,9 +46,10 @@ _SOURCES = (
 """What the fast path and what it is compared with are made of."""
 _KV_HEADS, _LAYERS, _VOCABULARY = 2, 2, 320
 _BLOCKS = 12
-_CACHED = 70
+_CACHED, _SHORT = 70, 9
 _TREE = (0, 1, 2, 0, 4, 5, 0, 7, 8, 3, 10)
 """Parents of a small draft: branches and a chain."""
+_ACCEPTED = (4, 5, 6)
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 0.05}
 """What the largest difference may be, as a share of the largest logit: with a wrong bit in the mask
 it is 0.15."""
@@ -206,7 +207,8 @@ def _difference(
     sizes, texts = (1 + len(_TREE),), _texts(fast)
     runner = GraphRunner(model.forward_batch, fast, 2, sizes, _CACHED + 64, capture)
     found: list[Tensor] = []
-    for feeds in _steps(texts):
+    for feeds in _steps(texts, (plain, fast)):
+        plain.move_now()
         expected = model.forward(feeds, plain).logits
         model.fused = True
         got = runner(feeds).logits
@@ -219,9 +221,9 @@ def _difference(
 
 def _texts(cache: KVCache) -> list[Decoded]:
     """Two, in blocks of a cache, with nothing in it yet."""
-    prompts = [tuple((7 * i + 3 * which) % _VOCABULARY for i in range(_CACHED)) for which in (0, 1)]
     texts = []
-    for which, prompt in enumerate(prompts):
+    for which, length in enumerate((_CACHED, _SHORT)):
+        prompt = tuple((7 * i + 3 * which) % _VOCABULARY for i in range(length))
         blocks = cache.pool.allocate(_BLOCKS // 2 * TOKENS_PER_BLOCK)
         assert blocks is not None
         request = Request(which, prompt)
@@ -229,8 +231,9 @@ def _texts(cache: KVCache) -> list[Decoded]:
     return texts
 
 
-def _steps(texts: Sequence[Decoded]) -> Iterator[Sequence[Feed]]:
-    """The prompts, then one token each, then a tree beside one token, then a tree alone."""
+def _steps(texts: Sequence[Decoded], caches: Sequence[KVCache]) -> Iterator[Sequence[Feed]]:
+    """The prompts, then one token each, then a tree beside one token, then the same tree behind
+    what was accepted of it."""
     yield [Feed.prompt(text, len(text.prompt), True) for text in texts]
     for text in texts:
         text.num_cached = len(text.prompt)
@@ -239,4 +242,15 @@ def _steps(texts: Sequence[Decoded]) -> Iterator[Sequence[Feed]]:
     tree = Draft(tuple(11 + node for node in range(len(_TREE))), _TREE)
     yield [Feed.step(text, none) for text in texts]
     yield [Feed.step(texts[0], tree), Feed.step(texts[1], none)]
+    _accept(texts[0], tree, caches)
     yield [Feed.step(texts[0], tree)]
+
+
+def _accept(text: Decoded, tree: Draft, caches: Sequence[KVCache]) -> None:
+    """Let a chain of a tree's nodes join the text, whose rows the next forward moves."""
+    for cache in caches:
+        slots = cache.table(text.blocks).order[text.num_cached :]
+        moves = [(slots[node], slots[place]) for place, node in enumerate(_ACCEPTED, 1)]
+        cache.move_later(moves)
+    text.num_cached += 1 + len(_ACCEPTED)
+    text.output_ids += [*(tree.tokens[node - 1] for node in _ACCEPTED), 5]
