@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures trtla on a machine with one NVIDIA GPU, in three stages of at most 10 minutes each.
 #
-#     bash scripts/gpu_check.sh prepare             # with a network: wheels that the machine may lack, into .whl/
+#     bash scripts/gpu_check.sh prepare             # with a network: wheels that the machine may lack, into .whl/;
+#                                                   # for Python 3.12, else e.g. `prepare 3.11`
 #     bash scripts/gpu_check.sh s1                  # on that machine, without a network; .whl/ beside the sources;
 #                                                   # `s1 s2 s3` runs them in turn
 #     bash scripts/gpu_check.sh s2
