@@ -6,10 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.runtime.test_block_reuse import check_cache, prompt_of, reusing
 from tests.runtime.test_mixed_drafters import VOCAB
 from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from trtla.runtime.loop.clock import ForwardClock
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.settings.drafting import NO_DRAFTER, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -157,3 +159,64 @@ def test_closing_forgets_a_step_that_was_begun() -> None:
     executor.poll()
     executor.close()
     assert executor.stats().new_tokens == 1
+
+
+class Event:
+    """A device's event, which is there once a forward of 5 ms has run."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def query(self):
+        return self.done
+
+    def elapsed_time(self, other):
+        return 5.0
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_forward_that_ended_while_nobody_waited_is_timed_by_the_device(monkeypatch, done) -> None:
+    """Otherwise the host has waited for it, and its own clock tells."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = ForwardClock(torch.device("cpu"))
+    clock._begin, clock._end = Event(done), Event(done)
+    now[0] += 3.0  # elsewhere
+    clock.resumed()
+    now[0] += 0.25  # the choice
+    assert clock.seconds() == pytest.approx(0.255 if done else 3.25)
+
+
+def test_a_step_with_a_request_that_was_cancelled_teaches_the_policy_nothing() -> None:
+    executor, _ = opened(options=DraftOptions())
+    taught = []
+    for index in (0, 1):
+        executor.submit(replace(asked(index, 40), adaptive=True))
+    executor.poll()
+    policy = executor._adaptive._policy
+    record = policy.record
+    policy.record = lambda *given: (taught.append(given[2]), record(*given))
+    executor.poll()
+    assert taught.pop() == 2
+    executor.cancel(1)
+    executor.poll()
+    assert taught == []
+    executor.poll()
+    assert taught == [1]
+
+
+def test_a_step_that_fails_is_not_the_fault_of_who_comes_next() -> None:
+    executor, _ = opened()
+    executor.submit(asked(0))
+    texts: dict[int, list[int]] = {0: list(executor.poll()[0].new_tokens)}
+
+    def fail(step):
+        executor._complete = complete
+        raise RuntimeError("CUDA out of memory")
+
+    complete, executor._complete = executor._complete, fail
+    executor.submit(asked(1))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        executor.poll()
+    texts = rest(executor, {})
+    assert texts == {0: alone(0), 1: alone(1)}

@@ -170,6 +170,17 @@ def test_a_device_that_cannot_capture_is_a_problem():
         assert problem(out_of_memory) == "RuntimeError: CUDA error: out of memory"
 
 
+def test_a_device_without_memory_for_any_graph_has_not_passed():
+    def capture_on(device):
+        def refuse(run):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return refuse
+
+    with played_kernels():
+        assert problem(capture_on) == "RuntimeError: out of memory: no graph could be captured"
+
+
 def out_of_memory(device):
     raise RuntimeError("CUDA error: out of memory\nstack")
 

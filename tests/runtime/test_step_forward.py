@@ -22,6 +22,7 @@ from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import forward
 from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.sampling.predict import StepSampler
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -137,3 +138,18 @@ def test_costs_of_other_graphs_are_others(tiny_llama, graphs, monkeypatch, tmp_p
     monkeypatch.setattr(LlamaModel, "fast", False)
     with opened(tiny_llama) as llm:  # as where captures were refused
         assert llm._executor.kept_costs() is not None
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_sampler_that_does_not_compile_leaves_the_choice_to_pytorch(caplog):
+    class Broken(StepSampler):
+        def choose(self, logits, draws):
+            raise RuntimeError("no kernel image is available\nstack")
+
+    model = llama()
+    model._sampler = Broken()
+    model.step_forward(model.new_cache(8), limits_of(1))
+    assert model.row_sampler is None
+    assert model.fast
+    assert "PyTorch's operations choose tokens" in caplog.text
+    assert "stack" not in caplog.text

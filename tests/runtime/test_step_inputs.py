@@ -152,7 +152,10 @@ def test_every_step_has_a_bucket_that_is_not_wasteful(step, more, batch, data):
     count = data.draw(st.integers(1, batch))
     each = data.draw(st.integers(1, step + more))
     fits = [one for one in made if one.holds(count * each, count)]
-    assert fits[0].tokens < 4 * count * each + 2 * batch
+    if fits:
+        assert fits[0].tokens < 4 * count * each + 2 * batch
+    else:  # launches are a small share of such a step
+        assert count * each > 512
 
 
 def test_the_step_of_the_triple_has_a_bucket_of_just_its_size():
@@ -166,10 +169,11 @@ def test_the_step_of_the_triple_has_a_bucket_of_just_its_size():
 def test_no_bucket_is_larger_than_a_step_and_none_is_missing(step, batch, most, data):
     made = buckets((step,), batch, most)
     assert len(set(made)) == len(made)
-    assert max(one.tokens for one in made) == min(most, step * batch)
+    largest = min(most, step * batch, max(512, step))
+    assert max(one.tokens for one in made) == largest
     count = data.draw(st.integers(1, min(batch, most)))
-    tokens = data.draw(st.integers(count, min(count * step, most)))
-    assert any(one.holds(tokens, count) for one in made)
+    tokens = data.draw(st.integers(count, min(count * step, max(count, largest))))
+    assert any(one.holds(tokens, count) for one in made) or tokens > largest
 
 
 @given(st.integers(1, 10**5), st.integers(0, 10**6), st.integers(1, 200))

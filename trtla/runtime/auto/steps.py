@@ -30,16 +30,23 @@ class AdaptiveSteps:
         """Sequences that costs were asked for."""
         self._policy: TreePolicy | None = None
         self._steps = 0
+        self._asked: int | None = None
+        """The step in which costs were last asked for."""
         self._adaptive: list[tuple[Sequence_, int]] = []
         """Adaptive sequences of the step, with their tokens before."""
         self._prompt = self._base = self._fed = 0
 
-    def join(self, sequence: Sequence_) -> None:
-        """Take a sequence in; what steps cost is known from the first adaptive one on."""
-        if self._policy is None and sequence.drafter.tree is not None:
+    def join(self, sequence: Sequence_, *, may_measure: bool = True) -> None:
+        """Take a sequence in; what steps cost is known from the first adaptive one on.
+
+        Args:
+            may_measure: False while a step computes, whose logits a measurement would overwrite.
+        """
+        if may_measure and self._policy is None and sequence.drafter.tree is not None:
             self._begin()
 
     def _begin(self) -> None:
+        self._asked = self._steps
         table = self._costs(self._most)
         if table is not None:
             self._policy = TreePolicy(table, self._most_nodes)
@@ -52,7 +59,12 @@ class AdaptiveSteps:
             self._policy.use(table)
 
     def leave(self, sequence: Sequence_) -> None:
-        """A sequence has ended, or gets another drafter: note what its sources did."""
+        """A sequence has ended, or gets another drafter: note what its sources did.
+
+        A step that it takes part in teaches nothing.
+        """
+        if any(one is sequence for one, _ in self._adaptive):
+            self._adaptive = []
         tree = _tree(sequence)
         if tree is not None:
             sources = sequence.stats.sources = dict(sequence.stats.sources or {})
@@ -76,7 +88,7 @@ class AdaptiveSteps:
             return drafts
         if self._policy is None:
             self._steps += 1
-            if self._steps % _ASK_EVERY == 0:
+            if self._asked is None or self._steps >= self._asked + _ASK_EVERY:
                 self._begin()
         if self._policy is None:
             return drafts

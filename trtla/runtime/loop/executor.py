@@ -130,8 +130,6 @@ class TorchExecutor(BesideSteps):
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
         before, self._unfinished = self._unfinished, True
-        if not before:  # its drafter may measure what forwards cost
-            self._end_step()
         self._join(sequence)
         self._in_flight.sequences[request.request_id] = sequence
         self._unfinished = before
@@ -144,7 +142,7 @@ class TorchExecutor(BesideSteps):
             drafter = request.watch(drafter, request)
         sequence.drafter = drafter
         if request.adaptive:
-            self._adaptive.join(sequence)
+            self._adaptive.join(sequence, may_measure=self._begun is None)
         if output_ids:
             drafter.observe((), output_ids)
         if sequence.deadline is not None:

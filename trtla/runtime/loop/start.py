@@ -50,6 +50,8 @@ def open_torch_executor(
         "device": options.draft_device or options.device,
         "dtype": options.draft_dtype or options.dtype,
     }
+    if draft_engines:
+        resolve_device(place["device"], "--draft-device")  # what is wrong is said before it loads
     check_draft_engines(draft_engines, checkpoint.vocab_size)
     model = load_engine(engine, arithmetic, on, options.kv_cache_dtype)
     drafts = {name: load_draft_model(one, limits, **place) for name, one in draft_engines.items()}

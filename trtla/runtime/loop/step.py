@@ -105,6 +105,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
 
     def _predict(self, step: Step) -> list[Prediction]:
         """The target's choices at the rows that a step's feeds want."""
+        step.clock.resumed()
         sampler = self._model.row_sampler
         tops = top_rows(step.feeds, step.logits, sampler)
         predictions = predict(step.feeds, step.logits, sampler, tops)

@@ -77,23 +77,28 @@ def _blocks(need: CacheNeed, needs: Sequence[CacheNeed], free: int, max_batch_si
     share = free * need.bytes // sum(other.bytes for other in beside)
     affordable = share // need.block_bytes
     if affordable < need.blocks:
-        raise _too_small(need, beside, affordable)
+        raise _too_small(need, beside, affordable, max_batch_size)
     return min(affordable, need.blocks * max_batch_size)
 
 
-def _too_small(need: CacheNeed, beside: Sequence[CacheNeed], affordable: int) -> TrtlaError:
+def _too_small(
+    need: CacheNeed, beside: Sequence[CacheNeed], affordable: int, max_batch_size: int
+) -> TrtlaError:
     scratch = sum(other.scratch_bytes for other in beside)
-    taken, smaller = "", "a smaller --max-seq-len"
+    ways, taken, build = [], "", "--max-seq-len"
     if scratch:
         taken = f" beside the {scratch / 2**30:.1f} GiB that forwards take"
-        smaller += " or --max-num-tokens"
+        build += " or --max-num-tokens"
+        if max_batch_size > 1:
+            ways.append(f"use a --max-batch-size below {max_batch_size}")
     if len(beside) > 1:
         taken += ", of each of its models"
-        smaller += ", give draft models another --draft-device"
+        ways.append("give draft models another --draft-device")
+    ways += [f"rebuild with a smaller {build}", "or use a device with more memory"]
     return TrtlaError(
         f"{need.device} has memory for {affordable * TOKENS_PER_BLOCK} cached tokens{taken}, "
         f"one sequence may need {need.max_seq_len}",
-        f"rebuild with {smaller}, or use a device with more memory",
+        ", ".join(ways),
     )
 
 

@@ -6,12 +6,14 @@ cache. Callers only see a `StepForward`.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, Forwarded, make_batch
 from trtla.runtime.models.cuda.capture import CudaCapture
@@ -20,6 +22,7 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sampling.predict import RowSampler, StepSampler
 from trtla.runtime.sequence import Feed
 
+_log = logging.getLogger(__name__)
 SPARE_BLOCKS = 1
 """Blocks that a cache needs beside those of sequences."""
 
@@ -119,6 +122,10 @@ class PackedModel(Model):
         """Run by PyTorch's operations from now on."""
         self.fast = False
 
+    def use_plain_sampler(self) -> None:
+        """Let PyTorch's operations choose tokens from now on."""
+        raise NotImplementedError  # of models that have a `StepSampler`
+
     @abstractmethod
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
         """Run one packed batch."""
@@ -151,8 +158,17 @@ class PackedModel(Model):
         if logits is None:  # the problem may be the kernels', which would fail without graphs too
             self.use_plain_path()
             return super().step_forward(cache, limits, step_sizes)
-        if isinstance(self.row_sampler, StepSampler):
-            self.row_sampler.warm_up(logits)
+        self._warm_up_sampler(logits)
         most = runner.most_tokens
         self.graphs = "graphs" if runner.is_complete else f"graphs of up to {most} tokens"
         return runner
+
+    def _warm_up_sampler(self, logits: Tensor) -> None:
+        """Compile what chooses tokens; where that fails, PyTorch's operations choose."""
+        if isinstance(self.row_sampler, StepSampler):
+            try:
+                self.row_sampler.warm_up(logits)
+            except Exception as error:  # of Triton, the driver, or no memory
+                self.use_plain_sampler()
+                why = first_line(error)
+                _log.warning("PyTorch's operations choose tokens, which is slower: %s", why)

@@ -97,7 +97,12 @@ class LlamaModel(PackedModel):
     def use_plain_path(self) -> None:
         """Run by PyTorch's operations from now on."""
         super().use_plain_path()
-        self.fused, self._sampler = False, None
+        self.fused = False
+        self.use_plain_sampler()
+
+    def use_plain_sampler(self) -> None:
+        """Let PyTorch's operations choose tokens from now on."""
+        self._sampler = None
 
     @property
     def row_sampler(self) -> DeviceSampler | None:

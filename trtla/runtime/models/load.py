@@ -129,10 +129,14 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
         chosen = torch.device("meta")
     if chosen.type not in ("cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known", "use auto, cpu, cuda or cuda:N")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+    count = torch.cuda.device_count() if chosen.type == "cuda" else 0
+    if chosen.type == "cuda" and (chosen.index or 0) >= count:
+        others = "cpu, or install a PyTorch build for your GPU's driver"
+        if count:
+            others = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UsageError(
-            f"device {device!r} is not there: PyTorch sees {torch.cuda.device_count()} of its kind",
-            f"use {flag} cpu, or install a PyTorch build for your GPU's driver",
+            f"device {device!r} is not there: PyTorch sees {count} of its kind",
+            f"use {flag} {others}",
         )
     if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -28,6 +28,8 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs a function and records it; gives what repeats it."""
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MOST_TOKENS = 512
+"""Of a step with a graph: a larger one computes for longer than its launches take."""
 _MOVES, _MOST_MOVES = 8, 256  # accepted drafts that a graph moves: of a sequence, and of all
 _log = logging.getLogger(__name__)
 
@@ -254,6 +256,7 @@ def buckets(
     """
     most = max_num_tokens or max_batch_size * step_sizes[-1]
     sizes = {*(size for size in _SIZES if size < step_sizes[-1]), *step_sizes}
+    most = min(most, max(_MOST_TOKENS, step_sizes[-1]))
     powers = [1 << bit for bit in range(max_batch_size.bit_length())]
     batches = sorted({*(power for power in powers if power < max_batch_size), max_batch_size})
     made = {Bucket(min(batch * size, most), batch) for batch in batches for size in sizes}

@@ -41,10 +41,11 @@ class ForwardMemory:
         Arguments as of `Model.step_forward`.
         """
         made = buckets(step_sizes, limits.max_batch_size, limits.max_num_tokens)
-        rows = made[-1].tokens
+        captured = made[-1].tokens
+        rows = min(limits.max_batch_size * step_sizes[-1], limits.max_num_tokens)
         longest = limits.max_text_len + limits.max_draft_len
         inputs = sum(_input_bytes(one, step_sizes[-1], longest) for one in made)
-        graphs = self.graph_bytes(rows) + inputs + len(made) * _A_GRAPH
+        graphs = self.graph_bytes(captured) + inputs + len(made) * _A_GRAPH
         return graphs + self.forward_bytes(limits.max_num_tokens, rows) + _LIBRARIES
 
     def plain_scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int]) -> int:

@@ -216,6 +216,8 @@ def _difference(
         if runner.problem is not None:
             raise RuntimeError(runner.problem)
         found.append((got - expected).abs().max() / expected.abs().max())
+    if capture is not None and not runner.captured:  # for want of memory, which is no `problem`
+        raise RuntimeError("out of memory: no graph could be captured")
     return torch.stack(found).max().item()  # NaN where any is
 
 
