@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.test_draft_model import DRAFT, decode
 from tests.toys import greedy_scores, hash_rule, hash_scores, plain, request
 from trtla.runtime.sampling import accept as rejection
@@ -19,7 +20,7 @@ from trtla.settings.drafting import DrafterSettings
 from trtla.settings.sampling import SamplingParams
 
 CHOSEN = DrafterSettings(DRAFT, gamma=3, rejection=True)
-COUNT = 1000
+COUNT = max(500, examples(1000).max_examples)
 
 
 def law(scores, prompt, length, params):
