@@ -134,7 +134,7 @@ class Decoding:
                 work = _Work(ask, chat_answers(body, self._llm))
             else:
                 work = _Work(ask, completion_answers(body, self._llm))
-        except ApiError:
+        except (ApiError, ImportError, MemoryError):  # the last two are not the line's fault
             raise
         except Exception as error:  # whatever a line brings, it ends no other
             raise ApiError(500, f"{sentence(error)} (this is a bug in trtla)") from None
