@@ -1,4 +1,4 @@
-"""Kill a batch job at random moments, again and again, and compare its files with an undisturbed one's.
+"""Kill a batch job at random moments, again and again: its files are those of an undisturbed one.
 
     .venv/bin/python scripts/stress_batch.py --lines 10000 --kills 20 --seed 1
 

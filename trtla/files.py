@@ -77,7 +77,7 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         part.chmod(0o644)
         part.replace(path)
         if durable:
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -90,7 +90,8 @@ def _pieces(data: str | bytes | Iterable[bytes]) -> Iterable[bytes]:
     return (data,) if isinstance(data, bytes) else data
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,15 @@ def texts(out: Path) -> dict[str, list[str]]:
     return found
 
 
-def start(source: Path, out: Path, *args: Any) -> subprocess.Popen[str]:
-    """The command as a process, SIGINT as on a terminal."""
+def start(
+    source: Path, out: Path, *args: Any, limit: Callable[[], None] = lambda: None
+) -> subprocess.Popen[str]:
+    """The command as a process, SIGINT as on a terminal; `limit` is called in it first."""
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        limit()
+
     command = ["batch", source, "-o", out, "-m", SHIPPED, *args]
     return subprocess.Popen(
         [sys.executable, "-m", "trtla", *map(str, command)],
@@ -80,7 +88,7 @@ def start(source: Path, out: Path, *args: Any) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=begin,
     )
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from resource import RLIMIT_FSIZE, setrlimit
 
 import pytest
 
@@ -65,6 +66,36 @@ def test_signals_keep_what_is_done(
 def _done(err: str) -> str:
     line = next(line for line in err.splitlines() if "are done and kept" in line)
     return line.split()[1]
+
+
+def test_a_full_disk_loses_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    source, expected = undisturbed
+    out = tmp_path / "out"
+    same_time(expected, out)
+    for limit in (10_000, 50_000):  # of any file
+        limits = (limit, limit)
+        child = start(source, out, limit=lambda: setrlimit(RLIMIT_FSIZE, limits))  # noqa: B023
+        _, err = child.communicate()
+        assert child.returncode == 1, err
+        assert err.endswith("hint: free some space: the same command goes on then\n")
+        assert f"error: {out / 'journal'} cannot be written: " in err
+        assert kept(out) == limit
+    assert batch(source, out, "-q").code == 1
+    assert content(out) == content(expected)
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".lock", "errors.jsonl", "job.json", "output.jsonl",
+    ]  # fmt: skip
+
+
+def test_what_a_kill_left_of_a_file_is_removed(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, expected = undisturbed
+    out = tmp_path / "out"
+    same_time(expected, out)
+    (out / ".output.jsonl.abc").write_text("half")
+    assert batch(source, out, "-q").code == 1
+    assert not (out / ".output.jsonl.abc").exists()
 
 
 def test_two_processes_do_not_share_a_folder(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtla.batch.journal import Counts, Journal
+from trtla.batch.journal import Counts, Journal, written
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import JsonError, json_text, parse_json, write_whole
@@ -67,10 +67,15 @@ class Job:
         return Journal(self.folder / _JOURNAL, self.identity.key, last)
 
     def finish(self, journal: Journal) -> Job:
-        """Write the output from the journal, which is not needed any more."""
+        """Write the output from the journal, which is not needed any more.
+
+        Raises:
+            TrtlaError: the disk is full, or has failed.
+        """
         for path, failed in ((self.output, False), (self.errors, True)):
             lines = (record.data + b"\n" for record in journal.ordered(failed=failed))
-            write_whole(path, lines, durable=True)
+            with written(path):
+                write_whole(path, lines, durable=True)
         done = replace(self, finished=journal.counts)
         done.write()
         (self.folder / _JOURNAL).unlink(missing_ok=True)
@@ -146,6 +151,9 @@ def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> 
         UsageError: the folder holds another job, or files that no job has made.
     """
     found = _read(folder)
+    for name in (OUTPUT, ERRORS, _JOB):  # what a kill has left of `write_whole`
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)
     if found is None or force:
         return _begin(folder, identity, force=force)
     _check_same(found, identity, source)

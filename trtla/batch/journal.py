@@ -11,10 +11,13 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
+
+from trtla.errors import TrtlaError
+from trtla.files import flush_folder
 
 _SYNC_EVERY_S = 0.5
 _NEW = -1  # the place of a line without a record
@@ -30,6 +33,18 @@ class Record:
     output_tokens: int
     data: bytes
     """Its line of output, without the line break."""
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Say which file could not be written, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        raise TrtlaError(
+            f"{path} cannot be written: {error.strerror or error}",
+            "free some space: the same command goes on then",
+        ) from None
 
 
 @dataclass(slots=True)
@@ -71,6 +86,7 @@ class Journal:
         self._syncing = threading.Thread(target=self._sync, name="trtla-journal", daemon=True)
         self._end = self._load()
         self._file.truncate(self._end)
+        flush_folder(path.parent)
         self._syncing.start()
 
     def __enter__(self) -> Journal:
@@ -90,14 +106,15 @@ class Journal:
         """Keep a record.
 
         Raises:
-            OSError: the disk is full, or has failed.
+            TrtlaError: the disk is full, or has failed.
         """
-        if self._failure is not None:
-            raise self._failure
         data = _packed(record, self._key)
-        written = self._file.write(data)
-        if written != len(data):  # what is left of the disk
-            self._file.write(data[written:])
+        with written(self._path):
+            if self._failure is not None:
+                raise self._failure
+            size = self._file.write(data)
+            if size != len(data):  # the disk may be full, and the next one says so
+                self._file.write(data[size:])
         self._dirty = True
         self._note(record, len(data))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,8 @@ from trtla.trtllm import library as mpi
 
 if TYPE_CHECKING:
     from trtla.batch.job import Identity, Job
-    from trtla.batch.journal import Counts, Journal
-    from trtla.batch.run import Figures, Input, Pace
+    from trtla.batch.run import Figures, Task
+    from trtla.llm.llm import LLM
 
 _REUSE = "kv_cache_enable_block_reuse"
 _TERMINATED = 143  # 128 + SIGTERM, as shells count it
@@ -123,7 +123,7 @@ def batch(console: Console, /, **flags: Any) -> int:
     models = check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
     check_corpus(given)
     if mpi.rank():  # the first rank has the job; the others serve until it has ended
-        open_speaking(given, models, "a batch", reuse=given.reuse).close()
+        _open(given, models).close()
         return 0
     name = given.served_model_name or Path(named or given.engine_dir).resolve().stem
     return _do(console, given, models, name)
@@ -141,19 +141,18 @@ def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> in
     """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
-    from trtla.batch.run import Input
+    from trtla.batch.run import Task
 
     source, folder = Path(given.requests), Path(given.output_dir)
     check_place(folder, source)
-    asked = Input(source, survey(source))
+    found = survey(source)
     with locked(folder):
-        identity = _identity(given, asked.survey.digest, name)
-        job = open_job(folder, identity, source, force=given.force)
+        job = open_job(folder, _identity(given, found.digest, name), source, force=given.force)
         if job.finished is not None:
             console.note(f"note: the job in {folder} is finished; --force begins anew")
             return _report(console, job, None)
-        with job.journal(asked.survey.last) as journal:
-            return _finish(console, given, models, name, job, journal, asked)
+        with job.journal(found.last) as journal:
+            return _finish(console, given, models, Task(job, journal, source, found, name))
 
 
 def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
@@ -167,37 +166,25 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
 
 
-def _finish(
-    console: Console,
-    given: BatchFlags,
-    models: list[str],
-    name: str,
-    job: Job,
-    journal: Journal,
-    asked: Input,
-) -> int:
+def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:
     """Do the lines that are left, then write the output; after a signal say how to go on."""
-    if before := journal.counts.done:
-        console.note(f"note: {before} of {counted(asked.survey.count, 'line')} are done already")
+    counts, lines = task.journal.counts, counted(task.survey.count, "line")
+    if counts.done:
+        console.note(f"note: {counts.done} of {lines} are done already")
     with _terminable() as signals:
         try:
-            figures = _decode(console, given, models, name, job, journal, asked)
-            done = job.finish(journal)
+            figures = _decode(console, given, models, task)
+            done = task.job.finish(task.journal)
         except BaseException as error:
             if not signals and not isinstance(error, KeyboardInterrupt):
                 raise
-            _say_how_to_go_on(journal.counts.done, asked, job)
+            kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+            print(f"\nnote: {kept}; the same command goes on", file=sys.stderr, flush=True)
             if not signals:
                 raise KeyboardInterrupt from None
             print("error: terminated", file=sys.stderr)
             return _TERMINATED
     return _report(console, done, figures)
-
-
-def _say_how_to_go_on(done: int, asked: Input, job: Job) -> None:
-    total = counted(asked.survey.count, "line")
-    text = f"{done} of {total} are done and kept in {job.folder}; the same command goes on"
-    print(f"\nnote: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -219,40 +206,29 @@ def _terminable() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _decode(
-    console: Console,
-    given: BatchFlags,
-    models: list[str],
-    name: str,
-    job: Job,
-    journal: Journal,
-    asked: Input,
-) -> Figures | None:
+def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) -> Figures | None:
     """Do the lines that are left; None where there are none."""
-    if journal.counts.done == asked.survey.count:
+    counts, total = task.journal.counts, task.survey.count
+    if counts.done == total:
         return None
-    size = given.max_batch_size
-    with open_speaking(given, models, "a batch", reuse=given.reuse, max_batch_size=size) as llm:
-        from trtla.batch.run import Pace, decode_lines
+    with _open(given, models) as llm:
+        from trtla.batch.run import Pace
 
         console.note(f"note: runs on {llm.description}")
-        pace = Pace(journal.counts.done, time.monotonic())
-        more = _described(journal.counts, pace)
+        pace = Pace(counts.done)
+        more = partial(pace.described, counts)
         with console.progress("batch", "lines", more, pace.before) as progress:
-            figures = decode_lines(
-                job, journal, asked, llm, pace, name, progress,
-                lambda text: console.note(f"note: {text}"),
-            )  # fmt: skip
+            progress(counts.done, total)
+            for record in task.records(llm, lambda text: console.note(f"note: {text}")):
+                pace.tokens += record.output_tokens
+                progress(counts.done, total)
         save_corpus(console, llm, given.save_corpus)
-    return figures
+        return pace.figures(llm)
 
 
-def _described(counts: Counts, pace: Pace) -> Callable[[], str]:
-    def more() -> str:
-        speed = pace.tokens_per_s
-        return f"{counts.failed} failed" + ("" if speed is None else f", {speed:.1f} tokens/s")
-
-    return more
+def _open(given: BatchFlags, models: list[str]) -> LLM:
+    size = given.max_batch_size
+    return open_speaking(given, models, "a batch", reuse=given.reuse, max_batch_size=size)
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:
