@@ -14,7 +14,7 @@ LINES = [b'{"id": "3"}', '{"text": "é\u2028 x"}'.encode(), b"{}", b'{"id": "1",
 
 
 def records() -> list[Record]:
-    return [Record(n, n == 2, n, 2 * n, LINES[i]) for i, n in enumerate((3, 1, 4, 2))]
+    return [Record(n, n == 2, n, 2 * n, LINES[i], 5, n) for i, n in enumerate((3, 1, 4, 2))]
 
 
 def filled(path: Path, key: str = "job") -> bytes:
@@ -33,6 +33,7 @@ def test_records_come_back_in_the_order_of_the_input(tmp_path: Path) -> None:
         counts = journal.counts
     totals = (counts.answered, counts.failed, counts.prompt_tokens, counts.output_tokens)
     assert totals == (3, 1, 10, 20)
+    assert (counts.steps, counts.accepted, counts.tokens_per_step) == (20, 10, 1.5)
 
 
 def test_a_torn_end_is_dropped_wherever_it_tears(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_the_form_of_an_answer(tmp_path: Path) -> None:
     assert (document["lines"], document["answered"], document["failed"]) == (2, 2, 0)
     assert document["output_tokens"] == 8
     assert document["this_run"]["before"] == 0
+    assert document["tokens_per_step"] >= 1
     assert ran.err.endswith("batch: 2 of 2 lines, 0 failed, " + ran.err.rpartition("failed, ")[2])
 
 

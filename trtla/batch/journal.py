@@ -1,8 +1,8 @@
 """Lines that are finished, as they finish: a killed job goes on behind them.
 
 A record is a line: the input line's number, `a` (answered) or `f` (failed), its prompt and output
-tokens, a checksum, then the line of output. What follows the first record that is not whole, or is
-another job's, is dropped.
+tokens, its steps and accepted drafts, a checksum, then the line of output. What follows the first
+record that is not whole, or is another job's, is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from zlib import crc32
 
 from trtla.errors import TrtlaError
 from trtla.files import flush_folder
+from trtla.runtime.stats import tokens_per_step
 
 _SYNC_EVERY_S = 0.5
 _NEW = -1  # the place of a line without a record
@@ -33,6 +34,8 @@ class Record:
     output_tokens: int
     data: bytes
     """Its line of output, without the line break."""
+    steps: int = 0
+    accepted: int = 0
 
 
 @contextmanager
@@ -55,6 +58,13 @@ class Counts:
     failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """S; None: there was no step."""
+        return tokens_per_step(self.steps, self.accepted) if self.steps else None
 
     @property
     def done(self) -> int:
@@ -67,6 +77,8 @@ class Counts:
         self.answered += not record.failed
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
+        self.steps += record.steps
+        self.accepted += record.accepted
 
 
 class Journal:
@@ -159,21 +171,22 @@ class Journal:
 
 def _packed(record: Record, key: bytes) -> bytes:
     kind = b"f" if record.failed else b"a"
-    tokens = (record.prompt_tokens, record.output_tokens)
-    content = b"%d %b %d %d" % (record.number, kind, *tokens)
+    counts = (record.prompt_tokens, record.output_tokens, record.steps, record.accepted)
+    content = b"%d %b %d %d %d %d" % (record.number, kind, *counts)
     return b"%b %08x %b\n" % (content, _checksum(key, content, record.data), record.data)
 
 
 def _unpacked(line: bytes, key: bytes) -> Record | None:
     """A record; None: it is not whole, or of another job."""
     try:
-        number, kind, prompt, output, found, data = line.split(b" ", 5)
+        number, kind, *counts, found, data = line.split(b" ", 7)
         if not data.endswith(b"\n"):
             return None
-        content, data = b" ".join((number, kind, prompt, output)), data[:-1]
+        content, data = b" ".join((number, kind, *counts)), data[:-1]
         if int(found, 16) != _checksum(key, content, data):
             return None
-        return Record(int(number), kind == b"f", int(prompt), int(output), data)
+        read, written, steps, accepted = map(int, counts)
+        return Record(int(number), kind == b"f", read, written, data, steps, accepted)
     except ValueError:
         return None
 

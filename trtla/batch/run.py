@@ -13,7 +13,6 @@ from trtla.batch.lines import Ask, Reader, Survey, parse
 from trtla.batch.work import Decoding, Labelling
 from trtla.errors import TrtlaError
 from trtla.llm.llm import LLM
-from trtla.runtime.stats import tokens_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,6 @@ class Figures:
     seconds: float
     tokens_per_s: float | None
     """None: nothing was written."""
-    tokens_per_step: float | None
-    """S; None likewise."""
 
 
 @dataclass(slots=True)
@@ -54,11 +51,9 @@ class Pace:
         speed = self.tokens_per_s
         return f"{counts.failed} failed" + ("" if speed is None else f", {speed:.1f} tokens/s")
 
-    def figures(self, llm: LLM) -> Figures:
+    def figures(self) -> Figures:
         """All of it, when the lines are done."""
-        stats = llm.stats()
-        gained = tokens_per_step(stats.steps, stats.accepted) if self.tokens else None
-        return Figures(self.before, self.seconds, self.tokens_per_s, gained)
+        return Figures(self.before, self.seconds, self.tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class _Work:
     started: float
     first: float | None
     tokens: int
+    steps = accepted = 0
+    """Of the choices that have ended."""
 
     def add(self, output: Output) -> None:
         """Take what came for a choice, if it is not known already: a step may have failed.
@@ -71,9 +73,13 @@ class _Work:
         self.first = self.first or time.monotonic()
         self.tokens += len(output.new_tokens)
         try:
-            self.writer.add(answer.add(output))
+            chunk = answer.add(output)
+            self.writer.add(chunk)
         except TrtlaError as error:
             raise refused(error) from None
+        if chunk.completion is not None:
+            self.steps += chunk.completion.stats.steps
+            self.accepted += chunk.completion.stats.accepted
 
 
 class Decoding:
@@ -175,7 +181,8 @@ class Decoding:
     def _answered(self, work: _Work) -> Record:
         body = work.writer.whole()
         read, written = body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]
-        return Record(work.ask.number, False, read, written, self._line(work.ask, 200, body))
+        line = self._line(work.ask, 200, body)
+        return Record(work.ask.number, False, read, written, line, work.steps, work.accepted)
 
     def _give_up(self, work: _Work, error: ApiError) -> Record:
         """One choice failed: the line has, and the others are not waited for."""

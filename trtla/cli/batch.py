@@ -223,7 +223,7 @@ def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) 
                 pace.tokens += record.output_tokens
                 progress(counts.done, total)
         save_corpus(console, llm, given.save_corpus)
-        return pace.figures(llm)
+        return pace.figures()
 
 
 def _open(given: BatchFlags, models: list[str]) -> LLM:
@@ -245,12 +245,10 @@ def _report(console: Console, job: Job, figures: Figures | None) -> int:
         return 0 if failed is None else failed.exit_code
     counts = job.finished
     assert counts is not None
-    speeds: tuple[float | None, ...] = (None, None, None)
-    if figures is not None:
-        speeds = (figures.seconds, figures.tokens_per_s, figures.tokens_per_step)
-    columns = ("lines", "failed", "prompt tokens", "output tokens", "seconds", "tokens/s", "S")
-    row = (counts.done, counts.failed, counts.prompt_tokens, counts.output_tokens, *speeds)
-    console.table(columns, [row])
+    seconds, speed = (None, None) if figures is None else (figures.seconds, figures.tokens_per_s)
+    columns = ("lines", "failed", "prompt tokens", "output tokens", "S", "seconds", "tokens/s")
+    tokens = (counts.prompt_tokens, counts.output_tokens, counts.tokens_per_step)
+    console.table(columns, [(counts.done, counts.failed, *tokens, seconds, speed)])
     console.note(f"note: the answers are in {job.output}")
     if failed is not None:
         raise failed
@@ -268,6 +266,7 @@ def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
         "command": "batch",
         "lines": job.finished.done,
         **asdict(job.finished),
+        "tokens_per_step": job.finished.tokens_per_step,
         "created": job.created,
         "output": str(job.output),
         "errors": str(job.errors),
