@@ -11,6 +11,7 @@ from resource import RLIMIT_FSIZE, setrlimit
 import pytest
 
 from tests.batch.jobs import batch, content, kept, same_time, start, wait_for
+from trtla.files import write_whole
 
 
 def test_killed_at_random_moments(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
@@ -96,6 +97,30 @@ def test_what_a_kill_left_of_a_file_is_removed(
     (out / ".output.jsonl.abc").write_text("half")
     assert batch(source, out, "-q").code == 1
     assert not (out / ".output.jsonl.abc").exists()
+
+
+def test_a_kill_between_the_last_line_and_the_output(
+    undisturbed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, expected = undisturbed
+    out = tmp_path / "out"
+    same_time(expected, out)
+
+    def killed(path: Path, *args: object, **more: object) -> None:
+        if path.name == "errors.jsonl":
+            raise KeyboardInterrupt
+        write_whole(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trtla.batch.job.write_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            batch(source, out, "-q")
+    assert (out / "output.jsonl").exists()
+    assert not (out / "errors.jsonl").exists()
+    ran = batch(source, out)
+    assert "note: 300 of 300 lines are done already" in ran.err
+    assert "runs on" not in ran.err
+    assert content(out) == content(expected)
 
 
 def test_two_processes_do_not_share_a_folder(

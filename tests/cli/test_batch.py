@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +271,33 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
     ran = batch(source, tmp_path / "out", "-q")
     refused(ran, 1, f"{source} was changed while it was read", "--force")
     assert not (tmp_path / "out" / "output.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_an_import_swallows_is_noticed_later(
+    name: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtla.batch import lines
+
+    real = lines.survey
+
+    def survey(path: Path) -> lines.Survey:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), name)
+            time.sleep(1)
+        return real(path)
+
+    monkeypatch.setattr(lines, "survey", survey)
+    source, out = write(tmp_path / "in", [ask(f"{i}") for i in range(9)]), tmp_path / "out"
+    if name == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            batch(source, out)
+    else:
+        ran = batch(source, out)
+        assert (ran.code, ran.out) == (143, "")
+        assert "note: 1 of 9 lines are done and kept in" in ran.err
+    assert not (out / "output.jsonl").exists()
+    assert len((out / "journal").read_bytes().splitlines()) == 1
 
 
 def test_it_works_without_the_packages_of_serve(tmp_path: Path) -> None:

@@ -138,7 +138,47 @@ def _folder(console: Console, named: str | None) -> str:
 
 
 def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
-    """All of a job that is left to do; the exit code."""
+    """All of a job that is left to do; the exit code, also after SIGTERM."""
+    with _noticed() as came:
+        try:
+            return _go_on(console, given, models, name, came)
+        except BaseException as error:
+            if not came and not isinstance(error, KeyboardInterrupt):
+                raise
+            if signal.SIGTERM not in came:
+                raise KeyboardInterrupt from None
+            print("error: terminated", file=sys.stderr)
+            return _TERMINATED
+
+
+@contextmanager
+def _noticed() -> Iterator[list[int]]:
+    """Yield the signals that come. SIGTERM interrupts as Ctrl-C does; what is imported may swallow
+    either."""
+    came: list[int] = []
+    interrupted = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT and callable(interrupted):
+            interrupted(number, frame)
+        raise KeyboardInterrupt
+
+    names = [signal.SIGTERM, *([signal.SIGINT] if callable(interrupted) else [])]  # not with nohup
+    before = {name: signal.signal(name, end) for name in names}
+    try:
+        yield came
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _go_on(
+    console: Console, given: BatchFlags, models: list[str], name: str, came: list[int]
+) -> int:
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.run import Task
@@ -152,7 +192,8 @@ def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> in
             console.note(f"note: the job in {folder} is finished; --force begins anew")
             return _report(console, job, None)
         with job.journal(found.last) as journal:
-            return _finish(console, given, models, Task(job, journal, source, found, name))
+            task = Task(job, journal, source, found, name)
+            return _finish(console, given, models, task, came)
 
 
 def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
@@ -166,47 +207,27 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
 
 
-def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:
+def _finish(
+    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
+) -> int:
     """Do the lines that are left, then write the output; after a signal say how to go on."""
     counts, lines = task.journal.counts, counted(task.survey.count, "line")
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
-    with _terminable() as signals:
-        try:
-            figures = _decode(console, given, models, task)
-            done = task.job.finish(task.journal)
-        except BaseException as error:
-            if not signals and not isinstance(error, KeyboardInterrupt):
-                raise
+    try:
+        figures = _decode(console, given, models, task, came)
+        done = task.job.finish(task.journal)
+    except BaseException as error:
+        if came or isinstance(error, KeyboardInterrupt):
             kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
             print(f"\nnote: {kept}; the same command goes on", file=sys.stderr, flush=True)
-            if not signals:
-                raise KeyboardInterrupt from None
-            print("error: terminated", file=sys.stderr)
-            return _TERMINATED
+        raise
     return _report(console, done, figures)
 
 
-@contextmanager
-def _terminable() -> Iterator[list[int]]:
-    """Let SIGTERM end what is done here as Ctrl-C does; yields the signals that came."""
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) -> Figures | None:
+def _decode(
+    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
+) -> Figures | None:
     """Do the lines that are left; None where there are none."""
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
@@ -222,6 +243,8 @@ def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) 
             for record in task.records(llm, lambda text: console.note(f"note: {text}")):
                 pace.tokens += record.output_tokens
                 progress(counts.done, total)
+                if came:
+                    raise KeyboardInterrupt
         save_corpus(console, llm, given.save_corpus)
         return pace.figures()
 
