@@ -21,7 +21,7 @@ from trtla.cli.app import cli
 from trtla.formats.hf import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-RUN = tuple(page for page in PAGES if re.search("README|migrate|gguf", page))
+RUN = tuple(page for page in PAGES if re.search("README|migrate|gguf|batch", page))
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 
 MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
@@ -178,6 +178,8 @@ def page(
         (tmp_path / name).symlink_to(tiny_llama)
     (tmp_path / "articles.jsonl").symlink_to(tiny_llama.parent / "articles.jsonl")
     (tmp_path / "model.gguf").symlink_to(gguf_file)
+    requests = next(text for _, text in blocks("docs/batch.md") if text.startswith("{"))
+    (tmp_path / "requests.jsonl").write_text(requests)
     monkeypatch.chdir(tmp_path)
     return str(request.param)
 

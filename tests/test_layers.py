@@ -30,8 +30,8 @@ LAYERS = (
     "build llm",
     "__init__ data doctor",
     "results",
-    "bench explain",
-    "tune report chat serve",
+    "bench explain api",
+    "tune report chat serve batch",
     "cli",
     "__main__",
 )

@@ -73,24 +73,28 @@ class Console:
             self.out(markdown(columns, cells))
 
     @contextmanager
-    def progress(self, label: str, unit: str = BYTES) -> Iterator[Progress]:
+    def progress(
+        self, label: str, unit: str = BYTES, more: Callable[[], str] = str, before: int = 0
+    ) -> Iterator[Progress]:
         """How far a stage is: a bar on a terminal; in a log a line at its ends and every 10 s.
 
         It begins with the first call, and ends when all is done or the block is left.
 
         Args:
             unit: what is counted, as a plural.
+            more: asked for what stands behind the count.
+            before: what was done earlier, and says nothing about the speed.
         """
         if self.quiet:
             yield _unseen
         elif sys.stderr.isatty():
-            bar = _Bar(label, unit)
+            bar = _Bar(label, unit, more)
             try:
                 yield bar.update
             finally:
                 bar.close()
         else:
-            yield _Lines(label, unit).update
+            yield _Lines(label, unit, more, before).update
 
 
 def _unseen(done: int, total: int) -> None:
@@ -167,14 +171,15 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 class _Bar:
     """Progress at a terminal; notes are printed above it."""
 
-    def __init__(self, label: str, unit: str) -> None:
-        self._label, self._unit = label, unit
+    def __init__(self, label: str, unit: str, more: Callable[[], str]) -> None:
+        self._label, self._unit, self._more = label, unit, more
         self._live: Any = None
 
     def update(self, done: int, total: int) -> None:
         if self._live is None:
             self._live = self._started()
-        self._live.update(self._live.task_ids[0], completed=done, total=total)
+        told = {"completed": done, "total": total, "more": self._more()}
+        self._live.update(self._live.task_ids[0], **told)
         if done == total:
             self.close()
 
@@ -185,10 +190,12 @@ class _Bar:
         counts: list[Any] = [rich.MofNCompleteColumn(), rich.TextColumn(self._unit)]
         if self._unit == BYTES:
             counts = [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+        if self._more is not str:
+            counts.append(rich.TextColumn("{task.fields[more]}"))
         columns = [rich.BarColumn(), *counts, rich.TimeRemainingColumn()]
         text, screen = rich.TextColumn("{task.description}"), RichConsole(stderr=True)
         live = rich.Progress(text, *columns, console=screen, redirect_stdout=False)
-        live.add_task(self._label, total=None)
+        live.add_task(self._label, total=None, more="")
         live.start()
         return live
 
@@ -200,8 +207,8 @@ class _Bar:
 class _Lines:
     """Progress for logs: a line at both ends of a stage, and one every 10 s between them."""
 
-    def __init__(self, label: str, unit: str) -> None:
-        self._label, self._unit = label, unit
+    def __init__(self, label: str, unit: str, more: Callable[[], str], before: int) -> None:
+        self._label, self._unit, self._more, self._before = label, unit, more, before
         self._start = self._due = time.monotonic()
 
     def update(self, done: int, total: int) -> None:
@@ -209,8 +216,9 @@ class _Lines:
         if now < self._due and done < total:
             return
         self._due = now + _LOG_EVERY_S
-        parts = [self._count(done, total), *self._times(done, total, now - self._start)]
-        print(f"{self._label}: {', '.join(parts)}", file=sys.stderr, flush=True)
+        parts = [self._count(done, total), self._more()]
+        parts += self._times(done, total, now - self._start)
+        print(f"{self._label}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
 
     def _count(self, done: int, total: int) -> str:
         if self._unit != BYTES:
@@ -218,9 +226,10 @@ class _Lines:
         return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
     def _times(self, done: int, total: int, seconds: float) -> list[str]:
-        if not done:
+        new = done - self._before
+        if not new:
             return []
-        if 100 * done < total:  # too little to tell what is left
+        if 100 * new < total - self._before:  # too little to tell what is left
             return [duration(seconds)]
-        left = (total - done) * seconds / done
+        left = (total - done) * seconds / new
         return [duration(seconds), *([f"{duration(left)} left"] if done < total else [])]

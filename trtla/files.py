@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -56,8 +56,12 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=4) + "\n"
 
 
-def write_whole(path: Path, data: str | bytes) -> Path:
+def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: bool = False) -> Path:
     """Replace a file's content; a failure leaves what was there, and nothing else.
+
+    Args:
+        data: all of it, or piece by piece.
+        durable: it is on the disk, under its name, when this returns.
 
     Raises:
         OSError: the disk is full, or permission is missing.
@@ -66,13 +70,33 @@ def write_whole(path: Path, data: str | bytes) -> Path:
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode("utf-8") if isinstance(data, str) else data)
+            file.writelines(_pieces(data))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         part.chmod(0o644)
         part.replace(path)
+        if durable:
+            flush_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     return path
+
+
+def _pieces(data: str | bytes | Iterable[bytes]) -> Iterable[bytes]:
+    if isinstance(data, str):
+        return (data.encode("utf-8"),)
+    return (data,) if isinstance(data, bytes) else data
+
+
+def flush_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def user_cache() -> Path:

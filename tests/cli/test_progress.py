@@ -35,6 +35,21 @@ def test_between_them_a_log_says_what_is_left(
     assert last == "convert: 40 of 40 MB, 3 min"
 
 
+def test_what_was_done_before_says_nothing_about_the_speed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((0.0, 1.0, 20.0))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(seconds))
+    with Console().progress("batch", "lines", lambda: "2 failed", 50) as progress:
+        for done in (50, 60):
+            progress(done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "batch: 50 of 100 lines, 2 failed",
+        "batch: 60 of 100 lines, 2 failed, 20 s, 80 s left",
+    ]
+
+
 def test_a_terminal_has_a_bar_with_notes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
 from trtla.serve.metrics import Metrics
-from trtla.serve.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "serving.md").read_text()

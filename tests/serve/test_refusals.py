@@ -9,7 +9,7 @@ from socket import gethostname
 import pytest
 
 from tests.serve.conftest import JSON, serving
-from trtla.serve.protocol import NEUTRAL
+from trtla.api.protocol import NEUTRAL
 
 HOST = "host_not_allowed"
 ASK = {"prompt": "def f(", "max_tokens": 2}

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
+from trtla.cli.batch import batch
 from trtla.cli.bench import bench
 from trtla.cli.build import build
 from trtla.cli.chat import chat
@@ -115,6 +116,7 @@ for _command in (
     run,
     chat,
     serve,
+    batch,
     explain,
     summarize,
     bench,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +16,20 @@ from trtla.cli.drafter_options import (
     corpus_flags,
     drafter_flags,
 )
-from trtla.cli.engine_check import check_triples, is_trtllm
-from trtla.cli.loading import open_llm
+from trtla.cli.engine_check import check_triples
+from trtla.cli.loading import open_speaking
 from trtla.cli.options import (
     PATH,
     draft_flags,
     engine_flags,
     opening_flags,
     options_of,
+    reuse_flag,
     setting,
 )
 from trtla.cli.values import COUNT, SIZE
 from trtla.console import Console
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.fields import parsed
 from trtla.settings.serving import ServeSettings
@@ -67,12 +68,7 @@ class ServeFlags(CorpusFlags):
     show_default="the engine's",
     help="Texts that are written at the same time, at most the engine's.",
 )
-@setting(
-    "--kv-cache-enable-block-reuse/--no-kv-cache-enable-block-reuse",
-    section="Model",
-    default=True,
-    help="Share K/V blocks between requests with the same beginning; the texts stay the same.",
-)
+@reuse_flag
 @options_of(ServeSettings, "Server", port={"type": int}, max_body={"type": SIZE, "default": "1MiB"})
 @drafter_flags
 @corpus_flags
@@ -139,17 +135,9 @@ def _check_packages() -> None:
 
 
 def _open(given: ServeFlags, draft_models: list[str], *, reuse: bool) -> LLM:
-    more: dict[str, Any] = {"block_reuse": reuse, "bounded_steps": True, "corpus": given.corpus}
-    if is_trtllm(Path(given.engine_dir)):
-        more = {"trtllm": replace(given.trtllm, kv_cache_enable_block_reuse=reuse)}
-    llm = open_llm(given, draft_models, max_batch_size=given.max_batch_size, **more)
-    if llm.tokenizer is None:
-        llm.close()
-        raise UsageError(
-            f"{given.engine_dir} has no tokenizer files, and a server speaks text",
-            "name their folder with --tokenizer-dir",
-        )
+    more = {"bounded_steps": True, "max_batch_size": given.max_batch_size}
+    llm = open_speaking(given, draft_models, "a server", reuse=reuse, **more)
     # What would else hold up the first requests: transformers' import, costs that are measured.
-    _ = llm.tokenizer.has_chat_template
+    _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     llm.executor.call(lambda executor: executor.warm_up())
     return llm

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +18,17 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from trtla.api.answers import Labels, Writer
+from trtla.api.asking import chat_answers, check_name, completion_answers
+from trtla.api.body_errors import body_error
+from trtla.api.errors import ApiError
+from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
 from trtla.llm.answer import Answer
 from trtla.llm.llm import LLM
-from trtla.serve.answers import Writer
-from trtla.serve.asking import chat_answers, completion_answers
-from trtla.serve.body_errors import body_error
-from trtla.serve.errors import ApiError
 from trtla.serve.generation import Model
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
-from trtla.serve.protocol import ChatBody, CompletionBody
 from trtla.serve.responses import Answering, error_response
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
@@ -37,6 +39,7 @@ _POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+_WHO = "this server"
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
 
@@ -123,7 +126,7 @@ def _answer_health(app: FastAPI, served: Served) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        _check_name(served, name)
+        check_name(name, served.name, _WHO)
         return _model_card(served)
 
 
@@ -146,16 +149,6 @@ def _model_card(served: Served) -> dict[str, Any]:
     }
 
 
-def _check_name(served: Served, name: str | None) -> None:
-    if name not in (None, served.name):
-        raise ApiError(
-            404,
-            f"the model {str(name)[:100]!r} is not here; this server has {served.name!r}",
-            "model",
-            "model_not_found",
-        )
-
-
 def _answer_texts(app: FastAPI, served: Served) -> None:
     @app.post("/v1/chat/completions", response_class=Response, responses=_TEXTS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
@@ -174,7 +167,7 @@ async def _answer(
     prepare: Callable[[LLM, float], list[Answer]],
     count: int,
 ) -> Response:
-    _check_name(served, body.model)
+    check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
     generation = await model.generate(prepare, count)
     log["prompt_tokens"] = generation.prompt_tokens
@@ -185,7 +178,8 @@ async def _answer(
         if generation.first is not None:
             log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
 
-    writer = Writer(body, served.name, generation, model.spell)
+    labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
+    writer = Writer(body, labels, generation, model.spell)
     return Answering(generation, writer, body.stream, model.timeout_s, close)
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.console import counted
 from trtla.errors import TrtlaError
 from trtla.llm.answer import Answer, Chunk
 from trtla.llm.engine_thread import EngineThread, Event
 from trtla.llm.llm import LLM
 from trtla.runtime.request import Output
-from trtla.serve.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.serve.metrics import Metrics
 
 

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trtla.api.errors import ApiError
 from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.serve.connection import remember
-from trtla.serve.errors import ApiError
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import error_response

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from trtla.serve.errors import ApiError
+from trtla.api.errors import ApiError
 
 _QUIET = ("/health", "/ping", "/metrics")
 """Asked every few seconds by machines; what they are answered is worth no line."""

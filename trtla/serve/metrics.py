@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from trtla.api.protocol import FINISH_REASONS
 from trtla.runtime.request import Output
 from trtla.runtime.stats import ExecutorStats, RequestStats, SourceCounts
-from trtla.serve.protocol import FINISH_REASONS
 
 _TTFT_S = (
     0.001,

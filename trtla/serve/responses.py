@@ -9,9 +9,9 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from trtla.serve.answers import Writer, dumps, event
+from trtla.api.answers import Writer, dumps, event
+from trtla.api.errors import ApiError, too_late
 from trtla.serve.connection import abort
-from trtla.serve.errors import ApiError, too_late
 from trtla.serve.generation import Generation
 
 KEEP_ALIVE_S = 15.0
@@ -113,7 +113,7 @@ class Answering(Response):
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
-        self._sent, whole = time.monotonic(), self._writer.whole()
+        self._sent, whole = time.monotonic(), dumps(self._writer.whole())
         answer = Response(whole, headers=self._named, media_type="application/json")
         await answer(scope, receive, send)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from trtla.llm.answer import Chunk, Completion
+from trtla.api.logprobs import Spell, chat_logprobs, completion_logprobs
+from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
+from trtla.llm.answer import Answer, Chunk, Completion
 from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import SourceCounts, tokens_per_step
-from trtla.serve.generation import Generation
-from trtla.serve.logprobs import Spell, chat_logprobs, completion_logprobs
-from trtla.serve.protocol import FINISH_REASONS, ChatBody, CompletionBody
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -29,12 +28,47 @@ def dumps(data: Json) -> bytes:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+class Growing(Protocol):
+    """The choices of one request while they grow."""
+
+    @property
+    def answers(self) -> Sequence[Answer]: ...
+    @property
+    def started(self) -> float:
+        """When the request came, on the monotonic clock in seconds."""
+
+    @property
+    def first(self) -> float | None:
+        """When the first token came."""
+
+    @property
+    def tokens(self) -> int:
+        """Written so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What an answer is labelled with.
+
+    `repeatable`: without figures that are others when the same is asked again, such as how many
+    drafts were accepted, unless the request asks for them.
+    """
+
+    key: str
+    """The answer's id, but for the kind in front of it."""
+    created: int
+    """When, in seconds of Unix time."""
+    model: str
+    """The model's name in the API."""
+    repeatable: bool = False
+
+
 class Writer:
     """The answer to one request, of either kind.
 
     Args:
         body: what was asked.
-        model: its name in the API.
+        labels: what stands at its head.
         generation: where the texts come from.
         spell: the bytes of a token.
     """
@@ -42,19 +76,19 @@ class Writer:
     def __init__(
         self,
         body: ChatBody | CompletionBody,
-        model: str,
-        generation: Generation,
+        labels: Labels,
+        generation: Growing,
         spell: Spell,
     ) -> None:
-        self._body, self._generation = body, generation
+        self._body, self._generation, self._labels = body, generation, labels
         self._chat = isinstance(body, ChatBody)
         kind = "chatcmpl" if self._chat else "cmpl"
-        self.id = f"{kind}-{secrets.token_hex(12)}"
+        self.id = f"{kind}-{labels.key}"
         self._head = {
             "id": self.id,
             "object": "chat.completion" if self._chat else "text_completion",
-            "created": int(time.time()),
-            "model": model,
+            "created": labels.created,
+            "model": labels.model,
         }
         self._spell = spell
         self._offsets: dict[int, int] = {}
@@ -101,14 +135,14 @@ class Writer:
             yield event({**self._chunk([]), **more})
         yield DONE
 
-    def whole(self) -> bytes:
+    def whole(self) -> Json:
         """All of it, when the texts have ended."""
         done = sorted(self._done, key=lambda one: one.index)
         choices = [self._choice(one) for one in done]
         answer: Json = {**self._head, "choices": choices, "usage": self._usage()}
         if self._body.metrics:
             answer["metrics"] = self._metrics()
-        return dumps(answer)
+        return answer
 
     def _choice(self, done: Completion) -> Json:
         text: Json = {"text": done.text}
@@ -132,12 +166,17 @@ class Writer:
         written = sum(len(one.output_ids) for one in self._done)
         prompts = [one for one in self._done if one.index % self._body.n == 0]
         read = sum(len(one.input_ids) for one in prompts)
-        counts = _sum(self._done).get("expected", SourceCounts())
-        accepted = sum(counts.accepted)
-        return {
+        whole = {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
+        }
+        if self._labels.repeatable:
+            return whole
+        counts = _sum(self._done).get("expected", SourceCounts())
+        accepted = sum(counts.accepted)
+        return {
+            **whole,
             "prompt_tokens_details": {"cached_tokens": sum(o.stats.reused_tokens for o in prompts)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
@@ -175,7 +214,7 @@ def _sum(done: Sequence[Completion]) -> dict[str, SourceCounts]:
     return total
 
 
-def _times(generation: Generation, choices: int) -> Json:
+def _times(generation: Growing, choices: int) -> Json:
     """Milliseconds since the request came, and the rate behind the first tokens."""
     now, first = time.monotonic(), generation.first or generation.started
     written, took = generation.tokens - choices, now - first

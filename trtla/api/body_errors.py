@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trtla.errors import did_you_mean
-from trtla.serve.errors import ApiError
-from trtla.serve.protocol import (
+from trtla.api.errors import ApiError
+from trtla.api.protocol import (
     LABELS,
     ChatBody,
     CompletionBody,
@@ -16,6 +15,7 @@ from trtla.serve.protocol import (
     StreamOptions,
     TextPart,
 )
+from trtla.errors import did_you_mean
 
 _MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart)
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}

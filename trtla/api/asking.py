@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import gt
 
+from trtla.api.errors import ApiError, refused
+from trtla.api.protocol import Body, ChatBody, CompletionBody, Content
 from trtla.errors import UsageError
 from trtla.llm.answer import Answer
 from trtla.llm.asked import Asked
 from trtla.llm.llm import LLM
-from trtla.serve.errors import ApiError, refused
-from trtla.serve.protocol import Body, ChatBody, CompletionBody, Content
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -37,8 +37,8 @@ class _Prompt:
     param: str
 
 
-def chat_answers(body: ChatBody, llm: LLM, timeout_s: float) -> list[Answer]:
-    """The choices of a conversation.
+def chat_answers(body: ChatBody, llm: LLM, timeout_s: float | None = None) -> list[Answer]:
+    """The choices of a conversation; with a timeout they end then, waiting included.
 
     Raises:
         ApiError: the request does not fit the model.
@@ -56,7 +56,9 @@ def chat_answers(body: ChatBody, llm: LLM, timeout_s: float) -> list[Answer]:
     return _answers(llm, body, [prompt], body.length, timeout_s)
 
 
-def completion_answers(body: CompletionBody, llm: LLM, timeout_s: float) -> list[Answer]:
+def completion_answers(
+    body: CompletionBody, llm: LLM, timeout_s: float | None = None
+) -> list[Answer]:
     """The choices of one prompt or several, those of the first prompt first.
 
     Raises:
@@ -70,12 +72,31 @@ def completion_answers(body: CompletionBody, llm: LLM, timeout_s: float) -> list
     return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s)
 
 
+def check_name(asked: str | None, name: str, who: str) -> None:
+    """Refuse another model than the one there is.
+
+    Args:
+        asked: by the request; None takes any.
+        who: has the model called `name`.
+
+    Raises:
+        ApiError: it is another one.
+    """
+    if asked not in (None, name):
+        raise ApiError(
+            404,
+            f"the model {str(asked)[:100]!r} is not here; {who} has {name!r}",
+            "model",
+            "model_not_found",
+        )
+
+
 def _answers(
     llm: LLM,
     body: ChatBody | CompletionBody,
     prompts: Sequence[_Prompt],
     length: int | None,
-    timeout_s: float,
+    timeout_s: float | None,
 ) -> list[Answer]:
     choose = partial(_sampling, llm, body, timeout_s)
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
@@ -99,7 +120,9 @@ def _answers(
     return answers
 
 
-def _sampling(llm: LLM, body: Body, timeout_s: float, length: int, seed: int) -> SamplingParams:
+def _sampling(
+    llm: LLM, body: Body, timeout_s: float | None, length: int, seed: int
+) -> SamplingParams:
     usual = 0.0 if llm.limits.greedy_only else 1.0
     with _naming(None):
         return SamplingParams(
@@ -109,7 +132,7 @@ def _sampling(llm: LLM, body: Body, timeout_s: float, length: int, seed: int) ->
             top_p=body.top_p,
             seed=seed,
             stop=body.stop or (),
-            allotted_time_ms=max(1, round(timeout_s * 1000)),
+            allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )
 
 

@@ -1,0 +1,1 @@
+"""Bulk jobs: a file of requests in, a folder of answers out, whatever interrupts them."""

@@ -1,0 +1,48 @@
+"""What a model is, whatever its folder is called: the digest of its files.
+
+Of large files samples are read, so that this takes no time: training changes all of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import MADE_OF, shards
+
+_WHOLE = 16 << 20
+"""Bytes of a file up to which all of it is read."""
+_SAMPLES, _SAMPLE = 256, 1 << 14
+
+
+def fingerprint(folders: tuple[Path, ...]) -> str:
+    """The digest of a model's files: those of its folder, and of further ones such as its
+    tokenizer's."""
+    found = hashlib.sha256()
+    for folder in folders:
+        for path in _files(folder):
+            found.update(f"{path.name} {path.stat().st_size}\n".encode())
+            for piece in _content(path):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    weights = weight_file(folder)
+    yield from shards(weights) if weights else ()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != MADE_OF and not path.name.startswith("."):
+            yield path
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            yield file.read()
+            return
+        for sample in range(_SAMPLES):
+            file.seek(sample * (size - _SAMPLE) // (_SAMPLES - 1))
+            yield file.read(_SAMPLE)

@@ -1,0 +1,231 @@
+"""A job's folder: whose it is, what it is of, how far it came, and its output at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtla.batch.journal import Counts, Journal, written
+from trtla.console import counted
+from trtla.errors import TrtlaError, UsageError
+from trtla.files import JsonError, json_text, parse_json, write_whole
+
+OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
+_JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
+_FORMAT = "trtla batch 1"
+_ANEW = "choose another -o, or begin anew with --force"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a job is of: with the same identity it goes on, with another one it does not."""
+
+    input: str
+    """The digest of the file."""
+    model: str
+    """The digest of its files."""
+    settings: dict[str, Any]
+    """Those that may change an answer."""
+
+    @property
+    def key(self) -> str:
+        """All of it in one digest."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is known of a job, here and in its file."""
+
+    folder: Path
+    identity: Identity
+    created: int
+    """When it began, in seconds of Unix time."""
+    finished: Counts | None = None
+    """Its totals, when it has."""
+
+    @property
+    def output(self) -> Path:
+        """The answers."""
+        return self.folder / OUTPUT
+
+    @property
+    def errors(self) -> Path:
+        """The lines that failed."""
+        return self.folder / ERRORS
+
+    def journal(self, last: int) -> Journal:
+        """What is done so far, of lines up to this number."""
+        return Journal(self.folder / _JOURNAL, self.identity.key, last)
+
+    def finish(self, journal: Journal) -> Job:
+        """Write the output from the journal, which is not needed any more.
+
+        Raises:
+            TrtlaError: the disk is full, or has failed.
+        """
+        for path, failed in ((self.output, False), (self.errors, True)):
+            lines = (record.data + b"\n" for record in journal.ordered(failed=failed))
+            with written(path):
+                write_whole(path, lines, durable=True)
+        done = replace(self, finished=journal.counts)
+        done.write()
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        return done
+
+    def write(self) -> None:
+        """Its file."""
+        data = {
+            "format": _FORMAT,
+            "created": self.created,
+            **asdict(self.identity),
+            "finished": None if self.finished is None else asdict(self.finished),
+        }
+        write_whole(self.folder / _JOB, json_text(data), durable=True)
+
+
+def check_place(folder: Path, source: Path) -> None:
+    """Refuse a folder in which the input would be overwritten, or that cannot be one.
+
+    Raises:
+        UsageError: it is a file, or the input is one of its files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", "choose another -o")
+    for name in (OUTPUT, ERRORS, _JOB, _JOURNAL, _LOCK):
+        if os.path.realpath(folder / name) == os.path.realpath(source):
+            raise UsageError(f"{source} is the input, and would be replaced", "choose another -o")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, made if it is not there; the lock ends with the process, however it ends.
+
+    Raises:
+        UsageError: another process holds it.
+        TrtlaError: it cannot be made or locked.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise TrtlaError(
+            f"{folder} cannot be written: {error.strerror}", "choose another -o"
+        ) from None
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another process is at work in {folder}", "wait for it, or choose another -o"
+        ) from None
+    except OSError as error:
+        raise TrtlaError(
+            f"{folder} cannot be locked: {error.strerror}", "choose an -o on a local disk"
+        ) from None
+
+
+def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> Job:
+    """The job that a locked folder holds, or a new one.
+
+    Args:
+        source: the input, for errors.
+        force: drop what is there.
+
+    Raises:
+        UsageError: the folder holds another job, or files that no job has made.
+    """
+    found = _read(folder)
+    for name in (OUTPUT, ERRORS, _JOB):  # what a kill has left of `write_whole`
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)
+    if found is None or force:
+        return _begin(folder, identity, force=force)
+    _check_same(found, identity, source)
+    if found.finished is not None:
+        _check_whole(found)
+    return found
+
+
+def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
+    job = Job(folder, identity, int(time.time()))
+    for path in (job.output, job.errors):
+        if path.exists() and not force:
+            raise UsageError(f"{path} is of no job that is known here", _ANEW)
+    for path in (folder / _JOURNAL, job.output, job.errors):
+        path.unlink(missing_ok=True)
+    job.write()
+    return job
+
+
+def _read(folder: Path) -> Job | None:
+    """The job that a folder's file tells of, if there is one."""
+    path = folder / _JOB
+    foreign = UsageError(f"{path} is no file of trtla batch", "choose another -o")
+    try:
+        data = parse_json(path.read_bytes())
+        if data["format"] != _FORMAT:
+            raise foreign
+        identity = Identity(data["input"], data["model"], dict(data["settings"]))
+        finished = data["finished"]
+        return Job(folder, identity, int(data["created"]), finished and Counts(**finished))
+    except FileNotFoundError:
+        return None
+    except (JsonError, KeyError, TypeError, ValueError):
+        raise foreign from None
+
+
+def _check_same(found: Job, wanted: Identity, source: Path) -> None:
+    before, folder = found.identity, found.folder
+    if before.input != wanted.input:
+        raise UsageError(f"{folder} holds a job of another input than {source} is now", _ANEW)
+    if before.model != wanted.model:
+        raise UsageError(f"{folder} holds a job of another model", _ANEW)
+    for name, value in wanted.settings.items():
+        if before.settings.get(name) != value:
+            old = before.settings.get(name)
+            raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _ANEW)
+
+
+def _check_whole(job: Job) -> None:
+    with suppress(OSError):
+        (job.folder / _JOURNAL).unlink(missing_ok=True)  # a kill may have come before that
+    for path in (job.output, job.errors):
+        if not path.is_file():
+            raise UsageError(f"the job is finished, and {path} is gone", _ANEW)
+
+
+def first_failure(job: Job) -> str:
+    """What the first line of the errors says."""
+    with job.errors.open("rb") as file:
+        failed = parse_json(file.readline())
+    name = failed["custom_id"]
+    message = str(failed["response"]["body"]["error"]["message"])
+    return message if name is None else f"{name[:100]}: {message}"
+
+
+def failure(job: Job) -> TrtlaError | None:
+    """What a finished job is reported with; None: all lines were answered."""
+    counts = job.finished
+    if counts is None or not counts.failed:
+        return None
+    lines = counted(counts.done, "line")
+    return TrtlaError(
+        f"{counts.failed} of {lines} failed; the first, {first_failure(job)}",
+        f"all are in {job.errors}",
+    )

@@ -1,0 +1,195 @@
+"""Lines that are finished, as they finish: a killed job goes on behind them.
+
+A record is a line: the input line's number, `a` (answered) or `f` (failed), its prompt and output
+tokens, its steps and accepted drafts, a checksum, then the line of output. What follows the first
+record that is not whole, or is another job's, is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from trtla.errors import TrtlaError
+from trtla.files import flush_folder
+from trtla.runtime.stats import tokens_per_step
+
+_SYNC_EVERY_S = 0.5
+_NEW = -1  # the place of a line without a record
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished line."""
+
+    number: int
+    failed: bool
+    prompt_tokens: int
+    output_tokens: int
+    data: bytes
+    """Its line of output, without the line break."""
+    steps: int = 0
+    accepted: int = 0
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Say which file could not be written, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        raise TrtlaError(
+            f"{path} cannot be written: {error.strerror or error}",
+            "free some space: the same command goes on then",
+        ) from None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of all records."""
+
+    answered: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """S; None: there was no step."""
+        return tokens_per_step(self.steps, self.accepted) if self.steps else None
+
+    @property
+    def done(self) -> int:
+        """Answered or failed."""
+        return self.answered + self.failed
+
+    def add(self, record: Record) -> None:
+        """Count a record."""
+        self.failed += record.failed
+        self.answered += not record.failed
+        self.prompt_tokens += record.prompt_tokens
+        self.output_tokens += record.output_tokens
+        self.steps += record.steps
+        self.accepted += record.accepted
+
+
+class Journal:
+    """The journal of a job, for lines up to the number `last`; a context manager.
+
+    Records are handed to the system at once, so that a killed process loses none, and are on the
+    disk within a second. Memory holds their places only.
+    """
+
+    def __init__(self, path: Path, key: str, last: int) -> None:
+        self._path, self._key, self.counts = path, key.encode(), Counts()
+        self._places = array("q", [_NEW]) * (last + 1)
+        self._file = path.open("a+b", buffering=0)
+        self._dirty = False
+        self._failure: OSError | None = None
+        self._closing = threading.Event()
+        self._syncing = threading.Thread(target=self._sync, name="trtla-journal", daemon=True)
+        self._end = self._load()
+        self._file.truncate(self._end)
+        flush_folder(path.parent)
+        self._syncing.start()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._closing.set()
+        self._syncing.join()
+        with suppress(OSError):
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __contains__(self, number: int) -> bool:
+        return self._places[number] != _NEW
+
+    def add(self, record: Record) -> None:
+        """Keep a record.
+
+        Raises:
+            TrtlaError: the disk is full, or has failed.
+        """
+        data = _packed(record, self._key)
+        with written(self._path):
+            if self._failure is not None:
+                raise self._failure
+            size = self._file.write(data)
+            if size != len(data):  # the disk may be full, and the next one says so
+                self._file.write(data[size:])
+        self._dirty = True
+        self._note(record, len(data))
+
+    def _note(self, record: Record, size: int) -> None:
+        self._places[record.number] = self._end
+        self._end += size
+        self.counts.add(record)
+
+    def _load(self) -> int:
+        """Find what there is; where it ends."""
+        self._end = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                record = _unpacked(line, self._key)
+                if record is None or not 0 < record.number < len(self._places):
+                    break
+                if record.number not in self:
+                    self._note(record, len(line))
+        return self._end
+
+    def _sync(self) -> None:
+        while not self._closing.wait(_SYNC_EVERY_S):
+            if self._dirty:
+                self._dirty = False
+                try:
+                    os.fsync(self._file.fileno())
+                except OSError as error:
+                    self._failure = error
+                    return
+
+    def ordered(self, *, failed: bool) -> Iterator[Record]:
+        """The records of one kind, in the order of the input."""
+        with self._path.open("rb") as file:
+            for place in self._places:
+                if place != _NEW:
+                    file.seek(place)
+                    record = _unpacked(file.readline(), self._key)
+                    assert record is not None
+                    if record.failed == failed:
+                        yield record
+
+
+def _packed(record: Record, key: bytes) -> bytes:
+    kind = b"f" if record.failed else b"a"
+    counts = (record.prompt_tokens, record.output_tokens, record.steps, record.accepted)
+    content = b"%d %b %d %d %d %d" % (record.number, kind, *counts)
+    return b"%b %08x %b\n" % (content, _checksum(key, content, record.data), record.data)
+
+
+def _unpacked(line: bytes, key: bytes) -> Record | None:
+    """A record; None: it is not whole, or of another job."""
+    try:
+        number, kind, *counts, found, data = line.split(b" ", 7)
+        if not data.endswith(b"\n"):
+            return None
+        content, data = b" ".join((number, kind, *counts)), data[:-1]
+        if int(found, 16) != _checksum(key, content, data):
+            return None
+        read, written, steps, accepted = map(int, counts)
+        return Record(int(number), kind == b"f", read, written, data, steps, accepted)
+    except ValueError:
+        return None
+
+
+def _checksum(key: bytes, content: bytes, data: bytes) -> int:
+    return crc32(data, crc32(content, crc32(key)))

@@ -1,0 +1,297 @@
+"""`trtla batch`: from flags to a job, and what is said of it; the work is in trtla.batch."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.command import Command
+from trtla.cli.drafter_options import (
+    CorpusFlags,
+    check_corpus,
+    check_drafters,
+    corpus_flags,
+    drafter_flags,
+)
+from trtla.cli.engine_check import check_triples
+from trtla.cli.loading import open_speaking, save_corpus
+from trtla.cli.options import (
+    PATH,
+    draft_flags,
+    engine_flags,
+    json_flag,
+    opening_flags,
+    options_of,
+    reuse_flag,
+    setting,
+    switch,
+)
+from trtla.cli.values import COUNT, TEXT
+from trtla.console import Console, counted
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.fields import parsed
+from trtla.trtllm import library as mpi
+
+if TYPE_CHECKING:
+    from trtla.batch.job import Identity, Job
+    from trtla.batch.run import Figures, Task
+    from trtla.llm.llm import LLM
+
+_REUSE = "kv_cache_enable_block_reuse"
+_TERMINATED = 143  # 128 + SIGTERM, as shells count it
+_CHANGING = ("device", "dtype", "kv_cache_dtype")
+"""Settings of the model that may change an answer's last bits."""
+
+
+@dataclass(frozen=True)
+class BatchFlags(CorpusFlags):
+    """The command's flags as click parsed them."""
+
+    requests: str
+    output_dir: str
+    force: bool
+    served_model_name: str | None
+    max_batch_size: int | None
+    reuse: bool
+
+
+@click.command(
+    cls=Command,
+    short_help="A file of OpenAI's requests -> a folder of answers, resumable.",
+    examples=[
+        "trtla batch requests.jsonl -o out -m engine",
+        "trtla batch requests.jsonl -o out -m model.gguf --served-model-name gpt-4o-mini --json",
+    ],
+)
+@click.argument("requests", type=PATH)
+@setting(
+    "-o",
+    "--output-dir",
+    section="Output",
+    type=PATH,
+    required=True,
+    help="Folder of the job: output.jsonl and errors.jsonl at its end, what is done until then.",
+)
+@switch("--force", section="Output", help="Drop what the folder has of a job, and begin anew.")
+@json_flag("Print the summary as a JSON document.", "Output")
+@engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
+@setting(
+    "--served-model-name",
+    section="Model",
+    type=TEXT,
+    metavar="NAME",
+    show_default="that of its folder or file",
+    help="The model's name in answers, and the only one that requests may name.",
+)
+@opening_flags
+@setting(
+    "--max-batch-size",
+    section="Model",
+    type=COUNT,
+    show_default="the engine's",
+    help="Texts that are written at the same time, at most the engine's.",
+)
+@reuse_flag
+@drafter_flags
+@corpus_flags
+@draft_flags
+@options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,))
+@click.pass_obj
+def batch(console: Console, /, **flags: Any) -> int:
+    """Answer a file of requests in OpenAI's batch format, here.
+
+    REQUESTS has a line each: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+    "body": {...}}; a body is what trtla serve takes, of /v1/completions too. The answers are in the
+    order of the lines. After a kill, a crash or Ctrl-C the same command goes on, and no line is
+    done twice; the files are the same to the last byte. A line that is wrong becomes an error of
+    that line (exit code 1).
+    """
+    named, reuse = flags["engine_dir"], flags.pop(_REUSE)
+    flags["engine_dir"] = _folder(console, named)
+    given = parsed(BatchFlags, {**flags, "reuse": reuse})
+    check_triples(given.engine_dir, given.lookahead)
+    models = check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
+    check_corpus(given)
+    if mpi.rank():  # the first rank has the job; the others serve until it has ended
+        _open(given, models).close()
+        return 0
+    name = given.served_model_name or Path(named or given.engine_dir).resolve().stem
+    return _do(console, given, models, name)
+
+
+def _folder(console: Console, named: str | None) -> str:
+    """As of trtla serve."""
+    from trtla.cli.chat import sample_model
+    from trtla.formats.gguf.folder import model_folder
+
+    return str(model_folder(sample_model(console.note, "trtla batch -m MODEL", named)))
+
+
+def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
+    """All of a job that is left to do; the exit code, also after SIGTERM."""
+    with _noticed() as came:
+        try:
+            return _go_on(console, given, models, name, came)
+        except BaseException as error:
+            if not came and not isinstance(error, KeyboardInterrupt):
+                raise
+            if signal.SIGTERM not in came:
+                raise KeyboardInterrupt from None
+            print("error: terminated", file=sys.stderr)
+            return _TERMINATED
+
+
+@contextmanager
+def _noticed() -> Iterator[list[int]]:
+    """Yield the signals that come. SIGTERM interrupts as Ctrl-C does; what is imported may swallow
+    either."""
+    came: list[int] = []
+    interrupted = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if number == signal.SIGINT and callable(interrupted):
+            interrupted(number, frame)
+        raise KeyboardInterrupt
+
+    names = [signal.SIGTERM, *([signal.SIGINT] if callable(interrupted) else [])]  # not with nohup
+    before = {name: signal.signal(name, end) for name in names}
+    try:
+        yield came
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _go_on(
+    console: Console, given: BatchFlags, models: list[str], name: str, came: list[int]
+) -> int:
+    from trtla.batch.job import check_place, locked, open_job
+    from trtla.batch.lines import survey
+    from trtla.batch.run import Task
+
+    source, folder = Path(given.requests), Path(given.output_dir)
+    check_place(folder, source)
+    found = survey(source)
+    with locked(folder):
+        job = open_job(folder, _identity(given, found.digest, name), source, force=given.force)
+        if job.finished is not None:
+            console.note(f"note: the job in {folder} is finished; --force begins anew")
+            return _report(console, job, None)
+        with job.journal(found.last) as journal:
+            task = Task(job, journal, source, found, name)
+            return _finish(console, given, models, task, came)
+
+
+def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
+    from trtla.batch.fingerprint import fingerprint
+    from trtla.batch.job import Identity
+
+    folders = (given.engine_dir, *filter(None, [given.tokenizer_dir]))
+    settings = {one: getattr(given, one) for one in _CHANGING} | {"served_model_name": name}
+    if given.drafter.rejection:  # else no drafter changes a text
+        settings["drafter"] = repr(given.drafter)
+    return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
+
+
+def _finish(
+    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
+) -> int:
+    """Do the lines that are left, then write the output; after a signal say how to go on."""
+    counts, lines = task.journal.counts, counted(task.survey.count, "line")
+    if counts.done:
+        console.note(f"note: {counts.done} of {lines} are done already")
+    try:
+        figures = _decode(console, given, models, task, came)
+        done = task.job.finish(task.journal)
+    except BaseException as error:
+        if came or isinstance(error, KeyboardInterrupt):
+            kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+            print(f"\nnote: {kept}; the same command goes on", file=sys.stderr, flush=True)
+        raise
+    return _report(console, done, figures)
+
+
+def _decode(
+    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
+) -> Figures | None:
+    """Do the lines that are left; None where there are none."""
+    counts, total = task.journal.counts, task.survey.count
+    if counts.done == total:
+        return None
+    with _open(given, models) as llm:
+        from trtla.batch.run import Pace
+
+        console.note(f"note: runs on {llm.description}")
+        pace = Pace(counts.done)
+        more = partial(pace.described, counts)
+        with console.progress("batch", "lines", more, pace.before) as progress:
+            progress(counts.done, total)
+            for record in task.records(llm, lambda text: console.note(f"note: {text}")):
+                pace.tokens += record.output_tokens
+                progress(counts.done, total)
+                if came:
+                    raise KeyboardInterrupt
+        save_corpus(console, llm, given.save_corpus)
+        return pace.figures()
+
+
+def _open(given: BatchFlags, models: list[str]) -> LLM:
+    size = given.max_batch_size
+    return open_speaking(given, models, "a batch", reuse=given.reuse, max_batch_size=size)
+
+
+def _report(console: Console, job: Job, figures: Figures | None) -> int:
+    """Print the summary; the exit code.
+
+    Raises:
+        TrtlaError: lines failed.
+    """
+    from trtla.batch.job import failure
+
+    failed = failure(job)
+    if console.json:
+        console.document(_document(job, figures))
+        return 0 if failed is None else failed.exit_code
+    counts = job.finished
+    assert counts is not None
+    seconds, speed = (None, None) if figures is None else (figures.seconds, figures.tokens_per_s)
+    columns = ("lines", "failed", "prompt tokens", "output tokens", "S", "seconds", "tokens/s")
+    tokens = (counts.prompt_tokens, counts.output_tokens, counts.tokens_per_step)
+    console.table(columns, [(counts.done, counts.failed, *tokens, seconds, speed)])
+    console.note(f"note: the answers are in {job.output}")
+    if failed is not None:
+        raise failed
+    return 0
+
+
+def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trtla.results.documents import SCHEMA_VERSION
+
+    assert job.finished is not None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": "batch",
+        "lines": job.finished.done,
+        **asdict(job.finished),
+        "tokens_per_step": job.finished.tokens_per_step,
+        "created": job.created,
+        "output": str(job.output),
+        "errors": str(job.errors),
+        "this_run": None if figures is None else asdict(figures),
+    }
