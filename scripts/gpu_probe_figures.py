@@ -159,7 +159,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("texts", "largest margin of a differing text", "logits",
            "the same: a large margin is a fault", most=0.5, exact=True),
     Figure("doctor", "trtla doctor names the graph path", "1: yes",
-           "whether the self-test chose the path that is measured", least=1),
+           "whether the self-test chose the path that is measured", least=1, exact=True),
     Figure("doctor", "self-test", "s", "whether the first start is quick enough", most=10),
     *_benches(),
     Figure("memory:8B", "memory beyond weights and cache, 8B", "GB",

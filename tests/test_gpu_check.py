@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -19,6 +20,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_probe  # noqa: E402
 import gpu_probe_figures as figures  # noqa: E402
+
+from trtla.runtime.models.cuda.path import CudaPath  # noqa: E402
 
 TRITON = find_spec("triton") is not None
 
@@ -146,6 +149,7 @@ def test_a_missing_package_and_a_small_gpu_are_told(monkeypatch):
         ("84 tokens over one, 8B", 1.12, "NVIDIA L4", figures.OK),
         ("84 tokens over one, 8B", 1.13, "NVIDIA L4", figures.SLOW),
         ("84 tokens over one, 8B", None, "NVIDIA L4", figures.UNMEASURED),
+        ("trtla doctor names the graph path", 0.0, "NVIDIA H100", figures.WRONG),
         ("texts in bfloat16 as plain decoding's", 0.94, "NVIDIA H200", figures.WRONG),
         ("logits of graphs, float32", float("nan"), None, figures.WRONG),
         ("logits of graphs, float32", float("inf"), None, figures.WRONG),
@@ -153,6 +157,14 @@ def test_a_missing_package_and_a_small_gpu_are_told(monkeypatch):
 )
 def test_verdicts(name, value, gpu, verdict):
     assert figures.BY_NAME[name].verdict(value, gpu) == verdict
+
+
+def test_only_the_graph_path_is_named_by_doctor(monkeypatch):
+    monkeypatch.setenv("PROBE_MODELS", "/nowhere")
+    commands = importlib.import_module("gpu_probe_commands")
+    assert commands.names_graphs(str(CudaPath(None)))
+    assert not commands.names_graphs(str(CudaPath("logits by graphs differ by 0.5")))
+    assert not commands.names_graphs(None)
 
 
 def test_stages_end_in_time_and_measure_every_figure_once():
