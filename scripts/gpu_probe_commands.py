@@ -69,7 +69,7 @@ def names_graphs(forward: str | None) -> bool:
     return forward is not None and forward.startswith("CUDA graphs")
 
 
-def bench(size: str = "1B") -> None:
+def bench(size: str) -> None:
     """Plain decoding, fixed triples and auto, greedy, one prompt at a time."""
     rate = copy_rate()
     found = _bench(size, "--temperature", "0", "--lookahead", *TRIPLES, "auto")
@@ -87,7 +87,7 @@ def bench(size: str = "1B") -> None:
     )
 
 
-def peers(size: str = "1B") -> None:
+def peers(size: str) -> None:
     """Plain decoding beside transformers' generate, and by PyTorch's operations."""
     rows = _bench(size, "--temperature", "0", "--lookahead", TRIPLES[0], "--compare", "hf").rows
     speeds = {row.arm: _number(row.tokens_per_s) for row in rows}
@@ -98,7 +98,7 @@ def peers(size: str = "1B") -> None:
     record(f"graphs over PyTorch's operations, {size}", speeds["ar"] / plain)
 
 
-def sampled(size: str = "1B") -> None:
+def sampled(size: str) -> None:
     """Plain decoding drawn with a temperature, and with top-p, beside greedy."""
     processors = "greedy,multinomial:0.8,nucleus:0.8:0.9"
     rows = _bench(size, "--processor", processors, "--lookahead", TRIPLES[0]).rows
@@ -140,7 +140,7 @@ def _number(value: float | None) -> float:
     return value
 
 
-def memory(size: str = "8B") -> None:
+def memory(size: str) -> None:
     """What the device holds beside weights and cache, behind batches of several sizes."""
     folder, before = model_dir(size), _free()
     start = time.perf_counter()
@@ -172,7 +172,7 @@ def _free() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def serve(size: str = "1B") -> None:
+def serve(size: str) -> None:
     """Clients of a server at the same time: first briefly, for how much it takes, then long."""
     with _server(model_dir(size)) as url:
         brief = _load(url, 2 * CLIENTS)
