@@ -11,7 +11,7 @@
 #
 # s1  memory and products at their best; the kernels against float64; steps of 1B and 8B, by part
 # s2  texts against the CPU's; trtla bench at 1B and 8B beside transformers
-# s3  memory, trtla serve under load, the tests that need a GPU, compute-sanitizer, autotuned products
+# s3  the tests that need a GPU, compute-sanitizer, trtla serve under load, memory, autotuned products
 #
 # Each stage ends in a table of figure, value, expectation and verdict: ok, slow, WRONG or not measured. It is in
 # $OUT/STAGE.json too, and all that was printed in $OUT/STAGE.txt of the first stage (without OUT in /tmp/out).

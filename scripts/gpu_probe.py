@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -302,10 +302,11 @@ def kept(path: Path) -> Iterator[None]:
     for number in (1, 2):
         os.dup2(tee.stdin.fileno(), number)
     tee.stdin.close()
-    try:
-        yield
+    try:  # new objects: those of Python may have been made for a file, in which they would seek
+        out = open(1, "w", buffering=1, closefd=False)
+        with out, redirect_stdout(out), redirect_stderr(out):
+            yield
     finally:
-        sys.stdout.flush()
         for number, before in enumerate(own, start=1):
             os.dup2(before, number)
         with suppress(subprocess.TimeoutExpired):  # where a process outlives its section

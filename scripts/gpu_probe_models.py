@@ -30,19 +30,17 @@ WAIT_S = 60
 def start() -> None:
     """Start making the models that are not there, by processes that outlive this one."""
     for size in ("1B", "8B"):
-        if not (BIG / size).exists():
-            _make(BIG / size, SIZES[size])
+        _make(BIG / size, SIZES[size])
     print(f"models are in {BIG}, 19 GB once both are made: `rm -r {BIG}` when all is measured")
 
 
 def _make(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Start making a model, unless a process does; it gets its name when it is whole."""
+    """Start making a model, unless it is there or a process does; whole, it gets its name."""
     with (log := folder.with_suffix(".log")).open("a") as out:
-        if not _locked(out):
+        if not _locked(out) or folder.exists():
             return
         out.truncate(0)
-        names = {name: name.replace("head_size", "head_dim") for name in sizes}
-        words = [word for name in sizes for word in (_flag(names[name]), str(sizes[name]))]
+        words = [word for name, size in sizes.items() for word in (_flag(name), str(size))]
         part = folder.with_suffix(".part")
         command = [
             sys.executable, str(SCRIPTS / "scale_llama.py"), *words, "--dtype", "bfloat16",
@@ -66,7 +64,7 @@ def _locked(log: IO[str]) -> bool:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return "--" + name.replace("head_size", "head_dim").replace("_", "-")
 
 
 def model_dir(size: str) -> str:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,25 +31,28 @@ SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 
 def check(
     out: Path, *args: str, dry: bool = True, cwd: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script with this Python, which leaves its documents in `out`."""
+) -> tuple[int, str]:
+    """The exit code of a script by this Python, which leaves its documents in `out`, and output."""
     environment = {
         **os.environ, "PROBE_DRY": "1" if dry else "0", "PYTHON": sys.executable,
         "OUT": str(out), "PROBE_MODELS": str(out / "models"), "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
     command = ["bash", str(cwd / "scripts" / "gpu_check.sh"), *args]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
-    )
+    with tempfile.TemporaryFile("w+") as file:  # as most people do who keep what is printed
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=240
+        )
+        file.seek(0)
+        return done.returncode, file.read()
 
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, Any]]]:
     """What a dry run of all stages prints, and its documents."""
     out = tmp_path_factory.mktemp("out")
-    done = check(out, "s1", "s2", "s3")
-    assert done.returncode == (0 if TRITON else 3), done.stdout + done.stderr
-    return done.stdout, {
+    code, printed = check(out, "s1", "s2", "s3")
+    assert code == (0 if TRITON else 3), printed
+    return printed, {
         name: json.loads((out / f"{name}.json").read_text()) for name in gpu_probe.STAGES
     }
 
@@ -120,11 +124,9 @@ def test_a_section_is_ended_at_its_limit(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_sentence_says_so_and_nothing_runs(tmp_path):
-    done = check(tmp_path, "s1", dry=False)
-    assert done.returncode == 3
-    assert re.fullmatch(r"by .*\nmissing: PyTorch sees no CUDA device: .*\n", done.stdout), (
-        done.stdout
-    )
+    code, printed = check(tmp_path, "s1", dry=False)
+    assert code == 3
+    assert re.fullmatch(r"by .*\nmissing: PyTorch sees no CUDA device: .*\n", printed), printed
     assert not (tmp_path / "s1.txt").exists()
 
 
@@ -144,9 +146,9 @@ def test_usage(args, said, tmp_path):
     kept = [tmp_path / "s1.txt", tmp_path / "again.txt"]
     for path in kept:
         path.write_text("of an earlier run")
-    done = check(tmp_path, *args, PYTHON="python3")
-    assert done.returncode == 2
-    assert said in done.stdout + done.stderr
+    code, printed = check(tmp_path, *args, PYTHON="python3")
+    assert code == 2
+    assert said in printed
     assert {path.read_text() for path in kept} == {"of an earlier run"}
 
 
@@ -186,11 +188,11 @@ def test_wheels_for_another_python_are_told(tmp_path):
     (tmp_path / ".whl").mkdir()
     (tmp_path / ".whl" / "pydantic_core-2.50.4-cp39-cp39-manylinux_2_17_x86_64.whl").touch()
     shutil.copy(SCRIPT, tmp_path / "scripts")
-    done = check(tmp_path, "s1", cwd=tmp_path)
+    code, printed = check(tmp_path, "s1", cwd=tmp_path)
     here = "{}.{}".format(*sys.version_info)
-    assert done.returncode == 3
+    assert code == 3
     told = f"missing: the wheels in .whl/ are for Python 3.9 and {sys.executable} is {here}"
-    assert told in done.stdout
+    assert told in printed
 
 
 def test_a_failed_download_leaves_the_wheels_that_are_there(tmp_path):
@@ -199,15 +201,15 @@ def test_a_failed_download_leaves_the_wheels_that_are_there(tmp_path):
     (tmp_path / ".whl" / "kept.whl").touch()
     shutil.copy(SCRIPT, tmp_path / "scripts")
     shutil.copy(ROOT / "constraints.txt", tmp_path)
-    done = check(tmp_path, "prepare", cwd=tmp_path, PIP_NO_INDEX="1")
-    assert done.returncode == 3
-    assert "cannot be downloaded; .whl/ is as before" in done.stdout
+    code, printed = check(tmp_path, "prepare", cwd=tmp_path, PIP_NO_INDEX="1")
+    assert code == 3
+    assert "cannot be downloaded; .whl/ is as before" in printed
     assert (tmp_path / ".whl" / "kept.whl").exists()
 
 
 def test_a_python_that_is_not_there_is_told(tmp_path):
-    done = check(tmp_path, "s1", PYTHON="no-such-python")
-    assert (done.returncode, done.stdout) == (
+    code, printed = check(tmp_path, "s1", PYTHON="no-such-python")
+    assert (code, printed) == (
         3, "missing: PYTHON is no-such-python, which is no program\n",
     )  # fmt: skip
 
