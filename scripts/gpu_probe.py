@@ -303,8 +303,7 @@ def kept(path: Path) -> Iterator[None]:
         os.dup2(tee.stdin.fileno(), number)
     tee.stdin.close()
     try:  # new objects: those of Python may have been made for a file, in which they would seek
-        out = open(1, "w", buffering=1, closefd=False)
-        with out, redirect_stdout(out), redirect_stderr(out):
+        with open(1, "w", 1, closefd=False) as out, redirect_stdout(out), redirect_stderr(out):
             yield
     finally:
         for number, before in enumerate(own, start=1):
