@@ -6,7 +6,8 @@
     python scripts/gpu_probe.py only SECTION...      (in this process, without a table)
 
 A section, such as `gemm` or `step:8B`, has a process and a time limit of its own; one that fails
-does not stop the next. At the end comes a table of figures and verdicts, in $OUT/STAGE.json too.
+does not stop the next. At the end comes a table of figures and verdicts, in $OUT/STAGE.json too;
+what is printed goes to $OUT/STAGE.txt of the first stage too.
 Exit codes: 0 nothing is wrong (times may be slow), 1 a figure is WRONG or a section failed, 2
 usage, 3 something is missing. PROBE_DRY=1 runs the same code on a CPU with tiny sizes.
 """
@@ -22,15 +23,18 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gpu_probe_figures as figures
 
 DRY = os.environ.get("PROBE_DRY") == "1"
+if DRY:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 OUT = Path(os.environ.get("OUT") or "/tmp/out")
 MODELS = Path(os.environ.setdefault("PROBE_MODELS", "/tmp/trtla-gpu-check"))
 """Where the sections have the enlarged models made."""
@@ -87,16 +91,18 @@ STAGES = {
     ),
     "s3": (
         Work(20, ("models",)),
-        Work(70, ("memory:8B",)),
-        Work(100, ("serve:1B",)),
-        Work(190, ("tests",)),
-        Work(90, ("sanitizer",)),
+        Work(160, ("tests",)),
+        Work(70, ("sanitizer",)),
+        Work(90, ("serve:1B",)),
+        Work(120, ("memory:8B",)),
         Work(100, ("tune",)),
     ),
 }
+LIMITS = {one: work.limit_s for works in STAGES.values() for work in works for one in work.sections}
+"""Of every section."""
 ALWAYS = ("click", "gguf", "numpy", "prompt_toolkit", "pydantic", "rich", "safetensors", "torch",
           "transformers", "yaml")  # fmt: skip
-KERNELS = ("check", "mini", "step", "sanitizer")
+KERNELS = ("check", "mini", "sample", "step", "sanitizer")
 """Sections that need Triton on a CPU too."""
 FOR = {
     **dict.fromkeys(KERNELS, ("triton",)),
@@ -105,30 +111,13 @@ FOR = {
 }
 """Modules that single sections need."""
 BRING = "run `scripts/gpu_check.sh prepare` where there is a network, and bring .whl/ along"
-NOT_DRY = ("check:bfloat16", "check:float16", "step:8B", "bench:8B")
+NOT_BROUGHT = ("numpy", "torch", "transformers", "triton")
+"""What .whl/ does not hold: it has to fit the driver, or what fits it."""
+NOT_DRY = ("models", "check:bfloat16", "check:float16", "step:8B", "bench:8B", "tests", "sanitizer",
+           "tune")  # fmt: skip
 """What a dry run omits: on a CPU one type and one size stand for all."""
-FROM_PYTORCH = "PyTorch's builds for CUDA bring it on Linux"
 DISK_GB, MEMORY_GB = 22, 24
-"""What the 8B model needs beside what is made already, and to run."""
-
-
-@dataclass
-class Missing:
-    """What is not there: a sentence each."""
-
-    fatal: list[str] = field(default_factory=list)
-    """Without these nothing can be measured."""
-    sections: dict[str, str] = field(default_factory=dict)
-    """What single sections lack."""
-
-    @property
-    def sentences(self) -> list[str]:
-        """All; what several sections lack once."""
-        by_reason: dict[str, list[str]] = {}
-        for section, reason in self.sections.items():
-            by_reason.setdefault(reason, []).append(section)
-        skipped = (f"{reason} ({', '.join(names)})" for reason, names in by_reason.items())
-        return [*self.fatal, *skipped]
+"""What the models need, and 8B to run."""
 
 
 @dataclass(frozen=True)
@@ -157,38 +146,68 @@ def base(section: str) -> str:
     return section.partition(":")[0]
 
 
-def missing(sections: Sequence[str], gpu: Gpu) -> Missing:
-    """What this machine lacks for sections."""
-    found = Missing([f"the package {name} is missing: {BRING}" for name in absent(ALWAYS)])
-    for section in sections:
-        if lacking := absent(FOR.get(base(section), ())):
-            hint = FROM_PYTORCH if "triton" in lacking else BRING
-            found.sections[section] = f"{', '.join(lacking)} cannot be imported: {hint}"
+def missing(gpu: Gpu) -> list[str]:
+    """Sentences about what this machine lacks, without which nothing can be measured."""
+    found = [sentence for name in ALWAYS if (sentence := fault(name))]
+    for variable, folder in (("OUT", OUT), ("PROBE_MODELS", MODELS))[: 1 if DRY else 2]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".written").touch()
+            (folder / ".written").unlink()
+        except OSError as error:
+            reason = error.strerror or error
+            found.append(f"{variable} is {folder}, which cannot be written ({reason})")
     if DRY:
         return found
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-        found.fatal.append(
-            "there is no C compiler: Triton builds its launchers with one, such as gcc"
-        )
+        found.append("there is no C compiler: Triton builds its launchers with one, such as gcc")
     if gpu.name is None:
-        found.fatal.append(
-            "PyTorch sees no CUDA device: `nvidia-smi` says whether there is a driver"
+        found.append(
+            "PyTorch sees no CUDA device: `nvidia-smi` says whether there is a driver; PROBE_DRY=1 "
+            "runs the same on a CPU with tiny sizes"
         )
-    made = (MODELS / "8B").exists()
-    disk_gb = shutil.disk_usage(MODELS.parent).free / 1e9
-    for section in (one for one in sections if one.endswith(":8B")):
-        if gpu.name is not None and gpu.memory_gb < MEMORY_GB:
-            reason = f"the GPU has {gpu.memory_gb:.0f} GB of memory, 8B needs {MEMORY_GB}"
-            found.sections[section] = reason
-        elif disk_gb < DISK_GB and not made:
-            reason = f"{MODELS.parent} has {disk_gb:.0f} GB free, the models need {DISK_GB}"
-            found.sections[section] = reason
     return found
 
 
-def absent(modules: Sequence[str]) -> list[str]:
-    """Those that cannot be imported."""
-    return [name for name in modules if find_spec(name) is None]
+def lacking(sections: Sequence[str], gpu: Gpu) -> dict[str, str]:
+    """Why some of these sections cannot run, by section."""
+    found = {
+        section: sentence
+        for section in sections
+        for name in FOR.get(base(section), ())
+        if (sentence := fault(name))
+    }
+    if DRY:
+        return found
+    if "sanitizer" in sections and shutil.which("compute-sanitizer") is None:
+        found["sanitizer"] = "compute-sanitizer is missing: it comes with the CUDA toolkit"
+    # What is half made counts as free: it is made to its end, or anew.
+    parts = sum(path.stat().st_size for path in MODELS.glob("*.part/*"))
+    disk_gb = (shutil.disk_usage(MODELS).free + parts) / 1e9
+    for section in (one for one in sections if one.endswith(":8B")):
+        if gpu.memory_gb < MEMORY_GB:
+            reason = f"the GPU has {gpu.memory_gb:.0f} GB of memory, 8B needs {MEMORY_GB}"
+            found[section] = reason
+        elif disk_gb < DISK_GB and section != "step:8B" and not (MODELS / "8B").exists():
+            reason = f"{MODELS} has {disk_gb:.0f} GB free, the models need {DISK_GB}"
+            found[section] = reason
+    return found
+
+
+@cache
+def fault(module: str) -> str | None:
+    """Why a module cannot be imported, which is tried: what it imports itself may be missing."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # Triton and PyTorch find many reasons
+        hint = f"`pip install {module}`" if module in NOT_BROUGHT else BRING
+        return f"{module} cannot be imported ({first_line(error)}): {hint}"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """Of its message, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def only(section: str) -> str | None:
@@ -200,7 +219,7 @@ def only(section: str) -> str | None:
         getattr(importlib.import_module(module), function)(*([argument] if argument else []))
     except Exception as error:  # the next section may well work
         traceback.print_exc()
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"{type(error).__name__}: {first_line(error)}"
     return None
 
 
@@ -228,33 +247,37 @@ def together(work: Work) -> Iterator[tuple[str, str]]:
                 yield name, f"exit code {code}; its output says why"
 
 
-def stage(name: str, works: Sequence[Work]) -> int:
+def stage(name: str, works: Sequence[Work], gpu: Gpu) -> int:
     """Run a stage and print its table; the exit code."""
     start = time.monotonic()
-    OUT.mkdir(parents=True, exist_ok=True)
     records = OUT / f"{name}.records"
     records.unlink(missing_ok=True)
     os.environ[figures.RECORDS] = str(records)
     sections = [section for work in works for section in work.sections]
-    gpu = Gpu() if DRY else Gpu.look()
-    lacking, failed = missing(sections, gpu), dict[str, str]()
-    for sentence in lacking.sentences:
-        print("missing:", sentence, flush=True)
-    for work in () if lacking.fatal else works:
-        kept = tuple(section for section in work.sections if section not in lacking.sections)
+    without, failed = lacking(sections, gpu), dict[str, str]()
+    for work in works:
+        kept = tuple(section for section in work.sections if section not in without)
         failed.update(together(Work(work.limit_s, kept)))
-    rows = figures.judge(records, sections, gpu.name)
+    rows = figures.judge(records, sections, gpu.name, without)
     records.unlink(missing_ok=True)
     wrong = failed or any(row["verdict"] == figures.WRONG for row in rows)
-    code = 1 if wrong else 3 if lacking.sentences else 0
+    code = 1 if wrong else 3 if without else 0
     document = {
         "schema_version": 1, "stage": name, "gpu": gpu.name, "dry": DRY, "figures": rows,
-        "failed": failed, "missing": lacking.sentences,
+        "failed": failed, "missing": grouped(without),
         "seconds": round(time.monotonic() - start, 1), "exit_code": code,
     }  # fmt: skip
     (OUT / f"{name}.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     show(document)
     return code
+
+
+def grouped(without: Mapping[str, str]) -> list[str]:
+    """What sections lack, a sentence each; what several lack once."""
+    names: dict[str, list[str]] = {}
+    for section, reason in without.items():
+        names.setdefault(reason, []).append(section)
+    return [f"{reason} ({', '.join(sections)})" for reason, sections in names.items()]
 
 
 def show(document: dict[str, Any]) -> None:
@@ -269,24 +292,57 @@ def show(document: dict[str, Any]) -> None:
         print("missing:", sentence)
 
 
+@contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """What is printed meanwhile, by other processes too, goes to a file as well."""
+    sys.stdout.flush()
+    own = os.dup(1), os.dup(2)
+    tee = subprocess.Popen(["tee", "-i", str(path)], stdin=subprocess.PIPE)
+    assert tee.stdin is not None
+    for number in (1, 2):
+        os.dup2(tee.stdin.fileno(), number)
+    tee.stdin.close()
+    try:  # new objects: those of Python may have been made for a file, in which they would seek
+        with open(1, "w", 1, closefd=False) as out, redirect_stdout(out), redirect_stderr(out):
+            yield
+    finally:
+        for number, before in enumerate(own, start=1):
+            os.dup2(before, number)
+        with suppress(subprocess.TimeoutExpired):  # where a process outlives its section
+            tee.wait(5)
+
+
+def usage(args: Sequence[str]) -> str | None:
+    """What is wrong with the arguments; None: nothing."""
+    if not args:
+        return __doc__
+    name, *sections = args
+    single = name in ("again", "only")
+    known = [*LIMITS, *["mini"] * (name == "only")] if single else list(STAGES)
+    unknown = [one for one in (sections if single else args) if one not in known]
+    if unknown:
+        kind = "section" if single else "stage"
+        return f"there is no {kind} {unknown[0]}; there are {', '.join(known)}"
+    return None if sections or not single else f"{__doc__}\nSections: {', '.join(known)}"
+
+
 def main(args: Sequence[str]) -> int:
-    """Run a stage, or sections; the exit code."""
-    if args and set(args) <= set(STAGES):
-        codes = [stage(name, STAGES[name]) for name in args]
-        return 1 if 1 in codes else max(codes)
-    name, *sections = args or [""]
-    unknown = [section for section in sections if base(section) not in SECTIONS]
-    if unknown or name not in ("again", "only") or not sections:
-        wrong = f"no section {unknown[0]}; there are {', '.join(SECTIONS)}" if unknown else __doc__
+    """Run stages, or sections; the exit code."""
+    if wrong := usage(args):
         print(wrong, file=sys.stderr)
         return 2
+    name, *sections = args
     if name == "only":
         return int(len([section for section in sections if only(section)]) > 0)
-    limits = {
-        one: work.limit_s for works in STAGES.values() for work in works for one in work.sections
-    }
-    again = [Work(limits.get(section, 300), (section,)) for section in sections]
-    return stage(name, again)
+    gpu = Gpu() if DRY else Gpu.look()
+    if sentences := missing(gpu):
+        print(*(f"missing: {sentence}" for sentence in sentences), sep="\n")
+        return 3
+    again = [Work(LIMITS[section], (section,)) for section in sections if section in LIMITS]
+    works = {"again": again} if name == "again" else {one: STAGES[one] for one in args}
+    with kept(OUT / f"{name}.txt"):
+        codes = [stage(one, works[one], gpu) for one in works]
+    return 1 if 1 in codes else max(codes)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ if DRY:
     PROMPT, PADDING = 5, 2
 
 
-def check(dtype_name: str = "float32" if DRY else "bfloat16") -> None:
+def check(dtype_name: str) -> None:
     """Attention and a model of one type."""
     dtype, name = getattr(torch, dtype_name), f"attention over pages, {dtype_name}"
     errors = [
@@ -183,7 +183,7 @@ def compare_models(dtype: torch.dtype) -> float:
 
 def _logits(model: LlamaModel, shape: str, *, graphs: bool) -> Tensor:
     """Of a step after a prompt, packed or by graphs, which run three times."""
-    run, cache = stepper(model, shape, 400) if graphs else packed(model, 400)
+    run, cache = stepper(model, 400) if graphs else packed(model, 400)
     blocks = cache.pool.allocate(300)
     assert blocks is not None
     run([prompt_feed(0, PROMPT, blocks)])

@@ -19,8 +19,6 @@ from torch import Tensor
 from trtla.bench.opened import read_bandwidth
 
 DRY = os.environ.get("PROBE_DRY") == "1"
-if DRY:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which happens later
 DEVICE = torch.device("cpu" if DRY else "cuda")
 DTYPE = torch.float32 if DRY else torch.bfloat16
 

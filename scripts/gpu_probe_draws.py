@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 
 import torch
 from gpu_probe_device import DEVICE, DRY, median_ms
 from gpu_probe_figures import record
 from torch import Tensor
 
+from trtla.runtime.sampling.device import DeviceSampler
 from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.noise import uniform
+from trtla.runtime.sampling.predict import Draw
 from trtla.settings.sampling import SamplingParams
 
 VOCABULARY, FEW, MANY = (64, 2, 3) if DRY else (128256, 43, 64)
@@ -29,9 +30,8 @@ Draws = Callable[[Tensor, SamplingParams, Sequence[float]], list[int]]
 
 
 def sample() -> None:
-    """Draw by the executor's kernel where there is one, and by PyTorch's operations."""
-    draws = {"PyTorch's operations": _plain, **_own()}
-    for way, draw in draws.items():
+    """Draw by PyTorch's operations, and by the executor's kernel, which the figures are of."""
+    for way, draw in {"PyTorch's operations": _plain, "the kernel": _kernel()}.items():
         taken = {(rows, name): _ms(draw, rows, KINDS[name]) for rows in (1, FEW) for name in KINDS}
         for (rows, name), ms in taken.items():
             print(f"{way}: {rows} rows of {VOCABULARY}, {name}: {ms:.2f} ms")
@@ -54,18 +54,13 @@ def _plain(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> li
     return found
 
 
-def _own() -> dict[str, Draws]:
-    if find_spec("triton") is None or find_spec("trtla.runtime.sampling.device") is None:
-        return {}
-    from trtla.runtime.sampling.device import DeviceSampler
-    from trtla.runtime.sampling.predict import Draw
-
+def _kernel() -> Draws:
     sampler = DeviceSampler()
 
     def draw(logits: Tensor, params: SamplingParams, noise: Sequence[float]) -> list[int]:
         return sampler.choose(logits, [Draw(i, params, one) for i, one in enumerate(noise)])[1]
 
-    return {"the kernel": draw}
+    return draw
 
 
 def _ms(draw: Draws, rows: int, params: SamplingParams) -> float:

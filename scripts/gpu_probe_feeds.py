@@ -5,7 +5,7 @@ Models run as the executor runs them, by `step_forward`: what a GPU chooses ther
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
 import torch
@@ -17,11 +17,15 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models import forward
+from trtla.runtime.models.cuda import graphs
+from trtla.runtime.models.cuda.capture import CudaCapture
+from trtla.runtime.models.cuda.graphs import GraphRunner
 from trtla.runtime.models.forward import SPARE_BLOCKS, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
-from trtla.runtime.sequence import Feed, Sequence
+from trtla.runtime.sequence import Feed
+from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 TINY = {
@@ -77,11 +81,13 @@ def tree(window: int, ngram: int, guesses: int) -> Draft:
 
 
 SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(7, 7, 7), "15,5,15": tree(15, 5, 15)}
-TRIPLES = {"AR": (7, 7, 7), "7,7,7": (7, 7, 7), "15,5,15": (15, 5, 15)}
-"""The triple that a model is opened with for a shape."""
+LARGEST = LookaheadConfig(15, 5, 15)
+"""The triple of the largest shape."""
 if DRY:
     SHAPES = {"AR": NO_DRAFT, "7,7,7": tree(2, 3, 2), "15,5,15": tree(1, 3, 1)}
-    TRIPLES = {"AR": (2, 3, 2), "7,7,7": (2, 3, 2), "15,5,15": (1, 3, 1)}
+    LARGEST = LookaheadConfig(2, 3, 2)
+FED = {shape: 1 + len(draft.tokens) for shape, draft in SHAPES.items()}
+"""Tokens of a step."""
 
 
 def set_path(model: LlamaModel, *, fused: bool) -> None:
@@ -90,20 +96,37 @@ def set_path(model: LlamaModel, *, fused: bool) -> None:
         setattr(model, name, value)
 
 
-def stepper(model: LlamaModel, shape: str, text: int) -> tuple[StepForward, KVCache]:
-    """How a model runs steps of a shape, one sequence of so many tokens, and its empty cache.
+def stepper(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
+    """How a model runs steps of the shapes, one sequence of so many tokens, and its empty cache.
 
-    In a dry run what should be captured is run again instead, its kernels interpreted.
+    Only what the shapes need is captured. In a dry run it is run again instead, its kernels
+    interpreted.
+
+    Raises:
+        RuntimeError: nothing is captured, so that PyTorch's operations would run.
     """
-    triple = LookaheadConfig(*TRIPLES[shape])
+    with patch.object(graphs, "_SIZES", ()):
+        return _opened(model, text, LARGEST, sorted({*FED.values()}))
+
+
+def open_all(model: LlamaModel, text: int) -> None:
+    """Capture all that a model has captured which is opened with 7,7,7; raises as `stepper`."""
+    _opened(model, text, LARGEST if DRY else LookaheadConfig(7, 7, 7), ())
+
+
+def _opened(
+    model: LlamaModel, text: int, triple: LookaheadConfig, sizes: Sequence[int]
+) -> tuple[StepForward, KVCache]:
     limits = ExecutorLimits(1, text, text, 4096, model.config.vocab_size, triple)
     longest = text + limits.max_draft_len
     cache = model.new_cache(-(-longest // TOKENS_PER_BLOCK) + 1 + SPARE_BLOCKS)
     cache.data.zero_()
-    if not DRY:
-        return model.step_forward(cache, limits), cache
-    with patch.object(forward, "CudaCapture", lambda device: lambda run: run):
-        return model.step_forward(cache, limits), cache
+    capture = (lambda device: lambda run: run) if DRY else CudaCapture
+    with patch.object(forward, "CudaCapture", capture):
+        run = model.step_forward(cache, limits, sizes)
+    if not (isinstance(run, GraphRunner) and run.is_complete):
+        raise RuntimeError("not all graphs can be captured; a warning above says why")
+    return run, cache
 
 
 def packed(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
@@ -116,13 +139,13 @@ def packed(model: LlamaModel, text: int) -> tuple[StepForward, KVCache]:
 def step_feed(draft: Draft, cached: int, blocks: tuple[int, ...]) -> Feed:
     """A generation step; the blocks must be the sequence's own, or padding overwrites them."""
     request = Request(0, (1,) * 8)
-    return Feed.step(Sequence(request, AUTOREGRESSIVE, NoDrafter(), [1], cached, blocks), draft)
+    return Feed.step(Running(request, AUTOREGRESSIVE, NoDrafter(), [1], cached, blocks), draft)
 
 
 def prompt_feed(start: int, length: int, blocks: tuple[int, ...]) -> Feed:
     """A stretch of a prompt of which `start` tokens are cached."""
     prompt = tuple(1 + i % 60 for i in range(start + length))
-    sequence = Sequence(Request(0, prompt), AUTOREGRESSIVE, NoDrafter(), [], start, blocks)
+    sequence = Running(Request(0, prompt), AUTOREGRESSIVE, NoDrafter(), [], start, blocks)
     return Feed.prompt(sequence, length, is_last=True)
 
 

@@ -159,7 +159,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("texts", "largest margin of a differing text", "logits",
            "the same: a large margin is a fault", most=0.5, exact=True),
     Figure("doctor", "trtla doctor names the graph path", "1: yes",
-           "whether the self-test chose the path that is measured", least=1),
+           "whether the self-test chose the path that is measured", least=1, exact=True),
     Figure("doctor", "self-test", "s", "whether the first start is quick enough", most=10),
     *_benches(),
     Figure("memory:8B", "memory beyond weights and cache, 8B", "GB",
@@ -196,8 +196,15 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def judge(records: Path, sections: Iterable[str], gpu: str | None) -> list[dict[str, Any]]:
-    """Rows of a stage's table, with null for what was not measured; arguments as of `verdict`."""
+def judge(
+    records: Path, sections: Iterable[str], gpu: str | None, without: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Rows of a stage's table, with null for what was not measured.
+
+    Args:
+        gpu: as of `verdict`.
+        without: why some sections did not run.
+    """
     lines = records.read_text().splitlines() if records.exists() else []
     found = {row["name"]: row for row in map(json.loads, lines)}
     wanted = set(sections)
@@ -211,7 +218,7 @@ def judge(records: Path, sections: Iterable[str], gpu: str | None) -> list[dict[
                 "section": figure.section, "figure": figure.name, "unit": figure.unit,
                 "value": finite, "expectation": figure.expectation,
                 "verdict": figure.verdict(value, gpu), "decides": figure.decides,
-                "note": row.get("note", ""),
+                "note": row.get("note") or without.get(figure.section, ""),
             })  # fmt: skip
     return rows
 
@@ -221,7 +228,9 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     lines = [("figure", "measured", "expected", "verdict")]
     for row in rows:
         measured = f"{number(row['value'])} {row['unit']}" if row["value"] is not None else "-"
-        lines.append((row["figure"], measured, row["expectation"], row["verdict"]))
+        why = row["note"].partition(":")[0] if row["value"] is None else ""
+        verdict = f"{row['verdict']}: {why}" if why else row["verdict"]
+        lines.append((row["figure"], measured, row["expectation"], verdict))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -234,6 +243,7 @@ def docs_table(documents: Iterable[Mapping[str, Any]] = ()) -> str:
     values = {
         (row["figure"], gpu): number(row["value"])
         for document in documents
+        if not document["dry"]
         for row in document["figures"]
         for gpu in GPUS
         if gpu in (document["gpu"] or "")
@@ -246,5 +256,20 @@ def docs_table(documents: Iterable[Mapping[str, Any]] = ()) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def main(names: Iterable[str]) -> int:
+    """Print the table; 2 after one sentence where a document cannot be read."""
+    documents = []
+    for name in names:
+        try:
+            document = json.loads(Path(name).read_text())
+            documents.append({key: document[key] for key in ("gpu", "dry", "figures")})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            hint = "give the s1.json, s2.json and s3.json that scripts/gpu_check.sh wrote"
+            print(f"{name} is no document of a stage ({error}): {hint}", file=sys.stderr)
+            return 2
+    print(docs_table(documents))
+    return 0
+
+
 if __name__ == "__main__":
-    print(docs_table(json.loads(Path(name).read_text()) for name in sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from gpu_probe_device import DRY, DTYPE, copy_rate, enable_cudnn, host_ms, sync, timed_us
-from gpu_probe_feeds import SHAPES, packed, random_model, set_path, step_feed, stepper
+from gpu_probe_feeds import (
+    FED,
+    SHAPES,
+    open_all,
+    packed,
+    random_model,
+    set_path,
+    step_feed,
+    stepper,
+)
 from gpu_probe_figures import record
 
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 
 CONTEXT, TEXT = (20, 100) if DRY else (700, 2000)
 ROUNDS = 1 if DRY else 40
 STEPS_PROFILED, SHOWN = 5, 9
+Step = Callable[[], Forwarded]
 
 
 @dataclass(frozen=True)
@@ -29,24 +40,37 @@ class Cost:
     gpu: float
     """What the device takes where steps follow each other at once."""
 
+    @property
+    def host(self) -> float | None:
+        """What the device waits for the host; None where steps at once took no less.
 
-def step(size: str = "1B") -> None:
+        Then the host is what steps at once wait for, or noise is larger than its part.
+        """
+        return self.whole - self.gpu if self.whole > self.gpu else None
+
+
+def step(size: str) -> None:
     """Steps of a random model in its shapes: graphs, fused and not, and PyTorch's operations."""
     model, rate = random_model(size, DTYPE), copy_rate()
     print(f"{size}: {model.weight_bytes / 1e9:.2f} GB a step, {CONTEXT} tokens cached")
     set_path(model, fused=False)
     plain = _eager(model, "AR")
     _eager(model, "7,7,7")
-    unfused, found = (_graphs(model, size, fused=fused) for fused in (False, True))
+    set_path(model, fused=True)
+    record(f"captures at the start, {size}", host_ms(lambda: open_all(model, TEXT)) / 1e3)
+    unfused = _costs(_steps(model, fused=False), model, "unfused")
+    steps = _steps(model, fused=True)
+    found = _costs(steps, model, "fused")
     one = found["AR"]
     record(f"step of one token, {size}", model.weight_bytes / one.whole * 1e6 / rate)
-    record(f"host beside a step, {size}", (one.whole - one.gpu) / 1e3)
+    if one.host is not None:
+        record(f"host beside a step, {size}", one.host / 1e3)
     record(f"graph over PyTorch's operations, {size}", one.whole / plain)
     for tokens, shape in ((84, "7,7,7"), (120, "15,5,15")):
         record(f"{tokens} tokens over one, {size}", found[shape].whole / one.whole)
     record(f"fused over unfused, {size}", one.whole / unfused["AR"].whole)
     if not DRY:
-        _kernels(model, size)
+        _kernels(steps, model.config.num_hidden_layers, size)
 
 
 def _eager(model: LlamaModel, shape: str) -> float:
@@ -63,42 +87,25 @@ def _eager(model: LlamaModel, shape: str) -> float:
     return found
 
 
-def _graphs(model: LlamaModel, size: str, *, fused: bool) -> dict[str, Cost]:
-    """Print what steps by graphs cost, by shape.
-
-    Raises:
-        RuntimeError: no graph was captured.
-    """
+def _steps(model: LlamaModel, *, fused: bool) -> dict[str, Step]:
+    """Steps by graphs, by shape."""
     set_path(model, fused=fused)
+    run, cache = stepper(model, TEXT)
+    blocks = cache.pool.allocate(TEXT)
+    return {shape: partial(run, [_feed(blocks, shape)]) for shape in SHAPES}
+
+
+def _costs(steps: dict[str, Step], model: LlamaModel, label: str) -> dict[str, Cost]:
+    """Print what steps cost, by shape."""
     found = {}
-    for shape, run, feed, opened_s in _opened(model):
-        first = host_ms(lambda: run([feed]))  # noqa: B023
-        _require_graph(run)
-        if shape == "7,7,7":
-            record(f"captures at the start, {size}", opened_s + first / 1e3)
-        found[shape] = cost = _cost(lambda: run([feed]).logits.argmax(-1))  # noqa: B023
+    for shape, run in steps.items():
+        found[shape] = cost = _cost(lambda: run().logits.argmax(-1))  # noqa: B023
         print(
-            f"{shape}, {'fused' if fused else 'not'}: fed {feed.length}, GPU {cost.gpu:.0f} us, "
-            f"with host {cost.whole:.0f}, {model.weight_bytes / cost.gpu / 1e3:.0f} GB/s, "
-            f"opened in {opened_s:.1f} s, first step {first / 1e3:.1f} s",
+            f"{shape}, {label}: fed {FED[shape]}, GPU {cost.gpu:.0f} us, with host "
+            f"{cost.whole:.0f}, {model.weight_bytes / cost.gpu / 1e3:.0f} GB/s",
             flush=True,
         )
     return found
-
-
-def _opened(model: LlamaModel) -> Iterator[tuple[str, Callable[..., Any], Feed, float]]:
-    """Each shape, how steps of it run, what they feed, and the seconds until they could."""
-    for shape in SHAPES:
-        opened: list[tuple[Any, Any]] = []
-        taken = host_ms(lambda: opened.append(stepper(model, shape, TEXT)))  # noqa: B023
-        run, cache = opened[0]
-        yield shape, run, _feed(cache.pool.allocate(TEXT), shape), taken / 1e3
-
-
-def _require_graph(run: object) -> None:
-    if not DRY and not getattr(run, "captured", None):
-        problem = getattr(run, "problem", None) or "the model does not run by graphs"
-        raise RuntimeError(f"nothing was captured: {problem}")
 
 
 def _cost(run: Callable[[], torch.Tensor]) -> Cost:
@@ -108,18 +115,17 @@ def _cost(run: Callable[[], torch.Tensor]) -> Cost:
     return Cost(statistics.median(whole), gpu)
 
 
-def _kernels(model: LlamaModel, size: str) -> None:
+def _kernels(steps: dict[str, Step], layers: int, size: str) -> None:
     """Print which kernels take the time, and record their number and what attention takes."""
     from torch.profiler import ProfilerActivity, profile
 
-    layers = model.config.num_hidden_layers
-    for shape, run, feed, _ in _opened(model):
+    for shape, run in steps.items():
         for _ in range(3):
-            run([feed])
+            run()
         sync()
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             for _ in range(STEPS_PROFILED):
-                run([feed])
+                run()
             sync()
         rows = [
             (row.self_device_time_total / STEPS_PROFILED, row.count / STEPS_PROFILED, row.key)
