@@ -163,16 +163,16 @@ def take_tokenizer(llm: LLM) -> Tokenizer:
 
 _BYTES = 2**29
 _TRIES = 5
-_CUDA_COPIES = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
+_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
-    """Bytes a second, the best of some tries: a sum on the CPU, a copy on CUDA (read + write)."""
+    """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         with torch.cuda.device(device):  # events are of the current one
-            return _copy_bandwidth(device, min(_CUDA_COPIES * size, free // 4))
+            return _device_bandwidth(device, min(_CUDA_SHARE * size, free // 4))
     data = torch.ones(size // 4, device=device)
     best = float("inf")
     for _ in range(_TRIES + 1):
@@ -182,20 +182,24 @@ def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
     return size / best
 
 
-def _copy_bandwidth(device: torch.device, size: int) -> float:
+def _device_bandwidth(device: torch.device, size: int) -> float:
     """By the device's own clock: the host's would count what a launch takes."""
     data = torch.ones(size // 4, device=device)
     target = torch.empty_like(data)
+    return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
+
+
+def _device_s(launch: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(_TRIES + 1):
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
-        target.copy_(data)
+        launch()
         end.record()
         end.synchronize()
         best = min(best, start.elapsed_time(end) / 1000)
-    return 2 * size / best
+    return best
 
 
 def reset_peak(device: torch.device) -> None:
