@@ -101,8 +101,11 @@ def _group(
         device = tables[0].device
         # On a GPU PyTorch copies a mask of any other width, in every layer.
         width = length if device.type == "cpu" else -(-length // _MASK_WIDTH) * _MASK_WIDTH
-        wide = _bias(feeds, (len(feeds), count, width), group_size, dtype)
-        bias = wide.to(device)[..., :length]
+        if feeds[0].draft is None:
+            wide = _chunk_bias(feeds[0], width, group_size, dtype, device)
+        else:
+            wide = _bias(feeds, (len(feeds), count, width), group_size, dtype).to(device)
+        bias = wide[..., :length]
     if min(counts) == count:
         return AttentionGroup(rows, shape, keys, bias)
     pad, unpad = _padding(counts, tables[0].device)
@@ -127,6 +130,16 @@ def _scattered_keys(feeds: Seq[Feed], tables: Seq[SlotTable], length: int) -> Te
     for feed, table in zip(feeds, tables, strict=True):
         stretches += [table.slots[: feed.total], table.slots[:1].expand(length - feed.total)]
     return torch.cat(stretches)
+
+
+def _chunk_bias(
+    feed: Feed, width: int, group_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Of a stretch of a prompt behind cached tokens, made where it is used: it can be large."""
+    last = torch.arange(feed.length, device=device).unsqueeze(1) + feed.sequence.num_cached
+    hidden = torch.arange(width, device=device) > last
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    return bias.masked_fill_(hidden, float("-inf")).repeat(group_size, 1)[None, None]
 
 
 def _bias(
@@ -160,8 +173,7 @@ def _places(length: int) -> Tensor:
 
 
 def _tree_bias(feed: Feed) -> Tensor:
-    if feed.draft is None:
-        return torch.full((feed.length, feed.length), float("-inf")).triu(1)
+    assert feed.draft is not None
     return tree_bias(feed.draft.parents)
 
 
