@@ -203,9 +203,11 @@ def test_files_of_no_job_are_left_alone(begun: tuple[Path, Path], tmp_path: Path
     source, before = begun
     out = tmp_path / "out"
     out.mkdir()
-    (out / "output.jsonl").write_text("mine")
-    refused(batch(source, out), 2, f"{out / 'output.jsonl'} is of no job", "--force")
-    (out / "output.jsonl").unlink()
+    for name in ("output.jsonl", "errors.jsonl", "journal"):
+        (out / name).write_text("mine")
+        refused(batch(source, out), 2, f"{out / name} is of no job", "--force")
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
     for text in ("{}", "[1]", "no json", '{"format": "other"}'):
         (out / "job.json").write_text(text)
         refused(batch(source, out), 2, f"{out / 'job.json'} is no file of trtla batch", "another")
@@ -271,6 +273,29 @@ def test_an_input_that_changes_meanwhile_is_not_mixed(
     ran = batch(source, tmp_path / "out", "-q")
     refused(ran, 1, f"{source} was changed while it was read", "--force")
     assert not (tmp_path / "out" / "output.jsonl").exists()
+    assert b"other" not in (tmp_path / "out" / "journal").read_bytes()
+    monkeypatch.undo()
+    write(source, [ask("a"), ask("b")])  # as it was: what is kept is of these lines alone
+    assert batch(source, tmp_path / "out", "-q").code == 0
+    assert batch(source, tmp_path / "undisturbed", "-q").code == 0
+    assert texts(tmp_path / "out") == texts(tmp_path / "undisturbed")
+
+
+def test_costs_kept_in_an_engine_do_not_make_it_another_model(engine: Path, tmp_path: Path) -> None:
+    source, model = write(tmp_path / "in", [ask("a")]), tmp_path / "engine"
+    shutil.copytree(engine, model)
+    flags = ("-m", model, "--lookahead", "auto")
+    assert trtla("batch", source, "-o", tmp_path / "out", *flags).code == 0
+    assert list(model.glob("trtla-cost-*"))
+    ran = trtla("batch", source, "-o", tmp_path / "out", *flags)
+    assert ran.code == 0, ran.err
+    assert "is finished" in ran.err
+
+
+def test_a_job_with_rejection_does_not_go_on_without(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", [ask("a", temperature=1.0)]), tmp_path / "out"
+    assert batch(source, out, "--drafter", f"draft:{SHIPPED}", "--rejection").code == 0
+    refused(batch(source, out), 2, f"{out} holds a job with drafter", "--force")
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])

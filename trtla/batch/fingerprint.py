@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import MADE_OF, shards
+from trtla.runtime.costs import COST_FILES
 
 _WHOLE = 16 << 20
 """Bytes of a file up to which all of it is read."""
@@ -33,8 +35,13 @@ def _files(folder: Path) -> Iterator[Path]:
     weights = weight_file(folder)
     yield from shards(weights) if weights else ()
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != MADE_OF and not path.name.startswith("."):
+        if path.is_file() and not _is_made(path.name):
             yield path
+
+
+def _is_made(name: str) -> bool:
+    """Whether a file is made in the folder on the way, such as the costs of forwards."""
+    return name == MADE_OF or name.startswith(".") or fnmatch(name, COST_FILES)
 
 
 def _content(path: Path) -> Iterator[bytes]:

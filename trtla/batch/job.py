@@ -164,10 +164,11 @@ def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> 
 
 def _begin(folder: Path, identity: Identity, *, force: bool) -> Job:
     job = Job(folder, identity, int(time.time()))
-    for path in (job.output, job.errors):
+    paths = (folder / _JOURNAL, job.output, job.errors)
+    for path in paths:
         if path.exists() and not force:
             raise UsageError(f"{path} is of no job that is known here", _ANEW)
-    for path in (folder / _JOURNAL, job.output, job.errors):
+    for path in paths:
         path.unlink(missing_ok=True)
     job.write()
     return job
@@ -182,8 +183,8 @@ def _read(folder: Path) -> Job | None:
         if data["format"] != _FORMAT:
             raise foreign
         identity = Identity(data["input"], data["model"], dict(data["settings"]))
-        finished = data["finished"]
-        return Job(folder, identity, int(data["created"]), finished and Counts(**finished))
+        finished = None if data["finished"] is None else Counts(**data["finished"])
+        return Job(folder, identity, int(data["created"]), finished)
     except FileNotFoundError:
         return None
     except (JsonError, KeyError, TypeError, ValueError):
@@ -196,9 +197,9 @@ def _check_same(found: Job, wanted: Identity, source: Path) -> None:
         raise UsageError(f"{folder} holds a job of another input than {source} is now", _ANEW)
     if before.model != wanted.model:
         raise UsageError(f"{folder} holds a job of another model", _ANEW)
-    for name, value in wanted.settings.items():
-        if before.settings.get(name) != value:
-            old = before.settings.get(name)
+    for name in wanted.settings | before.settings:
+        old, value = before.settings.get(name), wanted.settings.get(name)
+        if old != value:
             raise UsageError(f"{folder} holds a job with {name} {old}, not {value}", _ANEW)
 
 

@@ -37,6 +37,11 @@ class Line:
     data: bytes | None
     """None: it was too long."""
 
+    @property
+    def sum(self) -> int:
+        """Tells it from what may come in its place."""
+        return int.from_bytes(hashlib.blake2b(self.data or b"", digest_size=8).digest(), "big")
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -62,6 +67,8 @@ class Survey:
     """The number of the last one."""
     first: array[int]
     """At a line's number: the first line with its custom_id; 0: it has none."""
+    sums: array[int]
+    """At a line's number: its sum."""
 
 
 class Reader:
@@ -119,10 +126,12 @@ def survey(path: Path) -> Survey:
         UsageError: the file cannot be read, is not UTF-8 or has no line.
     """
     reader, names, numbers, last = Reader(path), array("Q"), array("q"), 0
-    count = 0
+    count, sums = 0, array("Q", [0])
     for line in reader:
         count, last = count + 1, line.number
         _check_text(line, path)
+        sums.extend([0] * (last - len(sums)))
+        sums.append(line.sum)
         name = _custom_id(line)
         if name is not None:
             digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -130,7 +139,7 @@ def survey(path: Path) -> Survey:
             numbers.append(line.number)
     if not count:
         raise UsageError(f"{path} has no line", f"write a request a line: {_FORM}")
-    return Survey(reader.digest, count, last, _firsts(names, numbers, last))
+    return Survey(reader.digest, count, last, _firsts(names, numbers, last), sums)
 
 
 def _check_text(line: Line, path: Path) -> None:

@@ -83,14 +83,16 @@ class Task:
 
     def _left(self) -> Iterator[Ask]:
         """The lines that are not done."""
-        reader = Reader(self.source)
+        changed = TrtlaError(
+            f"{self.source} was changed while it was read",
+            "leave it as it is, and begin anew with --force",
+        )
+        reader, found = Reader(self.source), self.survey
         for line in reader:
-            if line.number > self.survey.last:
-                break
+            # at once: what is in the journal is taken for answers to the lines of the survey
+            if line.number > found.last or line.sum != found.sums[line.number]:
+                raise changed
             if line.number not in self.journal:
-                yield parse(line, self.survey.first)
-        if reader.digest != self.survey.digest:
-            raise TrtlaError(
-                f"{self.source} was changed while it was read",
-                "leave it as it is, and begin anew with --force",
-            )
+                yield parse(line, found.first)
+        if reader.digest != found.digest:
+            raise changed

@@ -16,6 +16,8 @@ from pathlib import Path
 from trtla.files import parse_json, write_whole
 
 FORMAT_VERSION = 2
+COST_FILES = "trtla-cost-*.json"
+"""What tables are kept in; the star is the key."""
 
 _LEAST_S = 1e-9
 """No forward is faster; times near 0 would overflow where others are divided by them."""
@@ -196,7 +198,7 @@ def save(table: CostTable, key: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _file(folder: Path, key: str) -> Path:
-    return folder / f"trtla-cost-{key}.json"
+    return folder / COST_FILES.replace("*", key)
 
 
 def get(
