@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.batch.jobs import ask, write
+from trtla.api.answers import dumps
 from trtla.batch import lines
 from trtla.batch.lines import Ask, Reader, parse, survey
 from trtla.errors import UsageError
@@ -93,3 +94,10 @@ def test_the_digest_is_of_every_byte(tmp_path: Path) -> None:
     two = write(tmp_path / "two", [ask("a"), "", ask("b")])
     assert survey(one).digest != survey(two).digest
     assert survey(one).digest == survey(one).digest
+
+
+def test_a_line_of_output_is_one_for_every_reader() -> None:
+    text = "a\x85b\u2028c\u2029d\\u2028"
+    line = dumps({"text": text}).decode()
+    assert len(line.splitlines()) == 1
+    assert json.loads(line) == {"text": text}

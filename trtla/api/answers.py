@@ -16,6 +16,7 @@ from trtla.runtime.stats import SourceCounts, tokens_per_step
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
+_LINE_BREAKS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 def event(data: Json) -> bytes:
@@ -24,8 +25,11 @@ def event(data: Json) -> bytes:
 
 
 def dumps(data: Json) -> bytes:
-    """Compact JSON in UTF-8."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    """Compact JSON in UTF-8, one line for readers that break lines as `str.splitlines` does too."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for sign, escaped in _LINE_BREAKS:
+        text = text.replace(sign, escaped)
+    return text.encode()
 
 
 class Growing(Protocol):

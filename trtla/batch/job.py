@@ -213,10 +213,13 @@ def _check_whole(job: Job) -> None:
 
 def first_failure(job: Job) -> str:
     """What the first line of the errors says."""
-    with job.errors.open("rb") as file:
-        failed = parse_json(file.readline())
-    name = failed["custom_id"]
-    message = str(failed["response"]["body"]["error"]["message"])
+    try:
+        with job.errors.open("rb") as file:
+            failed = parse_json(file.readline())
+        name = failed["custom_id"]
+        message = str(failed["response"]["body"]["error"]["message"])
+    except (JsonError, KeyError, TypeError):
+        raise UsageError(f"{job.errors} is not as the job has written it", _ANEW) from None
     return message if name is None else f"{name[:100]}: {message}"
 
 
