@@ -41,8 +41,11 @@ def test_what_a_program_prints_is_printed_before_its_end(models, capsys, tmp_pat
     running = threading.Thread(target=models._streamed, args=([sys.executable, "-c", code],))
     running.start()
     with (tmp_path / "gate").open("w"):  # opens once the program waits there
-        time.sleep(0.2)
-        assert capsys.readouterr().out == "1\n"
+        out, ends = "", time.monotonic() + 60
+        while not out and time.monotonic() < ends:
+            time.sleep(0.01)
+            out = capsys.readouterr().out
+        assert out == "1\n"
     running.join()
     assert capsys.readouterr().out == "2\n"
 

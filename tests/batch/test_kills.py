@@ -131,6 +131,7 @@ def test_two_processes_do_not_share_a_folder(
     same_time(expected, out)
     child = start(source, out, "-q")
     assert wait_for(child, out, 1), child.communicate()
+    child.send_signal(signal.SIGSTOP)  # it shall not end meanwhile
     ran = batch(source, out)
     assert ran.code == 2
     assert ran.err == (
