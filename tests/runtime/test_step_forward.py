@@ -1,4 +1,4 @@
-"""How models run their steps where graphs are wanted: which are captured, and what is told of it.
+"""Which CUDA graphs a model captures for its steps, and what it reports about them.
 
 Attention over pages is the reference's; what would be captured is run again.
 """

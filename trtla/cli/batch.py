@@ -15,54 +15,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtla.cli.answering import (
+    AnsweringFlags,
+    answering_draft_flags,
+    answering_folder,
+    answering_model_flags,
+    answering_name,
+    checked,
+    open_answering,
+)
 from trtla.cli.command import Command
-from trtla.cli.drafter_options import (
-    CorpusFlags,
-    check_corpus,
-    check_drafters,
-    corpus_flags,
-    drafter_flags,
-)
-from trtla.cli.engine_check import check_triples
-from trtla.cli.loading import open_speaking, save_corpus
-from trtla.cli.options import (
-    PATH,
-    draft_flags,
-    engine_flags,
-    json_flag,
-    opening_flags,
-    options_of,
-    reuse_flag,
-    setting,
-    switch,
-)
-from trtla.cli.values import COUNT, TEXT
+from trtla.cli.loading import save_corpus
+from trtla.cli.options import PATH, engine_flags, json_flag, setting, switch
+from trtla.cli.values import TEXT
 from trtla.console import Console, counted
-from trtla.settings.executor import TrtllmSettings
-from trtla.settings.fields import parsed
 from trtla.trtllm import library as mpi
 
 if TYPE_CHECKING:
     from trtla.batch.job import Identity, Job
     from trtla.batch.run import Figures, Task
-    from trtla.llm.llm import LLM
 
-_REUSE = "kv_cache_enable_block_reuse"
+_WHO = "a batch"
 _TERMINATED = 143  # 128 + SIGTERM, as shells count it
 _CHANGING = ("device", "dtype", "kv_cache_dtype")
 """Settings of the model that may change an answer's last bits."""
 
 
 @dataclass(frozen=True)
-class BatchFlags(CorpusFlags):
+class BatchFlags(AnsweringFlags):
     """The command's flags as click parsed them."""
 
     requests: str
     output_dir: str
     force: bool
     served_model_name: str | None
-    max_batch_size: int | None
-    reuse: bool
 
 
 @click.command(
@@ -93,19 +79,8 @@ class BatchFlags(CorpusFlags):
     show_default="that of its folder or file",
     help="The model's name in answers, and the only one that requests may name.",
 )
-@opening_flags
-@setting(
-    "--max-batch-size",
-    section="Model",
-    type=COUNT,
-    show_default="the engine's",
-    help="Texts that are written at the same time, at most the engine's.",
-)
-@reuse_flag
-@drafter_flags
-@corpus_flags
-@draft_flags
-@options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,))
+@answering_model_flags
+@answering_draft_flags
 @click.pass_obj
 def batch(console: Console, /, **flags: Any) -> int:
     """Answer a file of requests in OpenAI's batch format, here.
@@ -116,25 +91,14 @@ def batch(console: Console, /, **flags: Any) -> int:
     done twice; the files are the same to the last byte. A line that is wrong becomes an error of
     that line (exit code 1).
     """
-    named, reuse = flags["engine_dir"], flags.pop(_REUSE)
-    flags["engine_dir"] = _folder(console, named)
-    given = parsed(BatchFlags, {**flags, "reuse": reuse})
-    check_triples(given.engine_dir, given.lookahead)
-    models = check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
-    check_corpus(given)
+    named = flags["engine_dir"]
+    flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
+    given, models = checked(BatchFlags, flags)
     if mpi.rank():  # the first rank has the job; the others serve until it has ended
-        _open(given, models).close()
+        open_answering(given, models, _WHO).close()
         return 0
-    name = given.served_model_name or Path(named or given.engine_dir).resolve().stem
+    name = answering_name(given.served_model_name, named, given)
     return _do(console, given, models, name)
-
-
-def _folder(console: Console, named: str | None) -> str:
-    """As of trtla serve."""
-    from trtla.cli.chat import sample_model
-    from trtla.formats.gguf.folder import model_folder
-
-    return str(model_folder(sample_model(console.note, "trtla batch -m MODEL", named)))
 
 
 def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
@@ -232,7 +196,7 @@ def _decode(
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
         return None
-    with _open(given, models) as llm:
+    with open_answering(given, models, _WHO) as llm:
         from trtla.batch.run import Pace
 
         console.note(f"note: runs on {llm.description}")
@@ -247,11 +211,6 @@ def _decode(
                     raise KeyboardInterrupt
         save_corpus(console, llm, given.save_corpus)
         return pace.figures()
-
-
-def _open(given: BatchFlags, models: list[str]) -> LLM:
-    size = given.max_batch_size
-    return open_speaking(given, models, "a batch", reuse=given.reuse, max_batch_size=size)
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:

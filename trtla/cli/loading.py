@@ -5,15 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.cli.engine_check import is_trtllm
-from trtla.errors import UsageError
-
 if TYPE_CHECKING:
-    from trtla.cli.drafter_options import CorpusFlags, ModelFlags
+    from trtla.cli.drafter_options import ModelFlags
     from trtla.console import Console
     from trtla.llm.llm import LLM
 
@@ -66,30 +61,3 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
             "trtllm": given.trtllm,
         } | more
         return LLM(given.engine_dir, **settings)
-
-
-def open_speaking(
-    given: CorpusFlags, draft_models: Sequence[str], who: str, *, reuse: bool, **more: Any
-) -> LLM:
-    """The model that requests of OpenAI's API are put to.
-
-    Args:
-        who: what speaks text, for the refusal of a model without a tokenizer.
-        reuse: share K/V blocks between requests with the same beginning.
-        more: arguments of `LLM`; those of the torch executor alone are left out for others.
-
-    Raises:
-        UsageError: the model has no tokenizer.
-    """
-    size = more.pop("max_batch_size", None)
-    more |= {"block_reuse": reuse, "corpus": given.corpus}
-    if is_trtllm(Path(given.engine_dir)):
-        more = {"trtllm": replace(given.trtllm, kv_cache_enable_block_reuse=reuse)}
-    llm = open_llm(given, draft_models, max_batch_size=size, **more)
-    if llm.tokenizer is None:
-        llm.close()
-        raise UsageError(
-            f"{given.engine_dir} has no tokenizer files, and {who} speaks text",
-            "name their folder with --tokenizer-dir",
-        )
-    return llm

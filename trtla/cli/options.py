@@ -209,15 +209,6 @@ model_flags = stack(engine_flags("Model"), opening_flags)
 """What opens a model."""
 
 
-reuse_flag = setting(
-    "--kv-cache-enable-block-reuse/--no-kv-cache-enable-block-reuse",
-    section="Model",
-    default=True,
-    help="Share K/V blocks between requests with the same beginning; the texts stay the same.",
-)
-"""Of commands that take many requests, in place of the one among TensorRT-LLM's settings."""
-
-
 def color_flag(help_text: str, section: str = "Output") -> Decorator:
     """--color."""
     return setting(
