@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # subprocesses inherit it
@@ -63,3 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tiny_llama() -> Path:
     """The folder of the shipped model."""
     return Path(trtla.__file__).parent / "assets" / "tiny-llama"
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """What --quiet sets in this process is of one test alone."""
+    logger = logging.getLogger("trtla")
+    before = logger.level
+    yield
+    logger.setLevel(before)

@@ -33,6 +33,10 @@ class UsageError(TrtlaError):
     exit_code = 2
 
 
+class RankLost(TrtlaError):
+    """Another process that runs the model has ended: this one cannot go on."""
+
+
 class TrtlaWarning(UserWarning):
     """What was done otherwise than asked for; commands print it as a note."""
 

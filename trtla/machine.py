@@ -138,14 +138,27 @@ def _proc(name: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
+def process_rank() -> int:
+    """Which of the processes that torchrun or mpirun has started this is; 0 without them."""
+    names = ["RANK"] if "MASTER_ADDR" in os.environ else []
+    names += ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"]
+    given = (os.environ.get(name, "") for name in names)
+    return next((int(rank) for rank in given if rank.isdecimal()), 0)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(ours) or os.cpu_count() or 1
+
+
 def cpu() -> Cpu:
     """The processor and the memory; unlike `look`, without importing torch."""
     info = _proc("cpuinfo")
     flags = (info.get("flags") or info.get("Features") or "").split()
-    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return Cpu(
         model=info.get("model name") or platform.processor() or platform.machine(),
-        cores=len(ours) or os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_bytes=_memory("MemTotal"),
         free_bytes=available_memory(),
         instruction_sets=tuple(name for name in _SETS if name in flags),

@@ -30,8 +30,8 @@ def served(engine: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The command's own way to open the engine, in a server of this process."""
     opened: list[Callable[[], LLM]] = []
 
-    def run(settings: Any, open_model: Callable[[], LLM], *more: Any) -> int:
-        opened.append(open_model)
+    def run(settings: Any, new_engine: Any, *more: Any) -> int:
+        opened.append(new_engine.args[0])
         return 0
 
     monkeypatch.setattr("trtla.serve.server.serve", run)

@@ -164,6 +164,7 @@ def test_a_cached_model_gives_the_beams_of_one_without_cache(beams, chunk):
     cache = model.new_cache(16)
 
     def forward(feeds):
+        cache.move_now()
         return model.forward(feeds, cache)
 
     chosen = BeamSettings(beams, 4)

@@ -179,6 +179,7 @@ def no_answer_at(forward_number, row):
     def forward(feeds):
         nonlocal count
         count += 1
+        cache.move_now()
         logits = model.forward(feeds, cache).logits
         return Forwarded(torch.full_like(logits, row) if count >= forward_number else logits)
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 import trtla
 from trtla import LLM, SamplingParams
+from trtla.llm.engine_thread import EngineThread
 from trtla.serve.log import RequestLog
 from trtla.serve.server import Service, bind
 from trtla.settings.serving import ServeSettings
@@ -42,7 +44,7 @@ class Served:
 
     def stats(self):
         """The executor's, now."""
-        return self.service.model.engine.ask(lambda executor: executor.stats()).result(30)
+        return self.service.model.engine.stats().result(30)
 
 
 def open_shipped(**more) -> LLM:
@@ -61,7 +63,8 @@ def serving(
     chosen = ServeSettings(port=0, **settings)
     ready = threading.Event()
     log = RequestLog(as_json=True, quiet=True)
-    service = Service(chosen, keys, open_model, "tiny", log, lambda *_: ready.set())
+    new_engine = partial(EngineThread, open_model)
+    service = Service(chosen, keys, new_engine, "tiny", log, lambda *_: ready.set())
     with bind(chosen) as listening:
         if send_buffer is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

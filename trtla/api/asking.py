@@ -17,7 +17,7 @@ from trtla.api.protocol import Body, ChatBody, CompletionBody, Content
 from trtla.errors import UsageError
 from trtla.llm.answer import Answer
 from trtla.llm.asked import Asked
-from trtla.llm.llm import LLM
+from trtla.llm.request_maker import RequestMaker
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -37,7 +37,7 @@ class _Prompt:
     param: str
 
 
-def chat_answers(body: ChatBody, llm: LLM, timeout_s: float | None = None) -> list[Answer]:
+def chat_answers(body: ChatBody, llm: RequestMaker, timeout_s: float | None = None) -> list[Answer]:
     """The choices of a conversation; with a timeout they end then, waiting included.
 
     Raises:
@@ -57,7 +57,7 @@ def chat_answers(body: ChatBody, llm: LLM, timeout_s: float | None = None) -> li
 
 
 def completion_answers(
-    body: CompletionBody, llm: LLM, timeout_s: float | None = None
+    body: CompletionBody, llm: RequestMaker, timeout_s: float | None = None
 ) -> list[Answer]:
     """The choices of one prompt or several, those of the first prompt first.
 
@@ -92,7 +92,7 @@ def check_name(asked: str | None, name: str, who: str) -> None:
 
 
 def _answers(
-    llm: LLM,
+    llm: RequestMaker,
     body: ChatBody | CompletionBody,
     prompts: Sequence[_Prompt],
     length: int | None,
@@ -121,7 +121,7 @@ def _answers(
 
 
 def _sampling(
-    llm: LLM, body: Body, timeout_s: float | None, length: int, seed: int
+    llm: RequestMaker, body: Body, timeout_s: float | None, length: int, seed: int
 ) -> SamplingParams:
     usual = 0.0 if llm.limits.greedy_only else 1.0
     with _naming(None):
@@ -136,7 +136,7 @@ def _sampling(
         )
 
 
-def _room(llm: LLM, prompt: _Prompt, length: int | None) -> int:
+def _room(llm: RequestMaker, prompt: _Prompt, length: int | None) -> int:
     """Tokens of a choice: what is asked for, or all that the context leaves."""
     with _naming(prompt.param):
         start, _ = llm.engine.request_ids(prompt.ids)
@@ -153,7 +153,7 @@ def _room(llm: LLM, prompt: _Prompt, length: int | None) -> int:
     return length or most - given
 
 
-def _lookahead(llm: LLM, body: Body) -> Lookahead | None:
+def _lookahead(llm: RequestMaker, body: Body) -> Lookahead | None:
     if body.lookahead is None or body.lookahead == "auto":
         return body.lookahead
     with _naming("lookahead"):
@@ -166,7 +166,7 @@ def _lookahead(llm: LLM, body: Body) -> Lookahead | None:
     return triple
 
 
-def _drafter(llm: LLM, body: Body) -> DrafterSettings | None:
+def _drafter(llm: RequestMaker, body: Body) -> DrafterSettings | None:
     if body.drafter is None:
         return None
     with _naming("drafter"):
@@ -181,7 +181,7 @@ def _drafter(llm: LLM, body: Body) -> DrafterSettings | None:
     return settings
 
 
-def _expected(llm: LLM, body: Body) -> tuple[int, ...] | None:
+def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
     """Ids of the predicted output, as far as one can be long: once for all choices."""
     if body.prediction is None or llm.tokenizer is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ class Line:
     number: int
     data: bytes | None
     """None: it was too long."""
+    start: int = 0
+    """Bytes of the file before it."""
 
     @property
     def sum(self) -> int:
@@ -84,24 +86,46 @@ class Reader:
 
     def __iter__(self) -> Iterator[Line]:
         with _opened(self._path) as file:
-            number = 0
+            number = end = 0
             while data := file.readline(LONGEST):
-                number += 1
+                number, start, end = number + 1, end, end + len(data)
                 self._sum.update(data)
-                if number == 1:
-                    data = data.removeprefix(_BOM)
                 whole = len(data) < LONGEST or data.endswith(b"\n")
                 if not whole:
-                    self._skip(file)
-                if not whole or data.strip():
-                    yield Line(number, data if whole else None)
+                    end += self._skip(file)
+                line = _line(number, data if whole else None, start)
+                if line.data is None or line.data.strip():
+                    yield line
 
-    def _skip(self, file: IO[bytes]) -> None:
-        """Pass by the rest of a line."""
+    def _skip(self, file: IO[bytes]) -> int:
+        """Pass by the rest of a line; its bytes."""
+        passed = 0
         while data := file.readline(LONGEST):
             self._sum.update(data)
+            passed += len(data)
             if data.endswith(b"\n"):
-                return
+                break
+        return passed
+
+
+def _line(number: int, data: bytes | None, start: int) -> Line:
+    if number == 1 and data is not None:
+        data = data.removeprefix(_BOM)
+    return Line(number, data, start)
+
+
+def lines_at(path: Path, places: Iterable[tuple[int, int]]) -> Iterator[Line]:
+    """Some lines of a file.
+
+    Args:
+        places: the number of each, and the bytes before it.
+    """
+    with _opened(path) as file:
+        for number, start in places:
+            file.seek(start)
+            data = file.readline(LONGEST)
+            whole = len(data) < LONGEST or data.endswith(b"\n")
+            yield _line(number, data if whole else None, start)
 
 
 @contextmanager
@@ -176,8 +200,12 @@ def _custom_id(line: Line) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def parse(line: Line, first: array[int]) -> Ask:
-    """What a line asks for; `first` as in `Survey`."""
+Firsts = Sequence[int] | Mapping[int, int]
+"""By a line's number, as in `Survey`; at least that of the line in question."""
+
+
+def parse(line: Line, first: Firsts) -> Ask:
+    """What a line asks for."""
     name = None
     is_named = first[line.number] == line.number
     try:
@@ -206,7 +234,7 @@ def _wrong(text: str, param: str | None = None, code: str = "invalid_line") -> A
     return ApiError(400, text, param, code)
 
 
-def _body(data: dict[str, Any], number: int, first: array[int]) -> ChatBody | CompletionBody:
+def _body(data: dict[str, Any], number: int, first: Firsts) -> ChatBody | CompletionBody:
     _check_envelope(data, number)
     if first[number] != number:
         raise _wrong(

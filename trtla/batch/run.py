@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtla.batch.job import Job
 from trtla.batch.journal import Counts, Journal, Record
-from trtla.batch.lines import Ask, Reader, Survey, parse
+from trtla.batch.lines import Line, Reader, Survey, parse
 from trtla.batch.work import Decoding, Labelling
 from trtla.errors import TrtlaError
 from trtla.llm.llm import LLM
@@ -67,6 +67,11 @@ class Task:
     model: str
     """Its name in answers."""
 
+    @property
+    def labelling(self) -> Labelling:
+        """What its answers have in common."""
+        return Labelling(self.job.identity.key, self.job.created, self.model)
+
     def records(self, llm: LLM, log: Callable[[str], None]) -> Iterator[Record]:
         """Do the lines that the journal does not have; each is in it when it comes.
 
@@ -76,13 +81,22 @@ class Task:
         Raises:
             TrtlaError: the input is another one by now, the disk is full, or the model has failed.
         """
-        labelling = Labelling(self.job.identity.key, self.job.created, self.model)
-        for record in Decoding(llm, labelling, log).records(self._left()):
-            self.journal.add(record)
-            yield record
+        asked = (parse(line, self.survey.first) for line in self.left())
+        return self.kept(Decoding(llm, self.labelling, log).records(asked))
 
-    def _left(self) -> Iterator[Ask]:
-        """The lines that are not done."""
+    def kept(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Put records into the journal; of a line that comes twice the first."""
+        for record in records:
+            if record.number not in self.journal:
+                self.journal.add(record)
+                yield record
+
+    def left(self) -> Iterator[Line]:
+        """The lines that are not done.
+
+        Raises:
+            TrtlaError: the input is another one by now.
+        """
         changed = TrtlaError(
             f"{self.source} was changed while it was read",
             "leave it as it is, and begin anew with --force",
@@ -93,6 +107,6 @@ class Task:
             if line.number > found.last or line.sum != found.sums[line.number]:
                 raise changed
             if line.number not in self.journal:
-                yield parse(line, found.first)
+                yield line
         if reader.digest != found.digest:
             raise changed

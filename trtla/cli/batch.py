@@ -26,13 +26,16 @@ from trtla.cli.answering import (
 )
 from trtla.cli.command import Command
 from trtla.cli.loading import save_corpus
-from trtla.cli.options import PATH, engine_flags, json_flag, setting, switch
+from trtla.cli.options import PATH, engine_flags, json_flag, options_of, setting, switch
 from trtla.cli.values import TEXT
 from trtla.console import Console, counted
-from trtla.trtllm import library as mpi
+from trtla.errors import UsageError
+from trtla.machine import process_rank
+from trtla.settings.replicas import ReplicaSettings
 
 if TYPE_CHECKING:
     from trtla.batch.job import Identity, Job
+    from trtla.batch.journal import Record
     from trtla.batch.run import Figures, Task
 
 _WHO = "a batch"
@@ -48,6 +51,7 @@ class BatchFlags(AnsweringFlags):
     requests: str
     output_dir: str
     force: bool
+    spread: ReplicaSettings
     served_model_name: str | None
 
 
@@ -80,6 +84,7 @@ class BatchFlags(AnsweringFlags):
     help="The model's name in answers, and the only one that requests may name.",
 )
 @answering_model_flags
+@options_of(ReplicaSettings, "Replicas", but=("autoscale",))
 @answering_draft_flags
 @click.pass_obj
 def batch(console: Console, /, **flags: Any) -> int:
@@ -94,7 +99,16 @@ def batch(console: Console, /, **flags: Any) -> int:
     named = flags["engine_dir"]
     flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
     given, models = checked(BatchFlags, flags)
-    if mpi.rank():  # the first rank has the job; the others serve until it has ended
+    if given.spread.ray:
+        from trtla.cli.spreading import check_spread
+
+        if given.save_corpus is not None:
+            raise UsageError(
+                "--save-corpus needs one process: each replica learns texts of its own",
+                "leave out --ray or --save-corpus",
+            )
+        check_spread(given, "ray.data")
+    if process_rank():  # the first rank has the job; the others serve until it has ended
         open_answering(given, models, _WHO).close()
         return 0
     name = answering_name(given.served_model_name, named, given)
@@ -166,6 +180,8 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
 
     folders = (given.engine_dir, *filter(None, [given.tokenizer_dir]))
     settings = {one: getattr(given, one) for one in _CHANGING} | {"served_model_name": name}
+    if given.tp_size not in (None, 1):  # the last bits of sums over ranks are others
+        settings["tp_size"] = given.tp_size
     if given.drafter.rejection:  # else no drafter changes a text
         settings["drafter"] = repr(given.drafter)
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
@@ -196,21 +212,35 @@ def _decode(
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
         return None
-    with open_answering(given, models, _WHO) as llm:
-        from trtla.batch.run import Pace
+    if given.spread.ray:
+        from trtla.cli.spreading import spread_records
 
+        spreading = spread_records(console.note, given, models, given.spread, task, _WHO)
+        with spreading as records:
+            return _keep(console, records, task, came)
+    with open_answering(given, models, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
-        pace = Pace(counts.done)
-        more = partial(pace.described, counts)
-        with console.progress("batch", "lines", more, pace.before) as progress:
-            progress(counts.done, total)
-            for record in task.records(llm, lambda text: console.note(f"note: {text}")):
-                pace.tokens += record.output_tokens
-                progress(counts.done, total)
-                if came:
-                    raise KeyboardInterrupt
+        records = task.records(llm, lambda text: console.note(f"note: {text}"))
+        figures = _keep(console, records, task, came)
         save_corpus(console, llm, given.save_corpus)
-        return pace.figures()
+        return figures
+
+
+def _keep(console: Console, records: Iterator[Record], task: Task, came: list[int]) -> Figures:
+    """Take the records as they come, and say how far the job is."""
+    from trtla.batch.run import Pace
+
+    counts, total = task.journal.counts, task.survey.count
+    pace = Pace(counts.done)
+    more = partial(pace.described, counts)
+    with console.progress("batch", "lines", more, pace.before) as progress:
+        progress(counts.done, total)
+        for record in records:
+            pace.tokens += record.output_tokens
+            progress(counts.done, total)
+            if came:
+                raise KeyboardInterrupt
+    return pace.figures()
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:

@@ -26,6 +26,7 @@ from trtla.cli.drafter_options import check_drafters, corpus_flag, drafter_arms
 from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     MODEL,
+    RANKS,
     chat_flags,
     draft_flags,
     engine_flags,
@@ -108,7 +109,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     show_default="--engine-dir where that is one",
     help="The Hugging Face folder that peers load.",
 )
-@options_of(ExecutorOptions, "Arms")
+@options_of(ExecutorOptions, "Arms", but=RANKS)
 @setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
 @listed(
     "--prompts",

@@ -50,6 +50,8 @@ class ModelFlags(DraftFlags):
     device: str
     dtype: str
     kv_cache_dtype: Literal["auto", "int8"]
+    tp_size: int | None
+    lookahead_parallel: int | None
     threads: int | None
     lookahead: Lookahead | None
     trtllm: TrtllmSettings

@@ -27,6 +27,7 @@ from trtla.cli.options import (
     lookahead_flag,
     place_flags,
     processor_flag,
+    ranks_flag,
     sampling_flags,
     setting,
     stop_flag,
@@ -98,6 +99,7 @@ class ExplainFlags(ModelFlags):
 @chat_flags
 @engine_flags("Model")
 @place_flags
+@ranks_flag
 @lookahead_flag("the engine's triple; 7,7,7 of a model folder")
 @setting(
     "--request-lookahead",

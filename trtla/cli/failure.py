@@ -30,7 +30,7 @@ from trtla.errors import (
     missing_package,
     sentence,
 )
-from trtla.trtllm import library as mpi
+from trtla.machine import process_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) ->
         KeyboardInterrupt: on Ctrl-C; no other error but SystemExit is raised.
     """
     console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
+    console.quiet = process_rank() > 0  # all ranks have the same notes
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # texts may hold what the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
@@ -109,7 +110,7 @@ def _report(error: Exception, console: Console) -> int:
         body = {"message": failure.message, "hint": failure.hint, "type": failure.kind}
         console.document({"error": body})
         return failure.exit_code
-    where = f"rank {mpi.rank()}: " if mpi.rank() else ""
+    where = f"rank {process_rank()}: " if process_rank() else ""
     print(f"{where}error: {_printable(failure.message)}", file=sys.stderr)
     if failure.hint:
         print(f"{where}hint: {_printable(failure.hint)}", file=sys.stderr)

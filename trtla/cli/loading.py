@@ -53,6 +53,8 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
             "device": given.device,
             "dtype": given.dtype,
             "kv_cache_dtype": given.kv_cache_dtype,
+            "tp_size": given.tp_size,
+            "lookahead_parallel": given.lookahead_parallel,
             "draft_options": given.draft_options,
             "drafter": given.drafter,
             "draft_models": draft_models,

@@ -160,6 +160,9 @@ def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+RANKS = ("tp_size", "lookahead_parallel")
+"""Settings of how many processes run a model."""
+
 place_flags = stack(
     setting(
         "--device",
@@ -176,7 +179,7 @@ place_flags = stack(
         default="auto",
         help="Type to compute in; auto is the engine's.",
     ),
-    options_of(ExecutorOptions, "Model"),
+    options_of(ExecutorOptions, "Model", but=RANKS),
     setting(
         "--threads",
         section="Model",
@@ -202,7 +205,14 @@ def lookahead_flag(default: str) -> Decorator:
     )
 
 
-opening_flags = stack(place_flags, lookahead_flag("auto; of a TensorRT-LLM engine its own"))
+ranks_flag = options_of(ExecutorOptions, "Model", only=RANKS)
+"""Processes that run it together."""
+
+opening_flags = stack(
+    place_flags,
+    ranks_flag,
+    lookahead_flag("auto; of a TensorRT-LLM engine its own"),
+)
 """How a model is opened."""
 
 model_flags = stack(engine_flags("Model"), opening_flags)

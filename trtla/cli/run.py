@@ -58,12 +58,12 @@ from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError, trtllm_cannot
+from trtla.machine import process_rank
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BeamSettings, SamplingParams
-from trtla.trtllm import library as mpi
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -180,7 +180,7 @@ def run(console: Console, /, **flags: Any) -> None:
     console.color, drafter = given.color, given.drafter
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    requests = _requests(console, given) if mpi.rank() == 0 else []
+    requests = _requests(console, given) if not process_rank() else []
     if by_beams:
         check_beams(given, requests)
     check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))

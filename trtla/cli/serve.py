@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,12 +20,16 @@ from trtla.cli.answering import (
 from trtla.cli.command import Command
 from trtla.cli.options import PATH, engine_flags, options_of
 from trtla.cli.values import SIZE
-from trtla.console import Console
+from trtla.console import Console, counted
 from trtla.errors import TrtlaError
+from trtla.machine import process_rank
+from trtla.settings.replicas import ReplicaSettings
 from trtla.settings.serving import ServeSettings
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
+    from trtla.llm.request_maker import RequestMaker
+    from trtla.serve.engine import NewEngine
     from trtla.serve.log import RequestLog
 
 
@@ -33,6 +38,7 @@ class ServeFlags(AnsweringFlags):
     """The command's flags as click parsed them."""
 
     serving: ServeSettings
+    spread: ReplicaSettings
 
 
 @click.command(
@@ -48,6 +54,7 @@ class ServeFlags(AnsweringFlags):
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
 @answering_model_flags
 @options_of(ServeSettings, "Server", port={"type": int}, max_body={"type": SIZE, "default": "1MiB"})
+@options_of(ReplicaSettings, "Replicas")
 @answering_draft_flags
 @click.pass_obj
 def serve(console: Console, /, **flags: Any) -> int:
@@ -68,19 +75,21 @@ def serve(console: Console, /, **flags: Any) -> int:
     flags["engine_dir"] = _folder(named, log)
     given, models = checked(ServeFlags, flags)
 
-    def open_model() -> LLM:
-        return _open(given, models)
+    new_engine = _replicas(given, models) if given.spread.ray else _in_process(given, models)
 
-    def ready(llm: LLM, address: str) -> None:
-        log.note(f"{name} on {llm.description}")
+    def ready(maker: RequestMaker, address: str) -> None:
+        log.note(f"{name} on {_place(given.spread)}{maker.description}")
         text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"
         log.note(text, always=True)
 
+    if process_rank():
+        with _open(given, models):
+            return 0  # leaving serves rank 0 to its end
     name = answering_name(given.serving.served_model_name, named, given)
     if is_open_to_all(given.serving):
         log.note(f"everybody who reaches {given.serving.host} may use it: give an --api-key-file")
     log.note(f"loading {named or given.engine_dir}")
-    return run_server(given.serving, open_model, name, log, ready)
+    return run_server(given.serving, new_engine, name, log, ready)
 
 
 def _folder(named: str | None, log: RequestLog) -> str:
@@ -100,6 +109,26 @@ def _check_packages() -> None:
             f"serve needs the package {error.name}", "pip install 'trtla[serve]'"
         ) from None
     del fastapi, prometheus_client, uvicorn
+
+
+def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:
+    from trtla.llm.engine_thread import EngineThread
+
+    return partial(EngineThread, partial(_open, given, models))
+
+
+def _replicas(given: ServeFlags, models: list[str]) -> NewEngine:
+    from trtla.cli.spreading import new_replica_engine
+
+    return new_replica_engine(given, models, given.spread, _open)
+
+
+def _place(spread: ReplicaSettings) -> str:
+    if not spread.ray:
+        return ""
+    least, most = spread.range
+    number = counted(least, "replica") if least == most else f"{least} to {most} replicas"
+    return f"{number} of "
 
 
 def _open(given: ServeFlags, draft_models: list[str]) -> LLM:

@@ -12,8 +12,8 @@ from trtla.cli.loading import loading
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.formats.folder import may_have_chat_template, no_chat_template, tokenizer_dir
+from trtla.machine import process_rank
 from trtla.settings.messages import Asking, Messages, is_conversation
-from trtla.trtllm import library as mpi
 
 ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 
@@ -40,7 +40,7 @@ def check_template(
         return
     if may_have_chat_template(folder):
         _fill_in(folder, chats)
-        if asking.chat is None and mpi.rank() == 0 and any(isinstance(p, str) for _, p in given):
+        if asking.chat is None and not process_rank() and any(isinstance(p, str) for _, p in given):
             console.note(ADVICE)
     elif chats:
         raise no_chat_template(folder)

@@ -118,7 +118,7 @@ class Engine:
         """All token ids that end a text; empty if none is known."""
         return end_ids(self.path)
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
+    def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
         """TensorRT-LLM's checkpoint tensors of the whole model on one rank, one by one.
 
         Names are `transformer.vocab_embedding.weight`,
@@ -127,20 +127,37 @@ class Engine:
         CPU. A quantised weight is a `BlockTensor`; in a model that has one, q, k and v are not
         fused: `attention.q.weight`, `attention.k.weight`, `attention.v.weight`.
 
+        Args:
+            rank: of `tp_size` ranks of tensor parallelism, each of which has its part of lm_head
+                and the whole embedding.
+
         Raises:
-            UsageError: the weights are broken, or TensorRT-LLM compiled them into the engine.
+            UsageError: the weights are broken, TensorRT-LLM compiled them into the engine, or the
+                model's sizes cannot be split like this.
+        """
+        from trtla.formats.split import split_config
+        from trtla.formats.tensors import rank_tensors
+
+        source, config = self.tensor_source()
+        return rank_tensors(source, split_config(config, tp_size), rank)
+
+    def tensor_source(self) -> tuple[TensorSource, CheckpointConfig]:
+        """Where the weights come from, by Hugging Face's names, and the config that they fit.
+
+        Raises:
+            UsageError: as `weights`.
         """
         if self.backend == "tensorrt-llm":
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
             )
         from trtla.formats.checkpoint import Checkpoint
-        from trtla.formats.tensors import full_tensors
 
         config = self.config.pretrained_config
         if self.source is not None:
-            return full_tensors(self.source, config)
-        return Checkpoint(self.path, config).full_tensors()
+            return self.source, config
+        checkpoint = Checkpoint(self.path, config)
+        return checkpoint, checkpoint.config
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -311,7 +328,7 @@ class EncoderDecoder(Engine):
         """The decoder's start token, and the prompt for the encoder."""
         return (self.t5.decoder_start_token_id,), prompt
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
+    def weights(self, rank: int = 0, tp_size: int = 1) -> Iterator[tuple[str, Weight]]:
         """None in TensorRT-LLM's layout; raises `UsageError`."""
         raise refuse_to_convert(self.path, self.config.pretrained_config.architecture)
 

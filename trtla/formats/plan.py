@@ -330,14 +330,15 @@ class _RankPlanner:
     def _target(self, name: str, *blocks: Block, dtype: str | None = None) -> Target:
         kind = self.config.block_types.get(blocks[0].source or "")
         if kind is not None:
-            return _quantized(name, kind, blocks[0])
+            return _quantized(name, kind, blocks)
         height, cols = sum(block.height for block in blocks), blocks[0].cols
         shape = (height,) if cols is None else (height, cols[1] - cols[0])
         return Target(name, shape, blocks, dtype or self.config.dtype)
 
 
-def _quantized(name: str, kind: str, block: Block) -> Target:
-    """A weight in blocks, whose rows are whole: there is one rank."""
+def _quantized(name: str, kind: str, blocks: tuple[Block, ...]) -> Target:
+    """A weight in blocks, of which a rank has whole ones; bytes of zeros are numbers of zero."""
     inputs, size = BLOCK_SIZES[kind]
-    width = (block.cols[1] if block.cols else 0) // inputs * size
-    return Target(name, (block.height, width), (replace(block, cols=(0, width)),), kind)
+    first, last = (end // inputs * size for end in blocks[0].cols or (0, 0))
+    rows = tuple(replace(block, cols=(first, last)) for block in blocks)
+    return Target(name, (sum(block.height for block in rows), last - first), rows, kind)

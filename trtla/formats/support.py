@@ -73,7 +73,21 @@ def check_mapping(config: CheckpointConfig) -> None:
             f"pp_size {pp}",
             "omit --tp-size and --pp-size, or convert with --dtype bfloat16 or float16",
         )
-    kv = config.num_key_value_heads
+    check_tp_size(config)
+    if config.num_hidden_layers % pp:
+        raise UsageError(
+            f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
+            f"use a --pp-size that divides {config.num_hidden_layers}",
+        )
+
+
+def check_tp_size(config: CheckpointConfig) -> None:
+    """Refuse a tp_size that does not divide heads and intermediate size.
+
+    Raises:
+        UsageError: the size is named.
+    """
+    tp, kv = config.mapping.tp_size, config.num_key_value_heads
     sizes = {
         "num_attention_heads": config.num_attention_heads,
         "intermediate_size": config.intermediate_size,
@@ -90,11 +104,6 @@ def check_mapping(config: CheckpointConfig) -> None:
         raise UsageError(
             f"tp_size {tp} neither divides num_key_value_heads {kv} nor is a multiple of it",
             f"use a --tp-size that divides {kv} or that {kv} divides",
-        )
-    if config.num_hidden_layers % pp:
-        raise UsageError(
-            f"pp_size {pp} does not divide num_hidden_layers {config.num_hidden_layers}",
-            f"use a --pp-size that divides {config.num_hidden_layers}",
         )
 
 

@@ -37,6 +37,7 @@ E4M3_MAX = 448.0
 CHUNK_BYTES = 2 * 2**20  # small enough to stay in the processor's cache between read and write
 """How much of a tensor is in memory at a time while streaming."""
 _QKV = ("q.weight", "k.weight", "v.weight")
+_SUMMED_BIASES = ("attention.dense.bias", "mlp.proj.bias")
 _FLOAT16_OVERFLOW = 65520.0  # the smallest number that rounds to infinity
 
 
@@ -192,11 +193,24 @@ def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tup
 
     Weights of W4A16_AWQ come as numbers.
     """
+    return rank_tensors(source, single_rank(config), 0)
+
+
+def rank_tensors(
+    source: TensorSource, config: CheckpointConfig, rank: int
+) -> Iterator[tuple[str, Weight]]:
+    """What a rank of the config's mapping computes with, as `full_tensors`.
+
+    Of several ranks each has its part of lm_head, and the first the biases of linears that are
+    split by inputs: sums over the ranks have them once.
+    """
     if config.awq_group_size:
         source = AwqNumbers(source, config)
         plain = config.quantization.model_copy(update={"quant_algo": None})
         config = config.model_copy(update={"quantization": plain})
-    for target in stored_plan(single_rank(config), 0):
+    for target in stored_plan(config, rank):
+        if rank and target.name.endswith(_SUMMED_BIASES):
+            continue
         kind, whole = BLOCK_TYPES.get(target.dtype), _materialize(target, source)
         yield target.name, whole if kind is None else BlockTensor(kind, whole)
 

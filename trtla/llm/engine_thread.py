@@ -11,14 +11,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
 
-from trtla.errors import TrtlaError, sentence
+from trtla.errors import RankLost, TrtlaError, sentence
 from trtla.llm.llm import LLM
 from trtla.llm.shared_executor import Caller
 from trtla.runtime.executor import Executor
 from trtla.runtime.request import Output, Request
+from trtla.runtime.stats import ExecutorStats
 
 T = TypeVar("T")
 Event = tuple[int, Output | TrtlaError]
@@ -27,6 +29,18 @@ State = Literal["loading", "ready", "failed", "stopped"]
 
 _MOST_FAILURES = 3
 """Steps that fail one after another until the model is given up."""
+_LOOK_EVERY_S = 1.0
+"""How often an idle thread looks whether the model's other ranks are there."""
+
+
+@dataclass(slots=True)
+class ReplicaCounts:
+    """Of a model that runs in several processes."""
+
+    running: int = 0
+    """Replicas that answered when this was asked for."""
+    reruns: int = 0
+    """Times that a text went on elsewhere, since its replica was lost."""
 
 
 class EngineThread:
@@ -38,6 +52,9 @@ class EngineThread:
             must neither raise nor wait. After `failed` and `stopped` no request has further events.
         log: takes a sentence about a step that failed.
     """
+
+    replicas: ReplicaCounts | None = None
+    """None: there are no replicas."""
 
     def __init__(
         self,
@@ -71,8 +88,12 @@ class EngineThread:
             raise TrtlaError(f"the model is {self.state}", "see its log")
         return self._llm
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Decode requests of this model; a request that is refused gets its error as an event."""
+    def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
+        """Decode requests of this model; a request that is refused gets its error as an event.
+
+        Args:
+            whole: nobody reads the texts before their ends; here that is all the same.
+        """
         for request in requests:
             self._commands.put(lambda request=request: self._submit(request))  # type: ignore[misc]
 
@@ -95,6 +116,10 @@ class EngineThread:
 
         self._commands.put(answer)
         return future
+
+    def stats(self) -> Future[ExecutorStats]:
+        """The executor's counters, between two steps."""
+        return self.ask(lambda executor: executor.stats())
 
     def stop(self, timeout: float | None = None) -> bool:
         """End the thread after its step and free the model; False where it goes on."""
@@ -122,11 +147,19 @@ class EngineThread:
     def _obey(self) -> bool:
         """Do what others ask for, and wait for them where nothing is in flight; False: end."""
         while not self._in_flight or not self._commands.empty():
-            command = self._commands.get()
+            command = self._next_command()
             if command is None:
                 return False
             command()
         return True
+
+    def _next_command(self) -> Callable[[], None] | None:
+        """Wait for it; raises `RankLost` where the model is lost meanwhile."""
+        while True:
+            try:
+                return self._commands.get(timeout=_LOOK_EVERY_S)
+            except Empty:
+                self.llm.executor.call(lambda executor: executor.check_ranks())
 
     def _submit(self, request: Request) -> None:
         try:
@@ -148,6 +181,8 @@ class EngineThread:
         """Decode until there are outputs, and post all there are."""
         try:
             outputs = [self.llm.executor.receive(self._caller)]
+        except RankLost:  # no step will ever succeed
+            raise
         except Exception as error:
             self._failures += 1
             self._log(f"a step failed ({self._failures} in a row): {sentence(error)}")

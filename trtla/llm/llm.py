@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text, new_answer
-from trtla.llm.asked import Asked, asked, check_opened_with, warn_unread
+from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
+from trtla.llm.asked import asked, check_opened_with, warn_unread
 from trtla.llm.corpus import Corpus
-from trtla.llm.open import DEFAULT_LOOKAHEAD, is_adaptive, open_drafting, open_model, open_tokenizer
-from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
+from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
+from trtla.llm.prompt import ExpectedOutput, Prompt
+from trtla.llm.request_maker import RequestMaker
 from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch, DraftMemory, Request
+from trtla.runtime.request import DrafterWatch, DraftMemory
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.sampling import BeamSettings, SamplingParams
@@ -26,7 +25,7 @@ from trtla.settings.sampling import BeamSettings, SamplingParams
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
-class LLM:
+class LLM(RequestMaker):
     """An engine directory or a Hugging Face folder, ready to generate. A context manager.
 
     Every method may be called from any number of threads at the same time: all requests share the
@@ -45,6 +44,8 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         kv_cache_dtype: Literal["auto", "int8"] = "auto",
+        tp_size: int | None = None,
+        lookahead_parallel: int | None = None,
         max_batch_size: int | None = None,
         trtllm: TrtllmSettings | None = None,
         draft_options: DraftOptions | None = None,
@@ -74,17 +75,14 @@ class LLM:
             TrtlaError: the engine's backend cannot run here.
         """
         check_opened_with(model, lookahead, drafter)
-        self._drafter = drafter or LOOKAHEAD
-        self._auto = lookahead == "auto"
-        default = None if lookahead == "auto" else lookahead
-        self.engine = open_model(Path(model), default)
-        self._adaptive = is_adaptive(self.engine, lookahead)
-        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
+        super().__init__(model, lookahead, tokenizer_dir, drafter)
         options = ExecutorOptions(
-            default,
+            None if lookahead == "auto" else lookahead,
             device=device,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
+            tp_size=tp_size,
+            lookahead_parallel=lookahead_parallel,
             max_batch_size=max_batch_size,
             trtllm=trtllm or TrtllmSettings(),
             draft_options=draft_options or DraftOptions(),
@@ -95,7 +93,6 @@ class LLM:
             bounded_steps=bounded_steps,
         )
         self._open(options, draft_models, corpus)
-        self.end_ids = self.engine.end_ids()  # empty: no token ends a text
 
     def _open(
         self,
@@ -109,11 +106,6 @@ class LLM:
             warn_unread(["corpus", *unread] if corpus else unread)
         opened = open_drafting(self.engine, self.tokenizer, options, draft_models, corpus)
         self._executor, self.executor = opened, SharedExecutor(opened)
-        self._ids = count()
-
-    def _drafts_by_tree(self, drafter: DrafterSettings) -> bool:
-        """Whether the candidate tree drafts for requests that name nothing else."""
-        return self._adaptive and (self._auto or drafter.uses_lookahead)
 
     def save_corpus(self, path: str | Path) -> None:
         """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
@@ -129,11 +121,6 @@ class LLM:
     def limits(self) -> ExecutorLimits:
         """What prompts and settings must fit into."""
         return self._executor.limits
-
-    @property
-    def lookahead(self) -> Lookahead:
-        """What requests that name nothing else are decoded with: `auto`, or a triple."""
-        return "auto" if self._adaptive else self.limits.lookahead
 
     @property
     def description(self) -> str:
@@ -219,18 +206,6 @@ class LLM:
             warn_unread(["expected_output"])
         return self._run({answer.request.request_id: answer for answer in answers})
 
-    def answer(
-        self, index: int, one: Asked, margins: bool = False, watch: DrafterWatch | None = None
-    ) -> Answer:
-        """One prompt's answer at its beginning, checked; whoever decodes it adds its outputs."""
-        how = (one.lookahead, one.drafter, one.expected_output)
-        request = self.request(one.prompt, one.sampling, one.name, *how)
-        request = replace(
-            request, margins=margins, logprobs=one.logprobs, private=one.private, watch=watch
-        )
-        self.limits.check(request)
-        return new_answer(index, request, one.prompt, self.tokenizer)
-
     def use_memory(self, memory: DraftMemory) -> None:
         """Draft with what this memory holds; `UsageError` while prompts are being answered."""
         self.executor.call(lambda executor: executor.use_memory(memory))
@@ -281,36 +256,10 @@ class LLM:
         request = self.request(prompt, sampling, "the prompt")
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
-    def request(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        name: str,
-        lookahead: Lookahead | None = None,
-        drafter: DrafterSettings | None = None,
-        expected_output: ExpectedOutput | None = None,
-    ) -> Request:
-        """A prompt as a request, without stop strings; `limits.check` reports whether it fits."""
-        start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
-        drafting = drafter or self._drafter
-        by_default = lookahead is None and self._drafts_by_tree(drafting)
-        return Request(
-            next(self._ids),
-            start,
-            sampling,
-            None if lookahead == "auto" else lookahead,
-            self.end_ids,
-            name=name,
-            adaptive=lookahead == "auto" or by_default,
-            drafter=drafting,
-            encoder_ids=encoder_ids,
-            expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
-        )
-
     def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
         """A prompt's token ids; `name` is what errors call it."""
         self.executor.check()
-        return prompt_ids(prompt, name, self.tokenizer, self.engine.name)
+        return super().encode(prompt, name)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         caller = Caller()

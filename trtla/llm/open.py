@@ -98,9 +98,9 @@ def open_executor(
         check_drafts_itself(options.drafter, engine.name)
         return open_trtllm_executor(engine, options)
     _check_torch(engine, options.trtllm)
-    from trtla.runtime.loop.start import open_torch_executor
+    from trtla.llm.ranks import open_on_ranks
 
-    return open_torch_executor(engine, options, draft_engines or {})
+    return open_on_ranks(engine, options, draft_engines or {})
 
 
 def open_drafting(
@@ -134,7 +134,7 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
         )
     if mpi.world_size() > 1:
         raise UsageError(
-            f"{engine.name} is a torch engine, which runs in one process, and "
-            f"{mpi.world_size()} run",
-            "start it without mpirun",
+            f"{engine.name} is a torch engine, which does not run under MPI, and "
+            f"{mpi.world_size()} processes do",
+            "start it without mpirun: --tp-size starts the ranks itself, and torchrun can",
         )

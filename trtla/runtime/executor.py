@@ -119,6 +119,9 @@ class Executor(ABC):
     def warm_up(self) -> None:  # noqa: B027
         """Do now what requests would have to wait for later; by default there is nothing."""
 
+    def check_ranks(self) -> None:  # noqa: B027
+        """Raise `RankLost` where another process that runs the model is known to have ended."""
+
     def use_memory(self, memory: DraftMemory) -> None:  # noqa: B027
         """Draft for the requests to come with what this memory holds; an empty one forgets all.
 

@@ -110,6 +110,7 @@ class ExecutorLimits:
         self._check_sampling(request)
         self._check_logprobs(request)
         self.check_ids(request.known_ids, name)
+        self._check_begun(request)
         self.check_ids(request.expected_ids, f"the expected output of {name}")
         if request.lookahead is not None:
             check_request(request.lookahead, self.lookahead, name)
@@ -122,6 +123,22 @@ class ExecutorLimits:
             )
         self._check_drafter(request)
         self._check_step(request)
+
+    def _check_begun(self, request: Request) -> None:
+        if not request.begun:
+            return
+        if self.fixed_triples:
+            raise UsageError(
+                f"{request.label} has output already, and engines of TensorRT-LLM begin texts only",
+                "use an engine built with --backend torch, or the Hugging Face folder",
+            )
+        if len(request.begun) >= request.sampling.max_output_len:
+            raise UsageError(
+                f"{request.label} has {len(request.begun)} output tokens and asks for "
+                f"{request.sampling.max_output_len}",
+                "ask for more output",
+            )
+        self.check_ids(request.begun, f"the output of {request.label}")
 
     def _check_step(self, request: Request) -> None:
         """Drafts are cut where a step has no room for all, but a window has to fit in whole."""

@@ -100,6 +100,9 @@ class Request:
     private: bool = False
     """Nothing of it is kept for other requests, and nothing of others is used for it: neither K/V
     blocks nor what drafters learn. The text stays the same."""
+    begun: tuple[int, ...] = ()
+    """Output tokens that are known already: a text that another executor of the same model began
+    goes on behind them, and counts them in its length."""
 
     @property
     def label(self) -> str:

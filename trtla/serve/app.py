@@ -25,7 +25,7 @@ from trtla.api.errors import ApiError
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
 from trtla.llm.answer import Answer
-from trtla.llm.llm import LLM
+from trtla.llm.request_maker import RequestMaker
 from trtla.serve.generation import Model
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
@@ -114,9 +114,11 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def metrics() -> Response:
         stats = None
         if model.ready:
-            asked = asyncio.wrap_future(model.engine.ask(lambda executor: executor.stats()))
+            asked = asyncio.wrap_future(model.engine.stats())
             done, _ = await asyncio.wait({asked}, timeout=_SCRAPE_S)
             stats = asked.result() if done and asked.exception() is None else None
+            if model.engine.replicas is not None:
+                served.metrics.spread(model.engine.replicas)
         text = served.metrics.text(stats)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -164,12 +166,12 @@ async def _answer(
     served: Served,
     request: Request,
     body: ChatBody | CompletionBody,
-    prepare: Callable[[LLM, float], list[Answer]],
+    prepare: Callable[[RequestMaker, float], list[Answer]],
     count: int,
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
-    generation = await model.generate(prepare, count)
+    generation = await model.generate(prepare, count, not body.stream)
     log["prompt_tokens"] = generation.prompt_tokens
 
     def close(ended: Any) -> None:

@@ -11,9 +11,10 @@ from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.console import counted
 from trtla.errors import TrtlaError
 from trtla.llm.answer import Answer, Chunk
-from trtla.llm.engine_thread import EngineThread, Event
-from trtla.llm.llm import LLM
+from trtla.llm.engine_thread import Event
+from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.request import Output
+from trtla.serve.engine import NewEngine
 from trtla.serve.metrics import Metrics
 
 
@@ -133,7 +134,7 @@ class Model:
 
     def __init__(
         self,
-        open_model: Callable[[], LLM],
+        new_engine: NewEngine,
         loop: asyncio.AbstractEventLoop,
         max_queue: int,
         timeout_s: float,
@@ -142,7 +143,7 @@ class Model:
     ) -> None:
         self._loop, self._metrics = loop, metrics
         self._max_queue, self.timeout_s = max_queue, timeout_s
-        self.engine = EngineThread(open_model, self._post, log)
+        self.engine = new_engine(self._post, log)
         self.draining = False
         self.changed = asyncio.Event()
         """The thread's state is another than when it began."""
@@ -194,8 +195,8 @@ class Model:
         return self.engine.state == "ready" and not self.draining
 
     @property
-    def llm(self) -> LLM:
-        """The open model.
+    def llm(self) -> RequestMaker:
+        """What makes requests for the open model.
 
         Raises:
             ApiError: 503, it is not ready.
@@ -215,13 +216,17 @@ class Model:
         return len(self._waiting)
 
     async def generate(
-        self, prepare: Callable[[LLM, float], list[Answer]], count: int
+        self,
+        prepare: Callable[[RequestMaker, float], list[Answer]],
+        count: int,
+        whole: bool = False,
     ) -> Generation:
         """Queue what a request asks for.
 
         Args:
             prepare: makes its answers; called in a thread of its own, since prompts may be long.
             count: how many answers that are.
+            whole: nobody reads them before their ends.
 
         Raises:
             ApiError: the request does not fit, the queue is full or the model is not ready.
@@ -253,7 +258,7 @@ class Model:
         for request_id in generation.request_ids:
             self._waiting[request_id] = generation
         self._metrics.prompts(generation.prompt_tokens)
-        self.engine.submit(answer.request for answer in generation.answers)
+        self.engine.submit((answer.request for answer in generation.answers), whole)
         return generation
 
     def cancel(self, generation: Generation) -> None:

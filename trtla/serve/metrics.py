@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from trtla.api.protocol import FINISH_REASONS
+from trtla.llm.engine_thread import ReplicaCounts
 from trtla.runtime.request import Output
 from trtla.runtime.stats import ExecutorStats, RequestStats, SourceCounts
 
@@ -78,6 +79,9 @@ class Metrics:
             "spec_decode_tokens_per_step", "Of each finished text, its prefill aside.", _PER_STEP
         )
 
+        self._replicas: Gauge | None = None
+        self._reruns: Gauge
+
     def _gauge(self, name: str, about: str) -> Gauge:
         return Gauge(f"trtla_{name}", about, registry=self.registry)
 
@@ -133,6 +137,15 @@ class Metrics:
     def answered(self, status: int) -> None:
         """An HTTP request."""
         self._answers.labels(status).inc()
+
+    def spread(self, counts: ReplicaCounts) -> None:
+        """How many replicas there are, and what became of their texts."""
+        if self._replicas is None:
+            about = "Texts that went on in another replica, since theirs was lost."
+            self._replicas = self._gauge("replicas", "Replicas of the model that run.")
+            self._reruns = self._gauge("replica_reruns", about)
+        self._replicas.set(counts.running)
+        self._reruns.set(counts.reruns)
 
     def text(self, stats: ExecutorStats | None) -> bytes:
         """All of it for Prometheus; `stats` are the executor's now, where it can be asked."""

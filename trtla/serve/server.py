@@ -23,10 +23,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from trtla.console import counted
-from trtla.errors import UsageError
-from trtla.llm.llm import LLM
+from trtla.errors import RankLost, UsageError
+from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
+from trtla.serve.engine import NewEngine
 from trtla.serve.generation import Model
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
@@ -98,15 +99,15 @@ class _Server(uvicorn.Server):
 
 def serve(
     settings: ServeSettings,
-    open_model: Callable[[], LLM],
+    new_engine: NewEngine,
     name: str,
     log: RequestLog,
-    ready: Callable[[LLM, str], None],
+    ready: Callable[[RequestMaker, str], None],
 ) -> int:
     """Serve a model until a signal comes.
 
     Args:
-        open_model: opens it, in the thread that decodes.
+        new_engine: makes what opens it and decodes.
         name: what the API calls it.
         log: of requests.
         ready: called with the model and the server's address when it answers.
@@ -119,7 +120,7 @@ def serve(
         TrtlaError: the model cannot be opened here.
     """
     keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file else ()
-    service = Service(settings, keys, open_model, name, log, ready)
+    service = Service(settings, keys, new_engine, name, log, ready)
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
@@ -135,13 +136,13 @@ class Service:
         self,
         settings: ServeSettings,
         keys: tuple[bytes, ...],
-        open_model: Callable[[], LLM],
+        new_engine: NewEngine,
         name: str,
         log: RequestLog,
-        ready: Callable[[LLM, str], None],
+        ready: Callable[[RequestMaker, str], None],
     ) -> None:
         self._settings, self._keys, self._name = settings, keys, name
-        self._open_model, self._log, self._ready = open_model, log, ready
+        self._new_engine, self._log, self._ready = new_engine, log, ready
         self.model: Model
         self.server: _Server
 
@@ -149,7 +150,7 @@ class Service:
         """Answer on this socket until `end`, or a signal in the main thread; then drain."""
         settings, metrics, loop = self._settings, Metrics(), asyncio.get_running_loop()
         sizes = (settings.max_queue, settings.request_timeout)
-        self.model = Model(self._open_model, loop, *sizes, metrics, self._log.problem)
+        self.model = Model(self._new_engine, loop, *sizes, metrics, self._log.problem)
         app = self._app(Served(self.model, self._name, metrics, self._log, int(time.time())))
         config = uvicorn.Config(
             app,
@@ -184,12 +185,14 @@ class Service:
         return app
 
     async def _watch(self, address: str) -> None:
-        """Say when the model is open; where it cannot be opened, end."""
+        """Say when the model is open; where it cannot be, or has lost a rank, end."""
         await self.model.changed.wait()
         if self.model.engine.state == "ready":
             self._ready(self.model.engine.llm, address)
-        else:
-            self.server.should_exit = True
+            while not isinstance(self.model.engine.failure, RankLost):
+                self.model.changed.clear()
+                await self.model.changed.wait()
+        self.server.should_exit = True
 
     async def _cut_off(self) -> None:
         """When the last text has ended, clients that do not read it cannot hold up the end."""

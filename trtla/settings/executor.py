@@ -66,6 +66,23 @@ class ExecutorOptions:
         "Type of cached keys and values; auto is that of the arithmetic. int8 halves the "
         "memory of bfloat16 and rounds them (torch engines on CPUs).",
     )
+    tp_size: int | None = option(
+        None,
+        "Processes that share the model out among them, each with its part of the weights: tensor "
+        "parallelism. They are started here, unless torchrun has (torch engines).",
+        shown="1, or as many as torchrun has started",
+        least=1,
+        most=1024,
+    )
+    lookahead_parallel: int | None = option(
+        None,
+        "Processes that each have the whole model and share out the drafts of every step, where "
+        "tokens cost more than weights: lookahead parallelism, in place of tensor parallelism. "
+        "They are started here, unless torchrun has (torch engines).",
+        shown="1",
+        least=1,
+        most=1024,
+    )
     max_batch_size: int | None = None
     """Requests in flight at once; None takes the engine's limit."""
     trtllm: TrtllmSettings = TRTLLM_DEFAULTS

@@ -58,6 +58,15 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     if dtype not in ("auto", own):
         reason = f"it computes in {own}, not in {dtype}"
         raise trtllm_cannot(engine.name, reason, "omit --dtype, or build with --backend torch")
+    if options.tp_size is not None:
+        reason = (
+            f"which has the ranks that it was built for: tp_size {options.tp_size} is no choice"
+        )
+        raise trtllm_cannot(engine.name, reason, "omit --tp-size, and start its ranks with mpirun")
+    if options.lookahead_parallel is not None:
+        reason = f"which shares out no drafts: lookahead_parallel {options.lookahead_parallel}"
+        hint = "omit --lookahead-parallel, or build with --backend torch"
+        raise trtllm_cannot(engine.name, reason, hint)
     if options.kv_cache_dtype != "auto":
         raise trtllm_cannot(
             engine.name,

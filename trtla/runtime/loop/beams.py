@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from trtla.errors import TrtlaError
@@ -179,18 +179,12 @@ class CachedBeams:
         before = self._live
         self._free += [b.blocks for place, b in enumerate(before) if place not in parents]
         taken: set[int] = set()
-        sources, targets = [], []
         self._live = []
         for place in parents:
             parent = before[place]
             blocks = parent.blocks if place not in taken else self._free.pop()
             if place in taken:
-                sources.append(self._cached_slots(parent.blocks, parent.num_cached))
-                targets.append(self._cached_slots(blocks, parent.num_cached))
+                places = (self._cache.table(owned).order for owned in (parent.blocks, blocks))
+                self._cache.move_later(islice(zip(*places, strict=True), parent.num_cached))
             taken.add(place)
             self._live.append(self._beam(blocks, parent.num_cached))
-        if sources:
-            self._cache.move(torch.cat(sources), torch.cat(targets))
-
-    def _cached_slots(self, blocks: tuple[int, ...], count: int) -> Tensor:
-        return self._cache.table(blocks).slots[:count]

@@ -16,6 +16,7 @@ from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import StepLoop
 from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import DrafterFactory, DraftMemory, Hypothesis, Request
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.sampling import BeamSettings
@@ -41,8 +42,9 @@ class BesideSteps(StepLoop):
         drafters: DrafterFactory,
         costs: CostSource,
         most_nodes: int | None,
+        ranks: Ranks | None,
     ) -> None:
-        super().__init__(model, cache, limits, draft_totals)
+        super().__init__(model, cache, limits, draft_totals, ranks)
         self._drafters, self._most_nodes = drafters, most_nodes
         self._opened_with = (drafters, most_nodes)
         self._memory = DraftMemory()

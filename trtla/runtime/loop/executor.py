@@ -24,6 +24,7 @@ from trtla.runtime.loop.step import Step
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
+from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import (
     DrafterFactory,
     FinishReason,
@@ -49,6 +50,7 @@ class TorchExecutor(BesideSteps):
         bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
         ahead: begin the next step before outputs are reported, so that a device computes while
             they are read; None: where there is one.
+        ranks: that run the model together; this process is rank 0, and decides for all.
 
     Raises:
         TrtlaError: the cache cannot hold a single request of the largest size.
@@ -67,6 +69,7 @@ class TorchExecutor(BesideSteps):
         *,
         bounded_steps: bool = False,
         ahead: bool | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         largest = limits.max_text_len + limits.drafter.max_draft_len(limits.lookahead)
         if cache.pool.num_blocks * TOKENS_PER_BLOCK < largest:
@@ -74,11 +77,12 @@ class TorchExecutor(BesideSteps):
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        made = (drafters or LookaheadDrafters(), costs, most_nodes)
+        made = (drafters or LookaheadDrafters(), costs, most_nodes, ranks)
         super().__init__(model, cache, limits, draft_totals or DraftTotals(), *made)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
-        self._description = f"torch on {cache.device}, {model.arithmetic}"
+        said = "" if ranks is None else ranks.said
+        self._description = f"torch on {cache.device}, {model.arithmetic}{said}"
         self._cancelled: deque[int] = deque()
         self._reset()
 
@@ -99,8 +103,13 @@ class TorchExecutor(BesideSteps):
 
     @property
     def is_leader(self) -> bool:
-        """Always: one process runs the model."""
+        """Always: of several ranks the others have a `Follower`."""
         return True
+
+    def check_ranks(self) -> None:
+        """Raise `RankLost` where another rank is known to have ended."""
+        if self._leader is not None:
+            self._leader.check()
 
     def stats(self) -> ExecutorStats:
         """Counters since the executor was opened, and how full it is."""
@@ -126,6 +135,10 @@ class TorchExecutor(BesideSteps):
             stats=RequestStats(lookahead, drafting.name),
             drafting=drafting,
         )
+        if request.begun:
+            known = Output(request.request_id, request.begun, None, sequence.stats)
+            sequence.outputs.append(known)
+            sequence.rewind()
         self._check_room(sequence)
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
@@ -304,7 +317,10 @@ class TorchExecutor(BesideSteps):
         super()._release()
         synchronize(self._cache.device)
         self._begun = None
-        del self._model, self._cache, self._forward, self._drafters, self._opened_with
+        if self._leader is not None:
+            self._leader.close()
+        del self._model, self._cache, self._forward, self._leader, self._drafters
+        del self._opened_with
         del self._scheduler, self._adaptive, self._cost_source
 
 

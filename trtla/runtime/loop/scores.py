@@ -54,7 +54,7 @@ def text_log_probs(
             f"the K/V cache has no room for a text of {length} tokens beside those in flight",
             "wait until a request has ended, or rebuild with a larger --max-batch-size",
         )
-    request = Request(0, tuple(prompt), encoder_ids=encoder_ids)
+    request = Request(0, tuple(prompt), encoder_ids=encoder_ids, logprobs=0)
     text = Text(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
     try:
         logits = prompt_logits(forward, text, max_num_tokens)

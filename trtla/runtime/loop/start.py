@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
+
+from trtla.formats.digest import text_digest, weights_digest
+from trtla.formats.split import shard_config
 from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.drafters.draft_loading import check_draft_engines, load_draft_model
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.loop.ranks import Follower
 from trtla.runtime.models.cache_room import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
 from trtla.runtime.models.load import (
     check_cache_dtype,
     load_engine,
     model_dtype,
+    not_compiled,
     resolve_device,
 )
+from trtla.runtime.ranks.opening import Ranks, check_same, joined
+from trtla.runtime.ranks.shared_memory import Room
+from trtla.runtime.ranks.world import World
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
 
@@ -27,23 +36,19 @@ if TYPE_CHECKING:
 
 
 def open_torch_executor(
-    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
-) -> TorchExecutor:
-    """Load an engine's weights and make its cache; arguments as in `open_executor`."""
+    engine: Engine,
+    options: ExecutorOptions,
+    draft_engines: Mapping[str, Engine],
+    world: World | None = None,
+) -> TorchExecutor | Follower:
+    """Load an engine's weights and make its cache; arguments as in `open_executor`.
+
+    Args:
+        world: the ranks that run it together, each with its part of the weights, or with all of
+            them where `options.lookahead_parallel` says so.
+    """
     checkpoint, build = engine.config.pretrained_config, engine.config.build_config
-    default = engine.default_triple(options.lookahead)
-    batch_size, on = engine.batch_size(options.max_batch_size), resolve_device(options.device)
-    limits = ExecutorLimits(
-        batch_size,
-        build.max_input_len,
-        build.max_text_len,
-        build.max_num_tokens,
-        checkpoint.vocab_size,
-        default,
-        drafter=options.drafter,
-        draft_models=tuple(draft_engines),
-        max_encoder_len=engine.max_encoder_len,
-    )
+    limits, on = _limits(engine, options, draft_engines), resolve_device(options.device)
     arithmetic = model_dtype(options.dtype, checkpoint, on)
     check_cache_dtype(options.kv_cache_dtype, engine, arithmetic, on)
     place = {
@@ -53,20 +58,83 @@ def open_torch_executor(
     if draft_engines:
         resolve_device(place["device"], "--draft-device")  # what is wrong is said before it loads
     check_draft_engines(draft_engines, checkpoint.vocab_size)
-    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype)
+    ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
+    split = None if ranks is None else ranks.split
+    model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)
+    said = "" if ranks is None else ranks.said
+    if ranks is not None:
+        check_same(ranks.world, {"forward": model.arithmetic})
     drafts = {name: load_draft_model(one, limits, **place) for name, one in draft_engines.items()}
-    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(default))
-    block = block_bytes(checkpoint, model.cache_dtype)
-    need = CacheNeed(on, block, longest, model.scratch_bytes(limits))
-    blocks, *rest = cache_blocks([need, *(one.need for one in drafts.values())], batch_size)
+    triple = limits.lookahead
+    longest = max(build.max_seq_len, build.max_text_len + options.drafter.max_draft_len(triple))
+    shard = checkpoint if split is None else shard_config(checkpoint, split.world.place.size)
+    block = block_bytes(shard, model.cache_dtype)
+    needs = [CacheNeed(on, block, longest, model.scratch_bytes(limits))]
+    needs += (one.need for one in drafts.values())
+    blocks, *rest = cache_blocks(needs, limits.max_batch_size, 1 if ranks is None else ranks.beside)
+    if ranks is not None:
+        blocks = min(ranks.world.gather(blocks))
     cache = model.new_cache(blocks + SPARE_BLOCKS)
+    if ranks is not None and not ranks.world.leads:
+        return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, rest, strict=True))
     models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
-    costs = cost_source(engine, lambda: _arithmetic(model), on)
+    costs = cost_source(engine, lambda: _arithmetic(model) + said, on)
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)
-    return TorchExecutor(*made, bounded_steps=options.bounded_steps)
+    return TorchExecutor(*made, bounded_steps=options.bounded_steps, ranks=ranks)
+
+
+def _limits(
+    engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine]
+) -> ExecutorLimits:
+    checkpoint, build = engine.config.pretrained_config, engine.config.build_config
+    return ExecutorLimits(
+        engine.batch_size(options.max_batch_size),
+        build.max_input_len,
+        build.max_text_len,
+        build.max_num_tokens,
+        checkpoint.vocab_size,
+        engine.default_triple(options.lookahead),
+        drafter=options.drafter,
+        draft_models=tuple(draft_engines),
+        max_encoder_len=engine.max_encoder_len,
+    )
+
+
+def _ranks(
+    world: World,
+    engine: Engine,
+    options: ExecutorOptions,
+    limits: ExecutorLimits,
+    arithmetic: torch.dtype,
+    device: torch.device,
+) -> Ranks:
+    """The ranks, where all open the same model in the same way.
+
+    Raises:
+        UsageError: they do not, or the model cannot be split over so many.
+    """
+    config, whole = engine.config.pretrained_config, options.lookahead_parallel is not None
+    same: dict[str, object] = {
+        "parallelism": "lookahead" if whole else "tensor",
+        "model": weights_digest(engine),
+        "configuration": text_digest(config.model_dump_json()),
+        "arithmetic": str(arithmetic),
+        "type of the K/V cache": options.kv_cache_dtype,
+        "kind of device": device.type,
+        "largest batch": limits.max_batch_size,
+        "longest step": limits.max_num_tokens,
+        "longest draft": limits.max_draft_len,
+    }
+    check_same(world, same)
+    if whole:
+        return Ranks(world, None, whole=True)
+    most = limits.max_num_tokens + limits.max_batch_size * (1 + limits.max_draft_len)
+    room = Room(most, config.hidden_size, most, config.vocab_size)
+    shard = shard_config(config, world.place.size)
+    return joined(world, room, device.type == "cpu" and not_compiled(shard, arithmetic) is None)
 
 
 def _arithmetic(model: Model) -> str:

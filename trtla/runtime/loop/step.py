@@ -9,17 +9,18 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.clock import ForwardClock
+from trtla.runtime.loop.ranks import Leader, rank_steps
 from trtla.runtime.loop.scheduler import Plan
 from trtla.runtime.loop.scores import token_log_probs
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
+from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import Output, TokenLogProb, committed_prefix, no_answer
 from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
 from trtla.runtime.sampling.draw import top2_margin
@@ -43,8 +44,8 @@ class Step:
 
     plan: Plan
     feeds: list[Feed]
-    logits: Tensor
-    """Of the rows that the feeds want."""
+    done: Forwarded
+    """Logits of the rows that the feeds want, or what other ranks say of them."""
     draft_s: float
     """Seconds in which its drafts were made."""
     clock: ForwardClock
@@ -54,7 +55,12 @@ class StepLoop(RecoveringExecutor[Sequence]):
     """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
 
     def __init__(
-        self, model: Model, cache: KVCache, limits: ExecutorLimits, draft_totals: DraftTotals
+        self,
+        model: Model,
+        cache: KVCache,
+        limits: ExecutorLimits,
+        draft_totals: DraftTotals,
+        ranks: Ranks | None = None,
     ) -> None:
         stats = ExecutorStats(
             weight_bytes=model.weight_bytes,
@@ -64,7 +70,11 @@ class StepLoop(RecoveringExecutor[Sequence]):
         )
         super().__init__(limits, stats)
         self._model, self._cache = model, cache
-        self._forward = model.step_forward(cache, limits)
+        own = model.step_forward(cache, limits)
+        self._leader = None
+        if ranks is not None:
+            self._leader = Leader(ranks, rank_steps(ranks, model, own, cache), cache)
+        self._forward = self._leader or own
         self._adaptive: AdaptiveSteps
 
     def _launch(self, plan: Plan) -> Step:
@@ -75,11 +85,11 @@ class StepLoop(RecoveringExecutor[Sequence]):
         drafts = self._adaptive.drafts(plan.generation, prompt_tokens, plan.room)
         feeds += map(Feed.step, plan.generation, drafts)
         clock = ForwardClock(self._cache.device)
-        logits = self._forward(feeds).logits
+        done = self._forward(feeds)
         clock.launched()
         for feed in feeds:
             self._count_fed(feed)
-        return Step(plan, feeds, logits, clock.started - started, clock)
+        return Step(plan, feeds, done, clock.started - started, clock)
 
     def _complete(self, step: Step) -> float:
         """Commit what a forward said to sequences that have not ended since; the step's seconds."""
@@ -106,9 +116,9 @@ class StepLoop(RecoveringExecutor[Sequence]):
     def _predict(self, step: Step) -> list[Prediction]:
         """The target's choices at the rows that a step's feeds want."""
         step.clock.resumed()
-        sampler = self._model.row_sampler
-        tops = top_rows(step.feeds, step.logits, sampler)
-        predictions = predict(step.feeds, step.logits, sampler, tops)
+        logits, sampler = step.done.logits, step.done.sampler or self._model.row_sampler
+        tops = top_rows(step.feeds, logits, sampler)
+        predictions = predict(step.feeds, logits, sampler, tops)
         synchronize(self._cache.device)
         return predictions
 

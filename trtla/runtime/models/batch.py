@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from trtla.runtime.models.attention import AttentionGroup, Group
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
 from trtla.runtime.sequence import Feed
+
+if TYPE_CHECKING:
+    from trtla.runtime.sampling.predict import RowSampler
 
 _MASK_WIDTH = 16
 
@@ -44,6 +48,9 @@ class Forwarded:
     """Float [wanted rows, vocab], feed by feed; the next forward may overwrite them."""
     hidden: Tensor | None = None
     """Float [taps, fed tokens, hidden size], the output of each tapped layer; None without taps."""
+    sampler: RowSampler | None = None
+    """What chooses tokens where other ranks have the logits, which are empty then; None: the
+    model's."""
 
 
 def make_batch(feeds: Seq[Feed], cache: KVCache, group_size: int, dtype: torch.dtype) -> Batch:

@@ -59,13 +59,18 @@ def block_bytes(config: CheckpointConfig, dtype: torch.dtype) -> int:
     return rows * row_size(config.head_size, dtype) * dtype.itemsize
 
 
-def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int) -> list[int]:
+def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1) -> list[int]:
     """Blocks of each cache: all that the batch can need, or as many as memory allows.
+
+    Args:
+        ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
 
     Raises:
         TrtlaError: not even one sequence fits.
     """
     free = {need.place: _free_bytes(need.device) for need in needs}
+    if ("cpu", 0) in free:
+        free["cpu", 0] //= ranks
     for need in needs:
         free[need.place] -= need.scratch_bytes
     return [_blocks(need, needs, max(0, free[need.place]), max_batch_size) for need in needs]

@@ -33,6 +33,7 @@ from trtla.runtime.models.layers import (
     fp8_products,
 )
 from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
+from trtla.runtime.ranks.world import World
 from trtla.runtime.sampling.device import DeviceSampler, device_sampler
 
 _PLAIN, _FUSED = PlainOperations(), FusedOperations()
@@ -59,6 +60,7 @@ class LlamaModel(PackedModel):
         dtype: type of activations, and of weights that are not FP8.
         products: whether FP8 weights are multiplied in FP8, else they are dequantised here; None:
             where the device can.
+        world: of a rank of tensor parallelism, whose part of a model config and weights are.
     """
 
     fused: bool = False
@@ -71,8 +73,9 @@ class LlamaModel(PackedModel):
         dtype: torch.dtype,
         device: torch.device,
         products: bool | None = None,
+        world: World | None = None,
     ) -> None:
-        self.config, self.dtype, self._device = config, dtype, device
+        self.config, self.dtype, self._device, self._world = config, dtype, device, world
         self._products = fp8_products(config, dtype, device) if products is None else products
         plain = without_blocks(weights, dtype)
         moved = ((name, tensor.to(device)) for name, tensor in plain)  # FP8 and scales too
@@ -117,15 +120,19 @@ class LlamaModel(PackedModel):
     @property
     def arithmetic(self) -> str:
         """Such as `float32`, or `FP8 matrix products, bfloat16 activations, FP8 K/V cache`."""
+        ranks = "" if self._world is None else f", on {self._world.place.size} ranks"
+        return f"{self._products_in}{', FP8 K/V cache' if self.config.fp8_kv_cache else ''}{ranks}"
+
+    @property
+    def _products_in(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        cache = ", FP8 K/V cache" if self.config.fp8_kv_cache else ""
         if self.config.block_types:
-            return f"{dtype}, {block_names(self.config)} weights dequantised at load{cache}"
+            return f"{dtype}, {block_names(self.config)} weights dequantised at load"
         if not self.config.fp8:
-            return f"{dtype}{cache}"
+            return dtype
         if self._products:
-            return f"FP8 matrix products, {dtype} activations{cache}"
-        return f"{dtype}, FP8 weights dequantised at load{cache}"
+            return f"FP8 matrix products, {dtype} activations"
+        return f"{dtype}, FP8 weights dequantised at load"
 
     @property
     def weight_bytes(self) -> int:
@@ -184,14 +191,21 @@ class LlamaModel(PackedModel):
                 hidden[index - 1] = states
             queries = small.rotate_write(layer.qkv(normed), rotary, batch.slots, cache, index)
             attended = _attend(queries, batch, cache, index)
-            delta = layer.dense(small.rounded(attended, layer.dense.input_scale))
+            delta = self._sum(layer.dense(small.rounded(attended, layer.dense.input_scale)))
             scale = layer.gate_up.input_scale
             states, normed = small.add_norm(states, delta, layer.post_norm, epsilon, scale)
             # No name for gate and up: the next layer's would come while these are still there.
-            delta = layer.down(small.silu_mul(*layer.gate_up(normed), layer.down.input_scale))
+            scale = layer.down.input_scale
+            delta = self._sum(layer.down(small.silu_mul(*layer.gate_up(normed), scale)))
         hidden[len(self._layers) - 1], normed = small.add_norm(states, delta, self._norm, epsilon)
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
+        if self._world is not None:
+            logits = self._world.join_columns(logits, self.config.vocab_size)
         return Forwarded(logits, self._stacked(hidden))
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """A product whose inputs are shared out over the ranks."""
+        return part if self._world is None else self._world.sum(part)
 
 
 def _attend(queries: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:

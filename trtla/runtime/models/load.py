@@ -12,10 +12,12 @@ import torch
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder
+from trtla.formats.split import shard_config
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cuda.path import choose_path
 from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.ranks.opening import Ranks
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -29,17 +31,22 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     kv_cache_dtype: str = "auto",
+    ranks: Ranks | None = None,
 ) -> LlamaModel | NativeLlama:
     """The model that is fastest here; what keeps it from being compiled is no error.
 
     Args:
         kv_cache_dtype: auto, or what `check_cache_dtype` has let pass.
+        ranks: that run the model together; config and weights are this one's part.
     """
     _prepare(device)
-    if device.type == "cpu" and not_compiled(config, dtype) is None:
-        return NativeLlama(config, weights, dtype, int8_cache=kv_cache_dtype == "int8")
+    world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
+    compiled = device.type == "cpu" and not_compiled(config, dtype) is None
+    if compiled and (world is None or shared is not None):
+        int8 = kv_cache_dtype == "int8"
+        return NativeLlama(config, weights, dtype, int8_cache=int8, shared=shared)
     fast = device.type == "cuda" and _fast_path(config, dtype, device)
-    model = LlamaModel(config, weights, dtype, device)
+    model = LlamaModel(config, weights, dtype, device, world=world)
     if fast:
         model.use_fast_path()
     return model
@@ -61,16 +68,24 @@ def _fast_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.devic
 
 
 def load_engine(
-    engine: Engine, dtype: torch.dtype, device: torch.device, kv_cache_dtype: str = "auto"
+    engine: Engine,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_cache_dtype: str = "auto",
+    ranks: Ranks | None = None,
 ) -> LlamaModel | NativeLlama | T5Model:
-    """The model of an opened engine or folder."""
+    """The model of an opened engine or folder, or one rank's part of it."""
     if isinstance(engine, EncoderDecoder):
         from trtla.runtime.models.t5.load import load_t5
 
         _prepare(device)
         return load_t5(engine, dtype, device)
-    config = engine.config.pretrained_config
-    return load_model(config, engine.weights(), dtype, device, kv_cache_dtype)
+    config, rank, size = engine.config.pretrained_config, 0, 1
+    if ranks is not None:
+        rank, size = ranks.world.place.rank, ranks.world.place.size
+        config = shard_config(config, size)
+    weights = engine.weights(rank, size)
+    return load_model(config, weights, dtype, device, kv_cache_dtype, ranks)
 
 
 def check_cache_dtype(

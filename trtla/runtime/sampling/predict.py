@@ -131,30 +131,30 @@ def _predict_asked(
         return Prediction(greedy, greedy, logits, start)
     places = feed.positions()
 
-    def drawn(node: int) -> int:
+    def draw(node: int) -> int:
         return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
 
-    return Prediction(greedy, _LazyTokens(drawn), logits, start)
+    return Prediction(greedy, _LazyTokens(draw), logits, start)
 
 
 def _predict_all(
     feeds: Sequence[Feed], logits: Tensor, sampler: StepSampler | None
 ) -> list[Prediction]:
-    draws = _draws(feeds)
+    draws = row_draws(feeds)
     if sampler is not None:
         greedy, tokens = sampler.choose(logits, draws)
     else:
         read = len(logits) > 0 and any(map(_reads_argmax, feeds))
         greedy = argmax(logits).tolist() if read else [0] * len(logits)
-        tokens = _drawn(draws, logits)
-    drawn = list(greedy)
+        tokens = drawn(draws, logits)
+    chosen = list(greedy)
     for draw, token in zip(draws, tokens, strict=True):
-        drawn[draw.row] = token
+        chosen[draw.row] = token
     predictions, start = [], 0
     for feed in feeds:
         rows, stop = feed.rows, start + len(feed.rows)
         said = dict(zip(rows, greedy[start:stop], strict=True))
-        own = said if not draws else dict(zip(rows, drawn[start:stop], strict=True))
+        own = said if not draws else dict(zip(rows, chosen[start:stop], strict=True))
         predictions.append(Prediction(said, own, logits, start))
         start = stop
     return predictions
@@ -164,7 +164,7 @@ def _reads_argmax(feed: Feed) -> bool:
     return feed.sequence.request.sampling.greedy or bool(feed.tree.read)
 
 
-def _draws(feeds: Sequence[Feed]) -> list[Draw]:
+def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
     """The draws of sampled requests, at the rows where one can be asked for."""
     draws, start = [], 0
     for feed in feeds:
@@ -179,7 +179,7 @@ def _draws(feeds: Sequence[Feed]) -> list[Draw]:
     return draws
 
 
-def _drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
+def drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
     """Their tokens; those with the same filters together: one call costs less than many."""
     alike: dict[Filters, list[int]] = {}
     for place, draw in enumerate(draws):
@@ -229,10 +229,7 @@ def top_rows(
     if not rows:  # parts of prompts have none
         return [None] * len(feeds)
     count = max(wanted)
-    if sampler is None or isinstance(sampler, StepSampler):
-        ids, logs = _top_rows(logits[rows], count)
-    else:
-        ids, logs = sampler.top_rows(logits, rows, count)
+    ids, logs = ranked_rows(logits, rows, count, sampler)
     found: list[TopRows | None] = []
     start = 0
     for feed, asked in zip(feeds, wanted, strict=True):
@@ -241,6 +238,15 @@ def top_rows(
         found.append(TopRows(nodes, ids[start:stop], logs[start:stop]) if stop > start else None)
         start = stop
     return found
+
+
+def ranked_rows(
+    logits: Tensor, rows: Sequence[int], count: int, sampler: RowSampler | StepSampler | None
+) -> tuple[Tensor, Tensor]:
+    """As `RowSampler.top_rows`, with any sampler."""
+    if sampler is None or isinstance(sampler, StepSampler):
+        return _top_rows(logits[rows], count)
+    return sampler.top_rows(logits, rows, count)
 
 
 def _top_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

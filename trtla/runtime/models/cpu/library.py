@@ -58,6 +58,22 @@ class Model(Structure):
         ("head_size", c_int64),
         ("epsilon", c_float),
         ("cache_type", c_int32),
+        ("exchange", c_void_p),
+    ]
+
+
+class Exchange(Structure):
+    """What a rank of tensor parallelism shares with the others; see `exchange.h`."""
+
+    _fields_ = [
+        ("rank", c_int64),
+        ("ranks", c_int64),
+        ("arrivals", c_void_p),
+        ("parts", c_void_p),
+        ("room", c_int64),
+        ("first_output", c_int64),
+        ("file", c_int64),
+        ("lost", c_int64),
     ]
 
 
@@ -77,6 +93,7 @@ class Step(Structure):
         ("num_taps", c_int64),
         ("hidden", c_void_p),
         ("threads", c_int64),
+        ("vocabulary", c_int64),
     ]
 
 

@@ -7,10 +7,10 @@ are widened in registers, which is exact and halves what is read from memory.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from trtla.formats.tensors import Weight
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.packing import Packed, Packing
+from trtla.runtime.models.cpu.rotary import RotaryTable
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
-from trtla.runtime.models.layers import Rotary
 from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
+from trtla.runtime.ranks.shared_memory import SharedMemory
+from trtla.runtime.ranks.world import lost_in_step
 from trtla.runtime.sampling.predict import RowSampler
 from trtla.runtime.sequence import Feed
 
@@ -56,6 +58,7 @@ class NativeLlama(Model):
         weights: (checkpoint name, tensor) of the complete model.
         dtype: type of activations and cache, float32 or bfloat16.
         int8_cache: round cached keys and values to 8 bits, of each token and head on their own.
+        shared: of a rank of tensor parallelism, whose part of a model config and weights are.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class NativeLlama(Model):
         dtype: torch.dtype,
         *,
         int8_cache: bool = False,
+        shared: SharedMemory | None = None,
     ) -> None:
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self._shared = config, dtype, shared
         self._cache_dtype = torch.int8 if int8_cache else dtype
         self._library = native.library()
         paired = dtype == torch.bfloat16 and self._library.has_bfloat16_products
@@ -98,6 +102,9 @@ class NativeLlama(Model):
             epsilon=config.norm_epsilon,
             cache_type=_CACHE_TYPES.index(self.cache_dtype),
         )
+        self._exchange = None if shared is None else _exchange(shared, lm_head.outputs)
+        if self._exchange is not None:
+            self._model.exchange = ctypes.addressof(self._exchange)
 
     def _placed(self, weight: Weight) -> Weight:
         """In the type that it is kept in: the arithmetic's, or fewer bits where that is exact."""
@@ -148,14 +155,19 @@ class NativeLlama(Model):
     @property
     def arithmetic(self) -> str:
         """Such as `float32 on float16 weights, compiled`."""
+        ranks = "" if self._shared is None else f", on {self._shared.place.size} ranks"
+        return f"{self._own_arithmetic}, compiled{ranks}"
+
+    @property
+    def _own_arithmetic(self) -> str:
         dtype, cache = (str(t).removeprefix("torch.") for t in (self.dtype, self.cache_dtype))
         if self._in_blocks:
-            return f"int8 on {', '.join(self._stored_types)} weights, {cache} K/V cache, compiled"
+            return f"int8 on {', '.join(self._stored_types)} weights, {cache} K/V cache"
         stored = "" if self.weight_type == dtype else f" on {self.weight_type} weights"
         if self.config.fp8:
             stored = ", FP8 weights dequantised at load"
         cached = "" if cache == dtype else f", {cache} K/V cache"
-        return f"{dtype}{stored}{cached}, compiled"
+        return f"{dtype}{stored}{cached}"
 
     @property
     def _in_blocks(self) -> bool:
@@ -210,8 +222,7 @@ class NativeLlama(Model):
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
         integers = step_integers(feeds, rope_rows, tables)
         rows = sum(len(feed.rows) for feed in feeds)
-        if rows > len(self._logits):  # kept: the system clears the pages of a new one
-            self._logits = torch.empty((rows, self.config.vocab_size))
+        logits = self._room(len(rope_rows), rows)
         if self.taps and max(self.taps) >= self.config.num_hidden_layers:
             raise ValueError(f"there is no layer {max(self.taps)} to tap")
         hidden = torch.empty((len(self.taps), len(rope_rows), self.config.hidden_size))
@@ -224,20 +235,46 @@ class NativeLlama(Model):
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
             cache=cache.addresses.buffer_info()[0],
-            logits=self._logits.data_ptr(),
+            logits=logits.data_ptr(),
             taps=taps.buffer_info()[0],
             num_taps=len(taps),
             hidden=hidden.data_ptr(),
             threads=torch.get_num_threads(),
+            vocabulary=self.config.vocab_size,
         )
         self._library.forward(self._model, step)
-        return Forwarded(self._logits[:rows], hidden if self.taps else None)
+        if self._exchange is not None and self._exchange.lost:
+            raise lost_in_step()
+        return Forwarded(logits[:rows], hidden if self.taps else None)
+
+    def _room(self, tokens: int, rows: int) -> Tensor:
+        """Where a step's logits go."""
+        if self._shared is not None:
+            self._shared.room.check(tokens, rows)
+            return self._shared.logits
+        if rows > len(self._logits):  # kept: the system clears the pages of a new one
+            self._logits = torch.empty((rows, self.config.vocab_size))
+        return self._logits
 
 
 _STORED = (torch.float32, torch.float16, torch.bfloat16)
 """Types that plain weights can be kept in."""
 _CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 """As in the C++'s `CacheType`."""
+
+
+def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
+    """This rank's, whose lm_head has so many outputs."""
+    rank = shared.place.rank
+    return native.Exchange(
+        rank=rank,
+        ranks=shared.place.size,
+        arrivals=shared.arrivals,
+        parts=shared.parts,
+        room=shared.part_size,
+        first_output=rank * outputs,
+        file=shared.file,
+    )
 
 
 def merged(parts: list[Weight]) -> list[Weight]:
@@ -267,51 +304,3 @@ def step_integers(
         parents += feed.tree.parents
         first += feed.length
     return array("q", [*ids, *rope_rows, *rows, *sequences, *parents])
-
-
-class RotaryTable:
-    """Where the forward finds each fed token's cosine and sine."""
-
-    def __init__(self, config: CheckpointConfig) -> None:
-        self._rotary = Rotary(config, torch.float32, torch.device("cpu"))
-        self._trained = config.max_position_embeddings if config.rope_type == "dynamic" else None
-        self._cosine, self._sine = self._table(0)
-        self._beyond = lru_cache(maxsize=4096)(self._row)
-
-    def _table(self, count: int) -> tuple[Tensor, Tensor]:
-        cosine, sine = self._rotary(torch.arange(count), None)
-        return cosine.contiguous(), sine.contiguous()
-
-    def _row(self, position: int, length: int) -> tuple[Tensor, Tensor]:
-        """One token's, in a text longer than the trained length.
-
-        A row at a time: the last bits of PyTorch's powers depend on how many it computes at once.
-        """
-        return self._rotary(torch.tensor([position]), torch.tensor([length]))
-
-    def of(
-        self, feeds: Sequence[Feed], positions: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        """Cosine and sine [rows, 1, head_size / 2], and each token's row."""
-        flat = [position for row in positions for position in row]
-        if max(flat) >= len(self._cosine):
-            self._cosine, self._sine = self._table(max(2 * len(self._cosine), max(flat) + 256))
-        if self._trained is not None:  # beyond it a row depends on the text's length as well
-            pairs = zip(feeds, positions, strict=True)
-            lengths = [length for feed, row in pairs for length in feed.lengths(row)]
-            if max(lengths) > self._trained:
-                return self._of_lengths(flat, lengths, self._trained)
-        return self._cosine, self._sine, flat
-
-    def _of_lengths(
-        self, positions: Sequence[int], lengths: Sequence[int], trained: int
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        keys = list(zip(positions, lengths, strict=True))
-        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        rows = [
-            self._beyond(position, length) if length > trained
-            else (self._cosine[position : position + 1], self._sine[position : position + 1])
-            for position, length in places
-        ]  # fmt: skip
-        cosines, sines = zip(*rows, strict=True)
-        return torch.cat(cosines), torch.cat(sines), [places[key] for key in keys]

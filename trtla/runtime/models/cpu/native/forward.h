@@ -15,13 +15,13 @@
 constexpr int TWICE = 16384;  // numbers up to which each thread makes a product's inputs for itself
 
 // Those of matrix products come first.
-enum Kind { QKV, DENSE, GATE_UP, DOWN, SCORE, EMBED, PREPARE, PLACE, ATTEND, TAP };
+enum Kind { QKV, DENSE, GATE_UP, DOWN, SCORE, EMBED, PREPARE, PLACE, ATTEND, TAP, MEET, ADD };
 constexpr int PRODUCTS = SCORE + 1;
 
 struct Phase {
     Kind kind;
     int layer, pieces;
-    Kind product = QKV;  // whose inputs are prepared
+    Kind product = QKV;  // whose inputs are prepared, or whose parts are added
 };
 
 // Chunks of a phase are large at first and small at its end: threads end at about the same time.
@@ -282,6 +282,28 @@ struct Forward final : Job {
         });
     }
 
+    // Parts of the two products of a layer lie in different sets.
+    static int set_of(Kind product) { return product == DOWN; }
+
+    // What comes of a rank's own inputs: a part of the sum.
+    void write_part(Kind product, const Operand& x, const Matrix& matrix, int from, int to) {
+        float* part = model.exchange->part(set_of(product), model.exchange->rank);
+        matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
+            const int width = std::min<int>(WIDTH, model.hidden - panel * WIDTH);
+            std::copy(products, products + width, part + token * model.hidden + panel * WIDTH);
+        });
+    }
+
+    void add_product_to_states(int phase, const Matrix& matrix, int from, int to) {
+        if (!model.exchange) return add_to_states(inputs(phase), matrix, from, to);
+        write_part(program[phase].kind, inputs(phase), matrix, from, to);
+    }
+
+    void add_parts(Kind product, int from, int to) {
+        const int64_t size = model.hidden;
+        model.exchange->add(set_of(product), states.data(), from * size, (to - from) * size);
+    }
+
     void gate(const Operand& x, const Matrix& matrix, int from, int to) {
         matmul(x, matrix, from, to, [&](int token, int panel, const float* products) {
             const Floats gate = load(products), up = load(products + LANES);
@@ -291,11 +313,12 @@ struct Forward final : Job {
     }
 
     void score(const Operand& x, int from, int to) {
-        const int64_t vocabulary = model.lm_head.outputs;
+        const int64_t first = model.exchange ? model.exchange->first_output : 0;
+        const int64_t outputs = std::min(model.lm_head.outputs, step.vocabulary - first);
         matmul(x, model.lm_head, from, to, [&](int row, int panel, const float* found) {
             const int64_t start = (int64_t)panel * WIDTH;
-            const int64_t width = std::min<int64_t>(WIDTH, vocabulary - start);
-            std::copy(found, found + width, step.logits + row * vocabulary + start);
+            const int64_t width = std::clamp<int64_t>(outputs - start, 0, WIDTH);
+            std::copy(found, found + width, step.logits + row * step.vocabulary + first + start);
         });
     }
 
@@ -320,12 +343,21 @@ struct Forward final : Job {
             if (!alone) program.push_back({PLACE, index, placed});
             program.push_back({ATTEND, index, attentions_in_all});
             add_product(DENSE, index, layer.dense.num_panels());
+            add_exchange(DENSE);
             add_product(GATE_UP, index, layer.gate_up.num_panels());
             add_product(DOWN, index, layer.down.num_panels());
+            add_exchange(DOWN);
             for (int tap = 0; tap < step.num_taps; ++tap)
                 if (step.taps[tap] == index) program.push_back({TAP, tap, tokens});
         }
         if (step.num_rows) add_product(SCORE, 0, model.lm_head.num_panels());
+        if (model.exchange) program.push_back({MEET, 0, 1});  // all logits are there
+    }
+
+    void add_exchange(Kind product) {
+        if (!model.exchange) return;
+        program.push_back({MEET, 0, 1});
+        program.push_back({ADD, 0, (int)step.tokens, product});
     }
 
     void add_product(Kind product, int layer, int panels) {
@@ -352,11 +384,13 @@ struct Forward final : Job {
             case QKV: return project(inputs(phase), layer, from, to);
             case PLACE: return place_some(program[phase].layer, from, to);
             case ATTEND: return attend_some(program[phase].layer, from, to);
-            case DENSE: return add_to_states(inputs(phase), layer.dense, from, to);
+            case DENSE: return add_product_to_states(phase, layer.dense, from, to);
             case GATE_UP: return gate(inputs(phase), layer.gate_up, from, to);
-            case DOWN: return add_to_states(inputs(phase), layer.down, from, to);
+            case DOWN: return add_product_to_states(phase, layer.down, from, to);
             case TAP: return copy_states(program[phase].layer, from, to);
             case SCORE: return score(inputs(phase), from, to);
+            case MEET: return model.exchange->meet();
+            case ADD: return add_parts(program[phase].product, from, to);
         }
     }
 };

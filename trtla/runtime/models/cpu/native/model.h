@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "exchange.h"
 #include "matmul.h"
 
 struct Layer {
@@ -21,6 +22,7 @@ struct Model {
     int64_t hidden, intermediate, heads, kv_heads, head_size;
     float epsilon;
     CacheType cache_type;
+    Exchange* exchange;  // of a rank of tensor parallelism, whose weights are its own; else null
 };
 
 // Integers lie in one array: ids [tokens], rope_rows [tokens] (each token's row of cosine and sine),
@@ -34,7 +36,7 @@ struct Step {
     const int64_t* taps;  // layers whose output is wanted
     int64_t num_taps;
     float* hidden;  // [num_taps][tokens][hidden]
-    int64_t threads;
+    int64_t threads, vocabulary;
 
     const int64_t* ids() const { return integers; }
     const int64_t* rope_rows() const { return ids() + tokens; }

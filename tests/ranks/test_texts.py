@@ -1,0 +1,101 @@
+"""Texts of several ranks are those of one process, whoever drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.build.gguf_models import write_gguf
+from tests.build.models import Variant, make_model, save_model
+from tests.ranks.test_split import WIDE
+from trtla import LLM, SamplingParams
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.sampling import BeamSettings
+
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):",
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(10):",
+    "x",
+]
+DRAFTERS = ("none", "auto", "lookahead", "ngram", "prompt-lookup", "draft")
+BIASES = {"attention_bias": True, "mlp_bias": True}
+LONG = {"max_position_embeddings": 256}
+
+
+def drafted(llm, drafter, prompts, sampling):
+    """The output ids of all prompts, decoded together."""
+    if drafter == "auto":
+        done = llm.generate(prompts, sampling)
+    elif drafter == "draft":
+        (name,) = llm.limits.draft_models
+        done = llm.generate(prompts, sampling, drafter=DrafterSettings(f"draft:{name}", gamma=3))
+    elif drafter == "lookahead":
+        done = llm.generate(prompts, sampling, llm.limits.lookahead)
+    else:
+        done = llm.generate(prompts, sampling, drafter=DrafterSettings(drafter))
+    return [one.output_ids for one in done]
+
+
+def samplings(count, length=32):
+    """Greedy, and drawn with seeds and filters."""
+    drawn = [
+        SamplingParams(length, temperature=0.8, top_k=20, top_p=0.9, seed=seed)
+        for seed in range(count)
+    ]
+    return [SamplingParams(length)] * count, drawn
+
+
+def everything(llm, prompts):
+    """What a model says in all ways that there are."""
+    texts = [
+        drafted(llm, drafter, prompts, sampling)
+        for sampling in samplings(len(prompts))
+        for drafter in DRAFTERS[: len(DRAFTERS) - (not llm.limits.draft_models)]
+    ]
+    beams = llm.beam_search(prompts[0], BeamSettings(num_beams=3), max_output_len=12)
+    return texts, [beam.output_ids for beam in beams]
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+def test_the_texts_of_a_trained_model_are_those_of_one_process(tiny_llama, tp_size):
+    opening = {"dtype": "float32", "draft_models": (str(tiny_llama),)}
+    with LLM(tiny_llama, **opening) as one:
+        wanted = everything(one, PROMPTS)
+        scored = one.log_probs(PROMPTS[0], wanted[0][0][0])
+    with LLM(tiny_llama, **opening, tp_size=tp_size) as llm:
+        assert llm.is_leader
+        assert f"{tp_size} ranks" in llm.description
+        assert everything(llm, PROMPTS) == wanted
+        assert llm.log_probs(PROMPTS[0], wanted[0][0][0]) == pytest.approx(scored, abs=1e-4)
+
+
+BIASED = Variant("biases", {**LONG, **BIASES, "tie_word_embeddings": True})
+DYNAMIC = Variant("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})
+
+
+@pytest.mark.parametrize(
+    ("variant", "compiled"),
+    [(BIASED, "1"), (Variant("qwen2", LONG, family="qwen2"), "1"), (DYNAMIC, "0")],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_models_of_all_kinds_are_split_rightly(variant, compiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRTLA_COMPILED", compiled)
+    save_model(make_model(variant), variant, tmp_path)
+    prompts = [[5, 6, 7], list(range(1, 40)), [9]]
+    with LLM(tmp_path, dtype="float32") as one, LLM(tmp_path, dtype="float32", tp_size=2) as llm:
+        assert ("compiled" in llm.description) == (compiled == "1")
+        for sampling in samplings(3, 24):
+            for drafter in ("none", "auto", "prompt-lookup"):
+                wanted = drafted(one, drafter, prompts, sampling)
+                assert drafted(llm, drafter, prompts, sampling) == wanted
+
+
+def test_drafters_change_no_text_of_ranks_in_blocks(tmp_path):
+    wide = Variant("wide", {**WIDE.keys, **LONG})
+    path = write_gguf(make_model(wide), tmp_path / "model.gguf", "Q8_0")
+    prompts = [[5, 6, 7], list(range(1, 40)), [9]]
+    with LLM(path, tp_size=2) as llm:
+        assert "int8 on Q8_0" in llm.description
+        for sampling in samplings(3, 24):
+            plain = drafted(llm, "none", prompts, sampling)
+            for drafter in ("auto", "lookahead", "prompt-lookup", "ngram"):
+                assert drafted(llm, drafter, prompts, sampling) == plain

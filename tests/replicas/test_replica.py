@@ -1,0 +1,84 @@
+"""One replica on the shipped model, without Ray: what it streams, and how texts leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+from tests.replicas.processes import SHIPPED
+from trtla import LLM, SamplingParams, TrtlaError
+from trtla.replicas.replica import Replica
+from trtla.replicas.wire import packed
+from trtla.runtime.request import Output, Request
+
+
+def open_shipped() -> LLM:
+    return LLM(SHIPPED)
+
+
+def request(llm: LLM, length: int, **more) -> Request:
+    sampling = SamplingParams(length, 0.8, seed=2, **more)
+    return replace(llm.request("def f(", sampling, "one"), end_ids=frozenset())
+
+
+async def outputs(replica: Replica, asked: Request) -> list[Output]:
+    return [one async for said in replica.stream(asked) for one in said]
+
+
+async def stopped(replica: Replica) -> None:
+    await asyncio.to_thread(replica._engine.stop, 30)
+
+
+def test_texts_from_the_middle_and_errors():
+    async def work() -> None:
+        replica = Replica(open_shipped, "app")
+        opened = await replica.opened()
+        llm = replica._engine.llm
+        assert opened.limits == llm.limits
+        whole = await outputs(replica, packed(request(llm, 30), (), None))
+        ids = tuple(token for one in whole for token in one.new_tokens)
+        assert len(ids) == 30
+        assert whole[-1].finish_reason == "length"
+        rest = await outputs(replica, packed(request(llm, 30), ids[:11], None))
+        assert ids[:11] + tuple(token for one in rest for token in one.new_tokens) == ids
+        refused = replica.stream(packed(request(llm, 11), ids[:11], None))
+        (error,) = [one async for one in refused]
+        assert isinstance(error, TrtlaError)
+        late = await outputs(replica, packed(request(llm, 900), (), 50))
+        assert late[-1].finish_reason == "timed_out"
+        assert not replica._inboxes
+        await stopped(replica)
+
+    asyncio.run(work())
+
+
+def test_a_stream_that_is_closed_leaves_the_batch():
+    async def work() -> None:
+        replica = Replica(open_shipped, "app")
+        await replica.opened()
+        llm = replica._engine.llm
+        task = asyncio.create_task(outputs(replica, packed(request(llm, 900), (), None)))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        stats = await asyncio.wrap_future(replica._engine.stats())
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert not replica._inboxes
+        await stopped(replica)
+
+    asyncio.run(work())
+
+
+def test_a_model_that_does_not_open_is_said():
+    def fails() -> LLM:
+        raise OSError("the disk is gone")
+
+    async def work() -> None:
+        replica = Replica(fails, "app")
+        failure = await replica.opened()
+        assert isinstance(failure, TrtlaError)
+        assert failure.message == "OSError: the disk is gone"
+
+    asyncio.run(work())

@@ -1,0 +1,101 @@
+"""From prompts to requests: what of an `LLM` needs no weights, and may stand where none are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from trtla.llm.answer import Answer, new_answer
+from trtla.llm.asked import Asked
+from trtla.llm.open import is_adaptive, open_model, open_tokenizer
+from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.request import DrafterWatch, Request
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.lookahead import Lookahead
+from trtla.settings.sampling import SamplingParams
+
+
+class RequestMaker:
+    """A model's tokenizer and configuration; who has an executor of it says what fits.
+
+    Args:
+        model: as for `LLM`, and so all others.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        lookahead: Lookahead | None,
+        tokenizer_dir: str | Path | None,
+        drafter: DrafterSettings | None,
+    ) -> None:
+        self._drafter = drafter or LOOKAHEAD
+        self._auto = lookahead == "auto"
+        self.engine = open_model(Path(model), None if lookahead == "auto" else lookahead)
+        self._adaptive = is_adaptive(self.engine, lookahead)
+        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
+        self.end_ids = self.engine.end_ids()  # empty: no token ends a text
+        self._ids = count()
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """What prompts and settings must fit into."""
+        raise NotImplementedError
+
+    @property
+    def description(self) -> str:
+        """What runs the model: library, device, arithmetic."""
+        raise NotImplementedError
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """What requests that name nothing else are decoded with: `auto`, or a triple."""
+        return "auto" if self._adaptive else self.limits.lookahead
+
+    def _drafts_by_tree(self, drafter: DrafterSettings) -> bool:
+        """Whether the candidate tree drafts for requests that name nothing else."""
+        return self._adaptive and (self._auto or drafter.uses_lookahead)
+
+    def answer(
+        self, index: int, one: Asked, margins: bool = False, watch: DrafterWatch | None = None
+    ) -> Answer:
+        """One prompt's answer at its beginning, checked; whoever decodes it adds its outputs."""
+        how = (one.lookahead, one.drafter, one.expected_output)
+        request = self.request(one.prompt, one.sampling, one.name, *how)
+        request = replace(
+            request, margins=margins, logprobs=one.logprobs, private=one.private, watch=watch
+        )
+        self.limits.check(request)
+        return new_answer(index, request, one.prompt, self.tokenizer)
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        name: str,
+        lookahead: Lookahead | None = None,
+        drafter: DrafterSettings | None = None,
+        expected_output: ExpectedOutput | None = None,
+    ) -> Request:
+        """A prompt as a request, without stop strings; `limits.check` reports whether it fits."""
+        start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
+        drafting = drafter or self._drafter
+        by_default = lookahead is None and self._drafts_by_tree(drafting)
+        return Request(
+            next(self._ids),
+            start,
+            sampling,
+            None if lookahead == "auto" else lookahead,
+            self.end_ids,
+            name=name,
+            adaptive=lookahead == "auto" or by_default,
+            drafter=drafting,
+            encoder_ids=encoder_ids,
+            expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
+        )
+
+    def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
+        """A prompt's token ids; `name` is what errors call it."""
+        return prompt_ids(prompt, name, self.tokenizer, self.engine.name)

@@ -1,0 +1,164 @@
+"""The Ray that replicas run on: its own on this machine, or a cluster that is there."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from trtla.errors import TrtlaError, UsageError, first_line
+from trtla.machine import cpu
+
+LEAST, BELOW = (2, 60), (3, 0)
+"""Ray's releases that this works with: LEAST <= release < BELOW, as in pyproject.toml."""
+INSTALL = "pip install 'trtla[ray]'"
+_STORE = 128 << 20
+"""Bytes for objects that processes share: what is sent here is small."""
+_ADDRESS = "RAY_ADDRESS"
+_KNOCK_S = 10.0
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # it would tell the internet
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning for who starts actors
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # ten times a second by itself
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # the model has a thread already
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost replicas would stand on stdout
+}
+"""Ray reads these when it is imported."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGACTION = 512  # bytes, more than a struct sigaction has anywhere
+
+
+def check_ray(*modules: str) -> None:
+    """Refuse a Ray that is not there, or is of another release.
+
+    Raises:
+        TrtlaError: so it is.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise TrtlaError("--ray needs the package ray, which is not installed", INSTALL) from None
+    release = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if not LEAST <= release < BELOW:
+        least, below = (".".join(map(str, one)) for one in (LEAST, BELOW))
+        raise TrtlaError(f"--ray needs Ray {least} or later below {below}, not {version}", INSTALL)
+    for module in modules:
+        if find_spec(module) is None:
+            raise TrtlaError(f"--ray needs {module}, which is not installed", INSTALL)
+
+
+def threads_each(replicas: int, threads: int | None) -> int:
+    """Threads of each replica: those that were asked for, else an equal share of the cores."""
+    return threads or max(1, cpu().cores // replicas)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ray's own warnings are for who writes Ray programs."""
+    for name in ("ray", "ray.serve", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def kept_signals() -> Iterator[None]:
+    """Give signals back to Python afterwards: Ray takes SIGTERM for a crash, and aborts.
+
+    By libc, as Python itself sets handlers in the main thread alone.
+    """
+    ours = {name: signal.getsignal(name) for name in _SIGNALS}
+    libc = ctypes.CDLL(None)
+    kept = [(name, ctypes.create_string_buffer(_SIGACTION)) for name in _SIGNALS]
+    for name, action in kept:
+        libc.sigaction(name, None, action)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for name, handler in ours.items():
+                signal.signal(name, handler)
+        for name, action in kept:
+            libc.sigaction(name, action, None)
+
+
+class Cluster:
+    """A connection to Ray; a cluster of its own ends with it, also where this process is killed.
+
+    Args:
+        address: a cluster's; None: that of RAY_ADDRESS, else one of its own on this machine.
+        cores: those that the replicas take together, for its own.
+
+    Raises:
+        UsageError: there is no cluster at the address.
+        TrtlaError: Ray does not start.
+    """
+
+    def __init__(self, address: str | None, cores: int) -> None:
+        self.address = address or os.environ.get(_ADDRESS) or None
+        self.is_own = self.address in (None, "local")
+        own = {
+            "num_cpus": max(cores, cpu().cores),
+            "include_dashboard": False,
+            "object_store_memory": _STORE,
+        }
+        with quiet(), kept_signals():
+            self._connect(own if self.is_own else {})
+
+    def _connect(self, more: dict[str, Any]) -> None:
+        import ray
+
+        if ray.is_initialized():
+            raise TrtlaError("this process uses Ray already", "start a process of its own")
+        try:
+            if not self.is_own:
+                self._knock()
+            ray.init(
+                address="local" if self.is_own else self.address,
+                namespace="trtla",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **more,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            if self.is_own:
+                raise TrtlaError(f"Ray does not start: {first_line(error)}", INSTALL) from None
+            raise UsageError(
+                f"no Ray cluster answers at {self.address}: {first_line(error)}",
+                "check --ray-address and RAY_ADDRESS, or leave both out for one of its own",
+            ) from None
+        except Exception as error:  # Ray's processes fail in many ways
+            raise TrtlaError(f"Ray does not start: {first_line(error)}", INSTALL) from None
+
+    def _knock(self) -> None:
+        """See whether anybody listens there: Ray itself tries for minutes."""
+        host, _, port = (self.address or "").rpartition("/")[2].rpartition(":")
+        if host and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any of its machines has one."""
+        import ray
+
+        return bool(ray.cluster_resources().get("GPU"))
+
+    def close(self) -> None:
+        """Disconnect; what is its own ends."""
+        import ray
+
+        with quiet():
+            ray.shutdown()

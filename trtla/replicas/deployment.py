@@ -1,0 +1,179 @@
+"""The application in Ray Serve: what it is made of, its start, and what its replicas say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trtla.console import counted
+from trtla.errors import TrtlaError, UsageError
+from trtla.llm.llm import LLM
+from trtla.replicas.cluster import Cluster, quiet
+from trtla.replicas.replica import Replica
+from trtla.replicas.wire import Opened, Report
+
+_AHEAD = 2
+"""Texts that a replica takes, for each place in its batch; others wait for whoever is free."""
+_LOOK_EVERY_S = 0.1
+_SAY_AFTER_S = 30.0
+_HEALTH_S = 5.0
+_PATIENCE_S = 60.0  # for an answer to that: steps of a large model on a CPU are long
+_DRAIN_S = 600.0  # for texts of a replica that is one too many
+_END_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is deployed.
+
+    Args:
+        open_model: opens the model, in a replica.
+    """
+
+    open_model: Callable[[], LLM]
+    range: tuple[int, int]
+    """Fewest and most replicas."""
+    threads: int
+    """Of each; as many cores are set aside for it."""
+    batch_size: int
+    """Of each."""
+    uses_gpu: bool
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be."""
+        return self.range[1]
+
+
+class Deployment:
+    """A plan that is carried out.
+
+    Raises:
+        TrtlaError: the replicas do not start, or cannot open the model.
+    """
+
+    def __init__(
+        self, plan: Plan, cluster: Cluster, log: Callable[[str], None], ending: Callable[[], bool]
+    ) -> None:
+        from ray import serve
+
+        self._cluster = cluster
+        self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
+        with quiet():
+            serve.start(proxy_location="Disabled", logging_config=_logging())
+            made = serve.deployment(Replica).options(**_options(plan))
+            target = serve.RunTarget(
+                target=made.bind(plan.open_model, self.app), name=self.app, route_prefix=None
+            )
+            (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        self.handle = handle.options(stream=True)
+        try:
+            self._wait(log, ending)
+            self.opened = self._opened(handle, ending)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, log: Callable[[str], None], ending: Callable[[], bool]) -> None:
+        """Until all replicas run, whether or not they have opened the model."""
+        from ray import serve
+
+        say = time.monotonic() + _SAY_AFTER_S
+        while not ending():
+            status = serve.status().applications.get(self.app)
+            state = "NOT_STARTED" if status is None else status.status.value
+            if state == "RUNNING":
+                return
+            said = "" if status is None else " ".join(status.message.split())
+            if state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise TrtlaError(f"the replicas do not start: {said[:300]}", "see Ray's own logs")
+            if time.monotonic() > say:
+                log("the replicas wait for room on the cluster; see ray status")
+                say = float("inf")
+            time.sleep(_LOOK_EVERY_S)
+
+    def _opened(self, handle: Any, ending: Callable[[], bool]) -> Opened:
+        asked = handle.opened.remote()
+        while not ending():
+            try:
+                answer = asked.result(timeout_s=1.0)
+            except TimeoutError:
+                continue
+            if isinstance(answer, TrtlaError):
+                raise answer
+            found: Opened = answer
+            return found
+        raise TrtlaError("the server ended before the model was open")
+
+    def reports(self, timeout_s: float) -> list[Report]:
+        """What every replica says of itself."""
+        found: list[Report] = self.handle.broadcast("report").results(timeout_s=timeout_s)
+        return found
+
+    def close(self) -> None:
+        """End the replicas; those of a cluster of our own end with it."""
+        if self._cluster.is_own:
+            return
+        from concurrent.futures import ThreadPoolExecutor, wait
+
+        from ray import serve
+
+        with quiet():
+            pool = ThreadPoolExecutor(1)
+            wait([pool.submit(serve.delete, self.app)], _END_S)
+            pool.shutdown(wait=False)
+
+
+def _options(plan: Plan) -> dict[str, Any]:
+    from ray.serve.config import RequestRouterConfig
+
+    least, most = plan.range
+    number: dict[str, Any] = {"num_replicas": least}
+    if least != most:
+        scaling = {"min_replicas": least, "max_replicas": most, "initial_replicas": least}
+        number = {"autoscaling_config": {**scaling, "target_ongoing_requests": plan.batch_size}}
+    return {
+        **number,
+        "name": "replica",
+        "ray_actor_options": {"num_cpus": plan.threads, "num_gpus": int(plan.uses_gpu)},
+        "max_ongoing_requests": _AHEAD * plan.batch_size,
+        "health_check_period_s": _HEALTH_S,
+        "health_check_timeout_s": _PATIENCE_S,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": _DRAIN_S,
+        "logging_config": _logging(),
+        "request_router_config": RequestRouterConfig(
+            request_router_class="trtla.replicas.routing.PrefixRouter"
+        ),
+    }
+
+
+def _logging() -> dict[str, Any]:
+    return {"enable_access_log": False, "log_level": "ERROR"}
+
+
+def check_room(replicas: int, threads: int, uses_gpu: bool) -> None:
+    """Refuse more replicas than a cluster has room for.
+
+    Raises:
+        UsageError: so it is.
+    """
+    import ray
+
+    there, number = ray.cluster_resources(), counted(replicas, "replica")
+    gpus, cores = there.get("GPU", 0), replicas * threads
+    if uses_gpu and gpus < replicas:
+        raise UsageError(
+            f"{number} need {counted(replicas, 'GPU')}, and the cluster has {gpus:g}",
+            "lower --replicas, or give --device cpu",
+        )
+    if there.get("CPU", 0) < cores:
+        raise UsageError(
+            f"{number} of {counted(threads, 'thread')} need {counted(cores, 'core')}, and the "
+            f"cluster has {there.get('CPU', 0):g}",
+            "lower --replicas or --threads, or start more of its machines first",
+        )

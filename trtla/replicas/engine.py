@@ -1,0 +1,286 @@
+"""Replicas in the place of a model in this process: the server hands its requests to either.
+
+The server's process has what needs no weights: the tokenizer, the checks, the texts as far as they
+came. A replica that dies in the middle of a text costs nothing but time: the tokens that have
+arrived go to another one as what is known already, and it goes on behind them. The texts are
+functions of prompt, seed and position, so nobody can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from trtla.errors import TrtlaError, sentence
+from trtla.llm.engine_thread import Event, ReplicaCounts, State
+from trtla.llm.request_maker import RequestMaker
+from trtla.replicas.cluster import Cluster
+from trtla.replicas.deployment import Deployment, Plan, check_room
+from trtla.replicas.wire import Opened, Report, packed
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.request import Output, Request
+from trtla.runtime.stats import ExecutorStats, RequestStats
+
+_MOST_LOSSES = 3
+"""Replicas that are lost one after another with a text that gets no further: it is given up."""
+_PAUSE_S = 0.2  # before a text is asked for again
+_LATE_S = 2.0  # beyond a request's time, which the replica ends itself
+_BEAT_S = 10.0
+_REPORT_S = 5.0
+_DEAD_S = 120.0
+"""Without a word of the cluster for so long, the model counts as failed."""
+
+
+class Maker(RequestMaker):
+    """Makes requests for a model that others have opened."""
+
+    opened: Opened
+    batch_size: int
+    """Of all replicas that there may be together."""
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """Those of the replicas."""
+        return replace(self.opened.limits, max_batch_size=self.batch_size)
+
+    @property
+    def description(self) -> str:
+        """What runs the model there."""
+        return self.opened.description
+
+
+class _Text:
+    """A request, and what is known of its text."""
+
+    def __init__(self, request: Request, whole: bool) -> None:
+        self.request, self.whole = request, whole
+        self.ids: list[int] = []
+        self.losses = 0
+        self.wanted = True
+        self.began = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def packed(self) -> Request:
+        """What another replica is asked for now."""
+        allotted = self.request.sampling.allotted_time_ms
+        spent = round(1000 * (time.monotonic() - self.began))
+        left = None if allotted is None else max(1, allotted - spent)
+        return packed(self.request, self.ids, left)
+
+    def take(self, outputs: Sequence[Output]) -> list[Output]:
+        """Those that are new, under the request's own id."""
+        new = []
+        for output in outputs:
+            if output.start == len(self.ids):  # else it comes again, after a failed step
+                self.ids += output.new_tokens
+                new.append(replace(output, request_id=self.request.request_id))
+        return new
+
+
+class ReplicaEngine:
+    """As `EngineThread`; requests are handed in on the server's event loop.
+
+    Args:
+        new_maker: what makes requests, from the model's folder.
+        plan: of the replicas, for a maker and a cluster.
+        cluster: connects to Ray.
+        post: as of `EngineThread`.
+        log: takes a sentence about what goes wrong.
+    """
+
+    def __init__(
+        self,
+        new_maker: Callable[[], Maker],
+        plan: Callable[[Maker, Cluster], Plan],
+        cluster: Callable[[], Cluster],
+        post: Callable[[Sequence[Event]], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._new_maker, self._new_plan, self._connect = new_maker, plan, cluster
+        self._post, self._log = post, log
+        self._texts: dict[int, _Text] = {}
+        self._ending = threading.Event()
+        self._asking = ThreadPoolExecutor(1, "trtla-reports")
+        self._maker: Maker | None = None
+        self._deployment: Deployment
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.state: State = "loading"
+        self.failure: BaseException | None = None
+        """Why the state is `failed`."""
+        self.replicas: ReplicaCounts | None = ReplicaCounts()
+        self._reruns = 0
+        self._thread = threading.Thread(target=self._run, name="trtla-replicas", daemon=True)
+
+    def start(self) -> None:
+        """Begin to start the replicas."""
+        self._thread.start()
+
+    @property
+    def llm(self) -> RequestMaker:
+        """What makes requests.
+
+        Raises:
+            TrtlaError: the replicas have not opened the model.
+        """
+        if self._maker is None or self.state != "ready":
+            raise TrtlaError(f"the model is {self.state}", "see its log")
+        return self._maker
+
+    def _run(self) -> None:
+        """Start all, then stay in touch, until the end."""
+        cluster = None
+        try:
+            maker = self._new_maker()
+            cluster = self._connect()
+            plan = self._new_plan(maker, cluster)
+            check_room(plan.range[0], plan.threads, plan.uses_gpu)
+            self._deployment = Deployment(plan, cluster, self._log, self._ending.is_set)
+            maker.opened, maker.batch_size = (
+                self._deployment.opened,
+                plan.most * plan.batch_size,
+            )
+            self._maker = maker
+            self._change("ready")
+            self._stay()
+            self._deployment.close()
+            self._change("stopped")
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            if not self._ending.is_set():
+                self.failure = error
+            self._change("failed" if self.failure else "stopped")
+        if cluster is not None:
+            cluster.close()
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        self._post([])
+
+    def _stay(self) -> None:
+        """Let the replicas hear of this server, which they do not outlive."""
+        heard = time.monotonic()
+        while not self._ending.wait(_BEAT_S):
+            try:
+                self._deployment.reports(_REPORT_S)
+                heard = time.monotonic()
+            except Exception as error:
+                if time.monotonic() - heard > _DEAD_S:
+                    self._log(f"the replicas do not answer: {sentence(error)}")
+                    raise
+
+    def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
+        """Have requests answered; each ends with an output or an error.
+
+        Args:
+            whole: nobody reads the texts before their ends, so they travel in few pieces.
+        """
+        self._loop = asyncio.get_running_loop()
+        for request in requests:
+            text = self._texts[request.request_id] = _Text(request, whole)
+            text.task = self._loop.create_task(self._finish(text))
+            allotted = request.sampling.allotted_time_ms
+            if allotted is not None:
+                late_s = allotted / 1000 + _LATE_S
+                text.timer = self._loop.call_later(late_s, self._end_late, text)
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """End requests; no events of these follow."""
+        for request_id in request_ids:
+            text = self._texts.pop(request_id, None)
+            if text is not None and text.task is not None:
+                text.wanted = False
+                text.task.cancel()
+
+    def _end_late(self, text: _Text) -> None:
+        """A text that no replica has ended in its time: there may be none."""
+        request_id = text.request.request_id
+        if self._texts.get(request_id) is text:
+            self.cancel([request_id])
+            late = Output(request_id, (), "timed_out", RequestStats(), start=len(text.ids))
+            self._post([(request_id, late)])
+
+    async def _finish(self, text: _Text) -> None:
+        """A text to its end, on as many replicas as that takes."""
+        request_id = text.request.request_id
+        with suppress(asyncio.CancelledError):
+            while text.wanted and (why := await self._go_on(text)) is not None:
+                if text.losses >= _MOST_LOSSES:
+                    error = TrtlaError(
+                        f"{text.losses} replicas were lost at this text: {why}",
+                        "ask again later; the server's log says more",
+                    )
+                    self._log(f"a text was given up: {why}")
+                    self._post([(request_id, error)])
+                    break
+                self._reruns += 1
+                await asyncio.sleep(_PAUSE_S * text.losses)
+        if text.timer is not None:
+            text.timer.cancel()
+        if self._texts.get(request_id) is text:
+            del self._texts[request_id]
+
+    async def _go_on(self, text: _Text) -> str | None:
+        """What one replica does for a text; why it was lost, None where the text has ended."""
+        known, stream = len(text.ids), self._ask(text)
+        try:
+            async for said in stream:
+                if self._pass_on(text, said):
+                    return None
+            why = "its stream has ended"
+        except asyncio.CancelledError:
+            stream.cancel()
+            if not text.wanted:
+                raise
+            why = "it was cancelled"
+        except Exception as error:  # whatever it is, the text itself says what is its own fault
+            why = sentence(error)
+        text.losses = 1 if len(text.ids) > known else text.losses + 1
+        return why
+
+    def _ask(self, text: _Text) -> Any:
+        return self._deployment.handle.stream.remote(text.packed(), text.whole)
+
+    def _pass_on(self, text: _Text, said: list[Output] | TrtlaError) -> bool:
+        """Post what a replica says; whether that was the last."""
+        request_id = text.request.request_id
+        if isinstance(said, TrtlaError):
+            self._post([(request_id, said)])
+            return True
+        new = text.take(said)
+        if new and text.wanted:
+            self._post([(request_id, output) for output in new])
+        return any(output.finish_reason for output in new)
+
+    def stats(self) -> Future[ExecutorStats]:
+        """Of all replicas together, and what waits for them."""
+        return self._asking.submit(self._stats)
+
+    def reports(self) -> list[Report]:
+        """What every replica says of itself, now."""
+        return self._deployment.reports(_REPORT_S)
+
+    def _stats(self) -> ExecutorStats:
+        each = [report.stats for report in self.reports()]
+        self.replicas = ReplicaCounts(len(each), self._reruns)
+        running = sum(one.running or 0 for one in each)
+        used = [one.kv_cache_usage for one in each if one.kv_cache_usage is not None]
+        return ExecutorStats(
+            running=running,
+            waiting=max(0, len(self._texts) - running),
+            kv_cache_usage=sum(used) / len(used) if used else None,
+        )
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the replicas, and what is left of the requests; False where that goes on."""
+        self._ending.set()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.cancel, tuple(self._texts))
+        self._thread.join(timeout)
+        self._asking.shutdown(wait=False, cancel_futures=True)
+        return not self._thread.is_alive()

@@ -1,0 +1,70 @@
+"""Which replica a request goes to: the one that has its beginning, unless that has much more to do.
+
+A subclass of Ray Serve's public `RequestRouter`, which does all else: it knows the replicas, asks
+them whether they have room, and goes on to the next where they have none. It stands in the server's
+process alone, so what it counts is all there is. Ray's own prefix router compares texts, and asks
+an actor for each request; here are token ids, of which the K/V blocks are made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter
+
+from trtla.replicas.beginnings import Beginnings
+from trtla.runtime.request import Request
+
+_SLACK = 4
+"""So many texts more may a replica have than the least busy one, and still get those that it has
+the beginning of."""
+
+
+class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
+    """Prefers who has the beginning, else who has least to do."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Begin; called by Ray Serve."""
+        self._beginnings = Beginnings()
+        self._busy: dict[Any, set[str]] = {}
+
+    async def choose_replicas(
+        self, candidate_replicas: list[Any], pending_request: PendingRequest | None = None
+    ) -> list[list[Any]]:
+        """The replicas, the best first."""
+        load = {one.replica_id: self._load(one.replica_id) for one in candidate_replicas}
+        mixed = random.sample(candidate_replicas, len(candidate_replicas))
+        ordered = sorted(mixed, key=lambda one: load[one.replica_id])
+        owner = self._beginnings.longest(_ids(pending_request), set(load))
+        if owner is not None and load[owner] <= min(load.values()) + _SLACK:
+            ordered.sort(key=lambda one: one.replica_id != owner)
+        return [[one] for one in ordered]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """A replica has taken a request."""
+        self._busy.setdefault(replica_id, set()).add(pending_request.metadata.internal_request_id)
+        self._beginnings.add(_ids(pending_request), replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request has ended, whatever its end."""
+        self._busy.get(replica_id, set()).discard(internal_request_id)
+
+    def _load(self, replica_id: ReplicaID) -> int:
+        return len(self._busy.get(replica_id, ()))
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """A replica is gone."""
+        super().on_replica_actor_died(replica_id)
+        self._busy.pop(replica_id, None)
+
+
+def _ids(pending: PendingRequest | None) -> Sequence[int]:
+    """The tokens that a call's request begins with; none where nothing is shared."""
+    for argument in () if pending is None else pending.args:
+        if isinstance(argument, Request) and not argument.private:
+            return (*argument.given_ids, *argument.begun)
+    return ()

@@ -1,0 +1,164 @@
+"""Steps of several ranks: rank 0 decides what is fed, and tells the others, who run the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol
+
+from trtla.errors import RankLost, TrtlaError
+from trtla.runtime.executor import Executor
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.replica import Replica
+from trtla.runtime.models.batch import Forwarded
+from trtla.runtime.models.forward import Model, StepForward
+from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.ranks.cores import give_back_cores
+from trtla.runtime.ranks.messages import Move, read_step, step_message
+from trtla.runtime.ranks.opening import Ranks
+from trtla.runtime.request import Output, Request
+from trtla.runtime.sequence import Feed
+from trtla.runtime.stats import ExecutorStats
+
+_STOP: list[int] = []
+
+
+class RankSteps(Protocol):
+    """How one rank takes part in steps."""
+
+    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
+        """A step as rank 0 tells it."""
+
+    def run(self, message: list[int]) -> Forwarded:
+        """Run a step that was told: what rank 0's caller needs of it."""
+
+
+class SplitSteps:
+    """Of tensor parallelism: all feed the same, each to its part of the model."""
+
+    def __init__(self, step: StepForward, cache: KVCache) -> None:
+        self._step, self._cache = step, cache
+
+    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
+        """The step alone."""
+        return step_message(feeds, moves)
+
+    def run(self, message: list[int]) -> Forwarded:
+        """The logits of all wanted rows."""
+        feeds, moves = read_step(message)
+        self._cache.move_later(moves)
+        return self._step(feeds)
+
+
+def rank_steps(ranks: Ranks, model: Model, step: StepForward, cache: KVCache) -> RankSteps:
+    """How this rank takes part, whose own forward is `step`."""
+    if ranks.whole:
+        return Replica(ranks.world, model, step, cache)
+    return SplitSteps(step, cache)
+
+
+class Leader:
+    """Rank 0's: runs steps on all ranks.
+
+    They run in a thread of their own, as they were told: what happens to the caller meanwhile, such
+    as Ctrl-C between any two instructions, leaves no rank waiting for what never comes.
+
+    Args:
+        steps: this rank's own.
+        cache: its cache, whose moves are every rank's.
+    """
+
+    def __init__(self, ranks: Ranks, steps: RankSteps, cache: KVCache) -> None:
+        self._ranks, self._steps, self._cache = ranks, steps, cache
+        self._thread = ThreadPoolExecutor(1, "trtla-ranks")
+        self._failure: RankLost | None = None
+
+    def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
+        """Run a step; raises `RankLost` where another rank has ended."""
+        message = self._steps.message(feeds, self._cache.take_moves())
+        return self._thread.submit(self._run, message).result()
+
+    def check(self) -> None:
+        """Raise `RankLost` where another rank is known to have ended."""
+        if self._failure is not None:
+            raise self._failure
+        self._ranks.world.check()
+
+    def _run(self, message: list[int]) -> Forwarded:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._ranks.world.tell(message)
+            return self._steps.run(message)
+        except BaseException as error:
+            self._failure = self._ranks.world.failure(error)
+            self._ranks.leave()  # nobody knows how far the others are
+            raise self._failure from error
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        self._thread.submit(self._stop).result()
+        self._thread.shutdown()
+        give_back_cores()
+
+    def _stop(self) -> None:
+        if self._failure is None:
+            with suppress(RankLost):  # who has ended need not be told
+                self._ranks.world.tell(_STOP)
+            self._ranks.leave()
+
+
+class Follower(Executor):
+    """Another rank's executor: it may be closed, and runs rank 0's steps until that one closes."""
+
+    def __init__(self, ranks: Ranks, model: Model, cache: KVCache, limits: ExecutorLimits) -> None:
+        super().__init__(limits)
+        self._ranks = ranks
+        self._steps = rank_steps(ranks, model, model.step_forward(cache, limits), cache)
+        self._description = f"torch on {cache.device}, {model.arithmetic}{ranks.said}"
+
+    @property
+    def description(self) -> str:
+        """As of rank 0."""
+        return self._description
+
+    @property
+    def is_leader(self) -> bool:
+        """Never: rank 0 takes the requests."""
+        return False
+
+    def _release(self) -> None:
+        """Run what rank 0 tells, until it stops; raises `RankLost` where it ends otherwise."""
+        try:
+            while message := self._ranks.world.hear():
+                self._steps.run(message)
+        finally:
+            self._ranks.leave()
+            give_back_cores()
+
+    def submit(self, request: Request) -> None:
+        """Refused: rank 0 takes the requests."""
+        raise self._refusal()
+
+    def poll(self, timeout: float | None = None) -> list[Output]:
+        """Refused, as `submit`."""
+        raise self._refusal()
+
+    def resend(self) -> None:
+        """Refused, as `submit`."""
+        raise self._refusal()
+
+    def cancel(self, request_id: int) -> None:
+        """Refused, as `submit`."""
+        raise self._refusal()
+
+    def stats(self) -> ExecutorStats:
+        """Refused, as `submit`."""
+        raise self._refusal()
+
+    def _refusal(self) -> TrtlaError:
+        return TrtlaError(
+            f"this is rank {self._ranks.world.place.rank}, which takes no requests",
+            "only close it where is_leader is False: it serves rank 0 until that one closes",
+        )

@@ -1,0 +1,1 @@
+"""Processes that run one model together: tensor parallelism on torch.distributed."""

@@ -1,0 +1,121 @@
+"""Starts the other ranks on this machine, each in a process of its own that ends with this one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
+
+from trtla.runtime.ranks.world import OPENING, Place
+
+_ENDS_WITHIN_S = 10.0
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The processes, and where they meet."""
+
+    processes: list[subprocess.Popen[bytes]]
+    store: Store
+    """In this process; only this machine reaches it."""
+
+    def problem(self) -> str | None:
+        """Which of them has ended, and how."""
+        for rank, process in enumerate(self.processes, 1):
+            if process.poll() is not None:
+                hint = ", as it often does out of memory" if process.returncode == -9 else ""
+                return f"rank {rank} has ended with exit code {process.returncode}{hint}"
+        return None
+
+    def let_go(self) -> None:
+        """Hold no pipe any more: they end when nobody does."""
+        for process in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def end(self) -> None:
+        """Let all end; who does not is killed."""
+        self.let_go()
+        for process in self.processes:
+            try:
+                process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def start_ranks(module: str, given: Any, size: int, threads: int) -> Started:
+    """Start ranks 1 to `size` - 1, which run the module's `main`, and that calls `rank_input`.
+
+    They import from where this process does, whatever lies in the folder that it is in, and are no
+    part of its terminal: Ctrl-C there is this process's own.
+
+    Args:
+        module: of this package.
+        given: what they open; it is pickled.
+        threads: that each computes with.
+    """
+    store, port = _listening_store()
+    started = Started([], store)
+    source = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; sys.exit(main())"
+    try:
+        for rank in range(1, size):
+            process = subprocess.Popen(
+                [sys.executable, "-c", source],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            )
+            started.processes.append(process)
+            assert process.stdin is not None
+            pickle.dump((given, Place(rank, size, size), port), process.stdin)
+            process.stdin.flush()
+    except BaseException:
+        started.end()
+        raise
+    return started
+
+
+def rank_input() -> tuple[Any, Place, Store]:
+    """What `start_ranks` gives this process: what to open, which rank it is, where they meet.
+
+    From now on it ends when its parent does, whatever ends that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        given, place, port = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
+    except (EOFError, pickle.UnpicklingError):
+        os._exit(1)
+    _at_end_of_input(lambda: os._exit(1))
+    return given, place, TCPStore(_HOST, port, is_master=False, timeout=OPENING)
+
+
+def _listening_store() -> tuple[Store, int]:
+    """A store on a free port that only this machine reaches, and the port."""
+    listening = socket.create_server((_HOST, 0))
+    port = int(listening.getsockname()[1])
+    file = listening.detach()  # the store closes it
+    alone: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
+    store = TCPStore(_HOST, port, timeout=OPENING, master_listen_fd=file, **alone)
+    return store, port
+
+
+def _at_end_of_input(act: Callable[[], None]) -> None:
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        act()
+
+    threading.Thread(target=wait, name="trtla-parent", daemon=True).start()

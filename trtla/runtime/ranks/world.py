@@ -1,0 +1,347 @@
+"""The ranks that run one model: their process groups, and what they say to each other.
+
+On CPUs they talk through gloo; on GPUs sums go through NCCL and everything else through gloo. The
+groups are the model's own: a program's default group of torch.distributed is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from trtla.errors import RankLost, TrtlaError, UsageError, first_line, sentence
+
+OPENING = timedelta(minutes=15)
+"""How long a rank waits for the others while the model is opened."""
+_SERVING = timedelta(days=365)
+_FRAME = 1024
+"""Integers that a message has room for in one broadcast; a longer one takes a second."""
+_LOOK_EVERY_S, _LOOKS = 0.1, 10
+_LOOPBACK = "127.0.0.1"
+_models = count()
+"""Of those that this process opens on the ranks of torchrun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank this process is.
+
+    Args:
+        on_machine: ranks on this machine.
+        local_rank: among these.
+    """
+
+    rank: int
+    size: int
+    on_machine: int
+    local_rank: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.on_machine == self.size
+
+
+def torchrun_place() -> Place | None:
+    """What torchrun says of this process; None: it did not start it.
+
+    Raises:
+        UsageError: its variables are no numbers, or do not fit each other.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not all(name in os.environ for name in names):
+        return None
+    size, on_machine = _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE", 1)
+    if size < 2:
+        return None
+    _check_between("RANK", 0, _number("RANK"), size - 1)
+    _check_between("LOCAL_WORLD_SIZE", 1, on_machine, size)
+    return Place(_number("RANK"), size, on_machine, _number("LOCAL_RANK", 0))
+
+
+def _check_between(name: str, least: int, value: int, most: int) -> None:
+    if not least <= value <= most:
+        raise UsageError(
+            f"{name} is {value}, and WORLD_SIZE is {most + 1 - least}",
+            f"start the ranks with torchrun, which sets {name}",
+        )
+
+
+def _number(name: str, otherwise: int | None = None) -> int:
+    value = os.environ[name] if otherwise is None else os.environ.get(name, str(otherwise))
+    if not value.isdecimal():
+        raise UsageError(f"{name} is {value!r}, not a number", "start the ranks with torchrun")
+    return int(value)
+
+
+def torchrun_store() -> Store:
+    """Where the ranks that torchrun has started meet; raises `TrtlaError` where they cannot.
+
+    Each model has a place of its own there: all ranks open their models in the same order.
+    """
+    try:
+        store: Store = next(iter(rendezvous("env://", timeout=OPENING)))[0]
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TrtlaError(
+            f"the ranks cannot meet at {address}: {first_line(error)}",
+            "choose another --master-port, or let torchrun choose one with --standalone",
+        ) from error
+    return PrefixStore(f"trtla-{next(_models)}", store)
+
+
+class Processes(Protocol):
+    """The other ranks, where this process has started them."""
+
+    def problem(self) -> str | None:
+        """Which of them has ended, and how; None: none has."""
+
+    def let_go(self) -> None:
+        """Keep none of them alive: of a forked process, which did not start them."""
+
+    def end(self) -> None:
+        """See to it that all end."""
+
+
+T = TypeVar("T")
+
+
+def _watching(act: Callable[[], T], others: Processes | None) -> T:
+    """Wait for what other ranks may never do: until Ctrl-C, or one of them has ended.
+
+    Raises:
+        RankLost: it has.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="trtla-meeting", daemon=True).start()
+    while not answer.done():
+        wait([answer], _LOOK_EVERY_S)
+        problem = others.problem() if others is not None and not answer.done() else None
+        if problem is not None:
+            raise _rank_lost(problem)
+    try:
+        return answer.result()
+    except RankLost as error:
+        raise _explained(error, others) from error
+
+
+def _explained(error: RankLost, others: Processes | None) -> RankLost:
+    """With the exit code of a rank that has ended: it is known a little after its connections."""
+    for _ in range(_LOOKS if others is not None else 0):
+        problem = others.problem() if others is not None else None
+        if problem is not None:
+            return _rank_lost(problem)
+        time.sleep(_LOOK_EVERY_S)
+    return error
+
+
+class World:
+    """All ranks, as one of them sees them. One thread at a time may be inside.
+
+    Args:
+        store: where they meet.
+        device: that this rank computes on.
+        others: the processes of the other ranks, where this one has started them; they end with it.
+
+    Raises:
+        TrtlaError: they do not find each other.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        place: Place,
+        device: torch.device,
+        others: Processes | None = None,
+    ) -> None:
+        self.place, self._others = place, others
+        self._opening: Any = None
+        self._serving: Any = None
+        self._device_group: Any = None
+        _worlds.add(self)
+        _watching(lambda: self._meet(store, device), others)
+
+    def _meet(self, store: Store, device: torch.device) -> None:
+        place = self.place
+        with _lost():
+            self._opening = _gloo(PrefixStore("opening", store), place, OPENING)
+            self._serving = _gloo(PrefixStore("serving", store), place, _SERVING)
+            if device.type == "cuda":
+                nccl = PrefixStore("sums", store)
+                options = dist.ProcessGroupNCCL.Options()
+                with torch.cuda.device(device):
+                    group: Any = dist.ProcessGroupNCCL(nccl, place.rank, place.size, options)
+                    group.allreduce([torch.zeros(1, device=device)]).wait()  # it meets here
+                self._device_group = group
+            self._opening.barrier().wait()  # from here on nobody needs the store
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which takes the requests."""
+        return self.place.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, which JSON can hold, in the order of the ranks."""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return _watching(lambda: self._gather(data), self._others)
+
+    def _gather(self, data: Tensor) -> list[Any]:
+        sizes = self._all(torch.tensor([len(data)]))
+        room = torch.zeros(int(max(size.item() for size in sizes)), dtype=torch.uint8)
+        room[: len(data)] = data
+        found = zip(self._all(room), sizes, strict=True)
+        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in found]
+
+    def _all(self, own: Tensor, group: Any = None) -> list[Tensor]:
+        """The tensors of all ranks, alike in shape."""
+        parts = [torch.empty_like(own) for _ in range(self.place.size)]
+        with _lost():
+            (group or self._opening).allgather([parts], [own.contiguous()]).wait()
+        return parts
+
+    def tell(self, message: Sequence[int]) -> None:
+        """Say integers to all ranks; rank 0 alone does."""
+        frame = torch.zeros(_FRAME, dtype=torch.int64)
+        told = torch.tensor([len(message), *message])
+        frame[: len(told)] = told[:_FRAME]
+        self._broadcast(frame)
+        if len(told) > _FRAME:
+            self._broadcast(told)
+
+    def hear(self) -> list[int]:
+        """What rank 0 tells next."""
+        frame = torch.empty(_FRAME, dtype=torch.int64)
+        self._broadcast(frame)
+        if frame[0] >= _FRAME:
+            frame = torch.empty(1 + int(frame[0]), dtype=torch.int64)
+            self._broadcast(frame)
+        message: list[int] = frame[1 : 1 + int(frame[0])].tolist()
+        return message
+
+    def _broadcast(self, frame: Tensor) -> None:
+        with _lost():
+            self._serving.broadcast(frame, 0).wait()
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, on every rank.
+
+        On CPUs in the order of the ranks and in float32: what is fed beside a token does not change
+        its bits, as it would in gloo's own sums of more than two ranks.
+        """
+        if self._device_group is not None:
+            self._device_group.allreduce([part]).wait()
+            return part
+        parts = self._all(part, self._serving)
+        total = parts[0].float()
+        for other in parts[1:]:
+            total = total + other.float()
+        return total.to(part.dtype)
+
+    def exchange(self, part: Tensor) -> list[Tensor]:
+        """Every rank's integers, alike in shape, in the order of the ranks."""
+        return self._all(part, self._serving)
+
+    def join_columns(self, part: Tensor, width: int) -> Tensor:
+        """The ranks' columns side by side: [rows, width] of parts [rows, equally many]."""
+        group = self._device_group if self._device_group is not None else self._serving
+        return torch.cat(self._all(part, group), dim=-1)[:, :width].contiguous()
+
+    def close(self) -> None:
+        """Leave the groups; ranks that wait for this one get an error."""
+        self._opening = self._serving = self._device_group = None
+        others, self._others = self._others, None
+        if others is not None:
+            others.end()
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: hold nothing that ranks wait for, and never free the groups.
+
+        What frees them waits for threads, which only the other process has.
+        """
+        for group in (self._opening, self._serving, self._device_group):
+            if group is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        others, self._others = self._others, None
+        if others is not None:
+            others.let_go()
+
+    def check(self) -> None:
+        """Raise `RankLost` where a rank that this process has started has ended."""
+        problem = None if self._others is None else self._others.problem()
+        if problem is not None:
+            raise _rank_lost(problem)
+
+    def failure(self, error: BaseException) -> RankLost:
+        """What a step that raised this means to all that follow it."""
+        if isinstance(error, RankLost):
+            return _explained(error, self._others)
+        return RankLost(
+            f"a step of the ranks has failed: {sentence(error)}", "open the model again"
+        )
+
+
+_worlds: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for world in list(_worlds):
+        world.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _gloo(store: Store, place: Place, timeout: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [
+        gloo.create_device(hostname=_LOOPBACK) if place.is_local else gloo.create_default_device()
+    ]
+    options._timeout = timeout
+    return gloo(store, place.rank, place.size, options)
+
+
+def lost_in_step() -> RankLost:
+    """Of a rank that does not come to add its part."""
+    return _rank_lost("it has ended within a step")
+
+
+def _rank_lost(why: str) -> RankLost:
+    return RankLost(
+        f"another rank does not answer: {why}",
+        "see what it has written above; then open the model again",
+    )
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        said = first_line(error)
+        closed = "closed by peer" in said or "reset by peer" in said
+        raise _rank_lost("its connection has closed" if closed else said) from error
