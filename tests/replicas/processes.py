@@ -16,6 +16,9 @@ import httpx
 import trtla
 from tests.cli.conftest import ROOT
 
+sys.path.insert(0, str(ROOT / "scripts"))
+from stress_replicas import replicas_of
+
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 
 
@@ -55,20 +58,6 @@ def alive(processes: set[int]) -> set[int]:
     return found
 
 
-def replicas(server: int) -> list[int]:
-    """The processes of a server's replicas."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                name = (folder / "cmdline").read_text()
-            except OSError:
-                continue
-            if name.startswith(f"ray::ServeReplica:trtla-{server}-"):
-                found.append(int(folder.name))
-    return found
-
-
 class Server:
     """A server that runs."""
 
@@ -95,7 +84,7 @@ class Server:
         raise AssertionError(f"no metric {name}")
 
     def replicas(self) -> list[int]:
-        return replicas(self.process.pid)
+        return replicas_of(self.process.pid)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from dataclasses import replace
+
+import pytest
 
 from tests.replicas.processes import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError
-from trtla.replicas.replica import Replica
+from trtla.replicas import replica as module
+from trtla.replicas.replica import Replica, ReplicaLost
 from trtla.replicas.wire import packed
 from trtla.runtime.request import Output, Request
 
@@ -71,6 +75,33 @@ def test_a_stream_that_is_closed_leaves_the_batch():
     asyncio.run(work())
 
 
+def test_nothing_is_sent_to_a_replica_before_its_model_is_open(monkeypatch):
+    ended, open_now = [], threading.Event()
+    monkeypatch.setattr(module, "LEASE_S", 0.2)
+    monkeypatch.setattr(module, "_end", ended.append)
+
+    def slowly() -> LLM:
+        open_now.wait(30)
+        return open_shipped()
+
+    async def work() -> None:
+        replica = Replica(slowly, "app")
+        healthy = asyncio.create_task(replica.check_health())
+        await asyncio.sleep(0.5)  # longer than the lease, which does not run yet
+        assert not healthy.done()
+        open_now.set()
+        await healthy
+        assert replica._engine.state == "ready"
+        await replica.check_health()
+        assert not ended
+        await asyncio.sleep(0.3)
+        await replica.check_health()
+        assert ended == ["app"]
+        await stopped(replica)
+
+    asyncio.run(work())
+
+
 def test_a_model_that_does_not_open_is_said():
     def fails() -> LLM:
         raise OSError("the disk is gone")
@@ -80,5 +111,8 @@ def test_a_model_that_does_not_open_is_said():
         failure = await replica.opened()
         assert isinstance(failure, TrtlaError)
         assert failure.message == "OSError: the disk is gone"
+        await replica.check_health()  # the server asks why before Ray Serve puts another one there
+        with pytest.raises(ReplicaLost, match="the model has failed"):
+            await replica.check_health()
 
     asyncio.run(work())

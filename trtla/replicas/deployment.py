@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtla.console import counted
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.llm.llm import LLM
 from trtla.replicas.cluster import Cluster, quiet
 from trtla.replicas.replica import Replica
@@ -19,7 +19,10 @@ from trtla.replicas.wire import Opened, Report
 _AHEAD = 2
 """Texts that a replica takes, for each place in its batch; others wait for whoever is free."""
 _LOOK_EVERY_S = 0.1
-_SAY_AFTER_S = 30.0
+_BEAT_S = 10.0
+_REPORT_S = 5.0
+_DEAD_S = 120.0
+"""Without a word of any replica for so long, the model counts as failed."""
 _HEALTH_S = 5.0
 _PATIENCE_S = 60.0  # for an answer to that: steps of a large model on a CPU are long
 _DRAIN_S = 600.0  # for texts of a replica that is one too many
@@ -62,6 +65,8 @@ class Deployment:
         from ray import serve
 
         self._cluster = cluster
+        self._asked = 0.0
+        self._heard: float | None = None
         self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
         with quiet():
             serve.start(proxy_location="Disabled", logging_config=_logging())
@@ -79,10 +84,10 @@ class Deployment:
             raise
 
     def _wait(self, log: Callable[[str], None], ending: Callable[[], bool]) -> None:
-        """Until all replicas run, whether or not they have opened the model."""
+        """Until as many replicas as asked for have opened the model, or could not."""
         from ray import serve
 
-        say = time.monotonic() + _SAY_AFTER_S
+        wants_room = False
         while not ending():
             status = serve.status().applications.get(self.app)
             state = "NOT_STARTED" if status is None else status.status.value
@@ -91,9 +96,11 @@ class Deployment:
             said = "" if status is None else " ".join(status.message.split())
             if state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise TrtlaError(f"the replicas do not start: {said[:300]}", "see Ray's own logs")
-            if time.monotonic() > say:
+            parts = {} if status is None else status.deployments
+            if not wants_room and any("be scheduled" in one.message for one in parts.values()):
                 log("the replicas wait for room on the cluster; see ray status")
-                say = float("inf")
+                wants_room = True
+            self.touch()
             time.sleep(_LOOK_EVERY_S)
 
     def _opened(self, handle: Any, ending: Callable[[], bool]) -> Opened:
@@ -102,6 +109,7 @@ class Deployment:
             try:
                 answer = asked.result(timeout_s=1.0)
             except TimeoutError:
+                self.touch()
                 continue
             if isinstance(answer, TrtlaError):
                 raise answer
@@ -109,9 +117,25 @@ class Deployment:
             return found
         raise TrtlaError("the server ended before the model was open")
 
-    def reports(self, timeout_s: float) -> list[Report]:
+    def touch(self) -> None:
+        """Every few seconds, tell those replicas that run that their server is there.
+
+        Raises:
+            TrtlaError: none has answered for long.
+        """
+        if time.monotonic() - self._asked < _BEAT_S:
+            return
+        self._asked = time.monotonic()
+        try:
+            self.reports()
+            self._heard = time.monotonic()
+        except Exception as error:  # there may be none at the moment
+            if self._heard is not None and time.monotonic() - self._heard > _DEAD_S:
+                raise TrtlaError(f"the replicas do not answer: {sentence(error)}") from error
+
+    def reports(self) -> list[Report]:
         """What every replica says of itself."""
-        found: list[Report] = self.handle.broadcast("report").results(timeout_s=timeout_s)
+        found: list[Report] = self.handle.broadcast("report").results(timeout_s=_REPORT_S)
         return found
 
     def close(self) -> None:

@@ -31,10 +31,6 @@ _MOST_LOSSES = 3
 """Replicas that are lost one after another with a text that gets no further: it is given up."""
 _PAUSE_S = 0.2  # before a text is asked for again
 _LATE_S = 2.0  # beyond a request's time, which the replica ends itself
-_BEAT_S = 10.0
-_REPORT_S = 5.0
-_DEAD_S = 120.0
-"""Without a word of the cluster for so long, the model counts as failed."""
 
 
 class Maker(RequestMaker):
@@ -164,15 +160,8 @@ class ReplicaEngine:
 
     def _stay(self) -> None:
         """Let the replicas hear of this server, which they do not outlive."""
-        heard = time.monotonic()
-        while not self._ending.wait(_BEAT_S):
-            try:
-                self._deployment.reports(_REPORT_S)
-                heard = time.monotonic()
-            except Exception as error:
-                if time.monotonic() - heard > _DEAD_S:
-                    self._log(f"the replicas do not answer: {sentence(error)}")
-                    raise
+        while not self._ending.wait(1.0):
+            self._deployment.touch()
 
     def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
         """Have requests answered; each ends with an output or an error.
@@ -263,7 +252,7 @@ class ReplicaEngine:
 
     def reports(self) -> list[Report]:
         """What every replica says of itself, now."""
-        return self._deployment.reports(_REPORT_S)
+        return self._deployment.reports()
 
     def _stats(self) -> ExecutorStats:
         each = [report.stats for report in self.reports()]

@@ -58,6 +58,8 @@ class _Inbox:
 class Replica:
     """The deployment's class. It opens its model at once, and says in `opened` how that went.
 
+    Ray Serve sends it nothing before its first `check_health` has returned, when the model is open.
+
     Args:
         open_model: opens the model.
         app: the application's name in Ray Serve, which ends with its server.
@@ -68,7 +70,7 @@ class Replica:
         self._inboxes: dict[int, _Inbox] = {}
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._heard = time.monotonic()
+        self._heard: float | None = None  # from the opening on
         self._engine = EngineThread(open_model, self._post, print)
         self._start()
 
@@ -105,7 +107,6 @@ class Replica:
         Raises:
             ReplicaLost: the model has failed.
         """
-        await self._changed.wait()
         if self._engine.state != "ready":
             raise ReplicaLost(f"the model is {self._engine.state}")
         own = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
@@ -142,21 +143,26 @@ class Replica:
         from ray import serve
 
         self._heard = time.monotonic()
-        await self._changed.wait()
         stats = await asyncio.wrap_future(self._engine.stats())
         return Report(serve.get_replica_context().replica_tag, os.getpid(), stats)
 
     async def check_health(self) -> None:
         """Asked by Ray Serve, which puts another one in the place of a replica that raises.
 
+        The first call waits for the model, and returns also where that cannot be opened, so that
+        `opened` can say why.
+
         Raises:
-            ReplicaLost: the model has failed since it was open.
+            ReplicaLost: the model has failed.
         """
-        if time.monotonic() - self._heard > LEASE_S:
+        if self._heard is None:
+            await self._changed.wait()
+            self._heard = time.monotonic()
+        elif self._engine.state == "failed":
+            raise ReplicaLost("the model has failed")
+        elif time.monotonic() - self._heard > LEASE_S:
             self._heard = time.monotonic()
             Thread(target=_end, args=(self._app,), daemon=True).start()
-        if self._engine.state == "failed" and self._changed.is_set():
-            raise ReplicaLost("the model has failed")
 
 
 def _end(app: str) -> None:
