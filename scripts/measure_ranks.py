@@ -1,11 +1,12 @@
 """Compare ranks with threads of one process, in turns, on the same cores.
 
     python scripts/measure_ranks.py --model-dir big --tp-size 2 [--rounds 5] [--dtype float32]
-    python scripts/measure_ranks.py --model-dir big --lookahead-parallel 2 --cores-of-one-rank
+    python scripts/measure_ranks.py --model-dir big --tp-size 2 --lookahead-parallel 2 \\
+        --cores-of-one-rank
 
 Prints tokens a second of plain decoding, of the default drafts, of the triple 7,7,7 and of reading
-a prompt, their ratio, and how many texts are equal. Ranks that have a machine each have more cores
-than one process has: --cores-of-one-rank compares with as many threads as one rank has.
+a prompt, the ratios to one process, and how many texts are equal. Ranks that have a machine each
+have more cores than one process has: --cores-of-one-rank gives that as many threads as one rank.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 
@@ -33,6 +35,7 @@ _PROMPTS = (
 _LONG = 512
 _TRIPLE = LookaheadConfig(7, 7, 7)
 _Texts = list[tuple[int, ...]]
+_Arm = tuple[LLM, int]
 
 
 def decode(llm: LLM, drafter: str, tokens: int, batch: int) -> tuple[float, _Texts]:
@@ -70,50 +73,57 @@ def measured(
     return read(llm, seed) if what == "prompt" else decode(llm, what, args.tokens, args.batch_size)
 
 
+def turns(arms: Sequence[_Arm], what: str, args: argparse.Namespace) -> str:
+    """A line of the table: all arms in turns, the others beside the first."""
+    for llm, threads in arms:  # costs are measured, memory is taken
+        measured(llm, threads, what, args, 0)
+    rounds = [[measured(*arm, what, args, turn) for arm in arms] for turn in range(args.rounds)]
+    cells = [f"{statistics.median(found[0][0] for found in rounds):.1f}"]
+    for place in range(1, len(arms)):
+        ratios = sorted(found[place][0] / found[0][0] for found in rounds)
+        pairs = [
+            one == other
+            for found in rounds
+            for one, other in zip(found[0][1], found[place][1], strict=True)
+        ]
+        cells += [
+            f"{statistics.median(found[place][0] for found in rounds):.1f}",
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            f"{sum(pairs)} of {len(pairs)}",
+        ]
+    return f"| {what} | {' | '.join(cells)} |"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", required=True)
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--tp-size", type=int, default=2)
-    kinds.add_argument("--lookahead-parallel", type=int)
+    parser.add_argument("--tp-size", type=int)
+    parser.add_argument("--lookahead-parallel", type=int)
     parser.add_argument("--cores-of-one-rank", action="store_true")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=1)
     args = parser.parse_args(argv)
-    cores = usable_cores()
-    size = args.lookahead_parallel or args.tp_size
-    each = max(1, cores // size)
-    alone = each if args.cores_of_one_rank else cores
-    kind = {"lookahead_parallel": size} if args.lookahead_parallel else {"tp_size": size}
-    with (
-        LLM(args.model_dir, dtype=args.dtype) as one,
-        LLM(args.model_dir, dtype=args.dtype, **kind) as ranks,
-    ):
-        arms = ((one, alone), (ranks, each))
-        print(f"{one.description}; {alone} threads, against {ranks.description}, of {each}")
-        print("| what | one process | ranks | ratio, median (least to most) | equal texts |")
-        print("| --- | ---: | ---: | --- | ---: |")
+    kinds = {name: getattr(args, name) for name in ("tp_size", "lookahead_parallel")}
+    kinds = {name: size for name, size in kinds.items() if size}
+    if not kinds:
+        parser.error("give --tp-size, --lookahead-parallel, or both")
+    each = max(1, usable_cores() // max(kinds.values()))
+    alone = each if args.cores_of_one_rank else usable_cores()
+    with ExitStack() as opened:
+        one = opened.enter_context(LLM(args.model_dir, dtype=args.dtype))
+        arms = [(one, alone)]
+        for name, size in kinds.items():
+            ranks = opened.enter_context(LLM(args.model_dir, dtype=args.dtype, **{name: size}))
+            arms.append((ranks, each))
+        print(f"{one.description}; {alone} threads, against ranks of {each}")
+        names = [f"{name} {size} | ratio (least to most) | equal" for name, size in kinds.items()]
+        print(f"| what | one process | {' | '.join(names)} |")
+        print("|" + " --- |" * (2 + 3 * len(kinds)))
         for what in ("none", "auto", "7,7,7", "prompt"):
-            for llm, threads in arms:  # costs are measured, memory is taken
-                measured(llm, threads, what, args, 0)
-            rates: list[list[float]] = [[], []]
-            same = total = 0
-            for turn in range(args.rounds):
-                found = [measured(llm, threads, what, args, turn) for llm, threads in arms]
-                for rate, (figure, _) in zip(rates, found, strict=True):
-                    rate.append(figure)
-                same += sum(a == b for a, b in zip(found[0][1], found[1][1], strict=True))
-                total += len(found[0][1])
-            ratios = sorted(b / a for a, b in zip(*rates, strict=True))
-            middle = [statistics.median(rate) for rate in rates]
-            print(
-                f"| {what} | {middle[0]:.1f} | {middle[1]:.1f} | {statistics.median(ratios):.2f} "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {same} of {total} |",
-                flush=True,
-            )
+            print(turns(arms, what, args), flush=True)
     return 0
 
 

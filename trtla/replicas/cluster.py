@@ -31,6 +31,7 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning for who starts actors
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # ten times a second by itself
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # the model has a thread already
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # a stream's piece costs less than as an actor's object
     "RAY_worker_niceness": "0",  # 15 by itself: a busy machine would all but stop replicas
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray says of lost replicas would stand on stdout
 }
