@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,7 @@ class Deployment:
         from ray import serve
 
         self._cluster = cluster
-        self._asked = 0.0
-        self._heard: float | None = None
+        self._asked, self._heard = 0.0, time.monotonic()
         self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
         with quiet():
             serve.start(proxy_location="Disabled", logging_config=_logging())
@@ -121,21 +121,41 @@ class Deployment:
         """Every few seconds, tell those replicas that run that their server is there.
 
         Raises:
-            TrtlaError: none has answered for long.
+            TrtlaError: for long none has answered, and none has come up.
         """
         if time.monotonic() - self._asked < _BEAT_S:
             return
         self._asked = time.monotonic()
         try:
             self.reports()
-            self._heard = time.monotonic()
-        except Exception as error:  # there may be none at the moment
-            if self._heard is not None and time.monotonic() - self._heard > _DEAD_S:
+        except Exception as error:
+            if self._is_starting():  # large models take minutes
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > _DEAD_S:
                 raise TrtlaError(f"the replicas do not answer: {sentence(error)}") from error
+        else:
+            self._heard = time.monotonic()
+
+    def _is_starting(self) -> bool:
+        """Whether Ray Serve has replicas that come up."""
+        from ray import serve
+
+        with suppress(Exception):  # Ray itself may be gone
+            parts = serve.status().applications[self.app].deployments.values()
+            return any(part.replica_states.get("STARTING") for part in parts)
+        return False
 
     def reports(self) -> list[Report]:
-        """What every replica says of itself."""
-        found: list[Report] = self.handle.broadcast("report").results(timeout_s=_REPORT_S)
+        """What the replicas say of themselves, those that answer.
+
+        Raises:
+            TrtlaError: none does.
+        """
+        asked = self.handle.broadcast("report")
+        said = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
+        found = [one for one in said if isinstance(one, Report)]
+        if not found:
+            raise TrtlaError("no replica answers")
         return found
 
     def close(self) -> None:
