@@ -1,0 +1,83 @@
+"""How a server stays in touch with its replicas; Ray's handle and clock are stand-ins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from trtla import TrtlaError
+from trtla.replicas import deployment as module
+from trtla.replicas.deployment import Deployment
+from trtla.replicas.wire import Report
+from trtla.runtime.stats import ExecutorStats
+
+REPORT = Report("one", 1, ExecutorStats())
+
+
+class Answers:
+    """What replicas say next, for the handle that a deployment asks."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = [REPORT]
+        self.asked = 0
+
+    def broadcast(self, method: str) -> Answers:
+        assert method == "report"
+        self.asked += 1
+        return self
+
+    def results(self, timeout_s: float, return_exceptions: bool) -> list[object]:
+        assert return_exceptions
+        return self.said
+
+
+class Watched(Deployment):
+    """A deployment of which nothing was deployed."""
+
+    def __init__(self, handle: Answers) -> None:
+        self.handle, self.starting = handle, False
+        self._asked, self._heard = 0.0, 1000.0
+
+    def _is_starting(self) -> bool:
+        return self.starting
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_replicas_hear_of_their_server_every_ten_seconds(clock):
+    answers = Answers()
+    watched = Watched(answers)
+    for _ in range(100):
+        watched.touch()
+        clock.now += 1
+    assert answers.asked == 10
+
+
+def test_one_that_answers_is_enough(clock):
+    answers = Answers()
+    answers.said = [ConnectionError("gone"), REPORT]
+    assert Watched(answers).reports() == [REPORT]
+
+
+def test_silence_is_a_failure_unless_replicas_come_up(clock):
+    answers = Answers()
+    answers.said = [ConnectionError("gone")]
+    watched = Watched(answers)
+    watched.starting = True
+    for _ in range(60):
+        watched.touch()
+        clock.now += 10
+    watched.starting = False
+    for _ in range(11):
+        watched.touch()
+        clock.now += 10
+    with pytest.raises(TrtlaError, match="the replicas do not answer"):
+        for _ in range(3):
+            watched.touch()
+            clock.now += 10
