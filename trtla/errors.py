@@ -37,6 +37,10 @@ class RankLost(TrtlaError):
     """Another process that runs the model has ended: this one cannot go on."""
 
 
+class ReplicasLost(TrtlaError):
+    """No replica of the model answers, and none comes up: its server cannot go on."""
+
+
 class TrtlaWarning(UserWarning):
     """What was done otherwise than asked for; commands print it as a note."""
 

@@ -37,7 +37,14 @@ class Watched(Deployment):
 
     def __init__(self, handle: Answers) -> None:
         self.handle, self.starting = handle, False
+        self.said: list[str] = []
+        self.raised = ""
+        self._log, self._least = self.said.append, 2
         self._asked, self._heard = 0.0, 1000.0
+        self._answering, self._told = 0, ""
+
+    def _parts(self) -> list:
+        return [SimpleNamespace(message=self.raised)]
 
     def _is_starting(self) -> bool:
         return self.starting
@@ -80,3 +87,27 @@ def test_silence_is_a_failure_unless_replicas_come_up(clock):
     clock.now += 10
     with pytest.raises(TrtlaError, match="the replicas do not answer"):
         watched.touch()
+
+
+def test_the_log_has_what_was_lost_and_why_nothing_comes_up(clock):
+    answers = Answers()
+    answers.said = [REPORT, REPORT]
+    watched = Watched(answers)
+
+    def later(*said: object) -> None:
+        answers.said = list(said)
+        clock.now += 10
+        watched.touch()
+
+    later(REPORT, REPORT)
+    later(REPORT, ConnectionError("gone"))
+    assert watched.said == ["1 of 2 replicas answer"]
+    watched.raised = (
+        "RuntimeError: Traceback\nx.ReplicaLost: the model is failed: no file\nRetrying 2 times."
+    )
+    later(REPORT)
+    later(REPORT)
+    assert watched.said[1:] == ["a replica does not come up: the model is failed: no file"]
+    later(REPORT, REPORT)
+    later(ConnectionError("gone"))
+    assert watched.said[2:] == ["0 of 2 replicas answer"]

@@ -11,6 +11,7 @@ import pytest
 from trtla import SamplingParams, TrtlaError
 from trtla.replicas import engine as module
 from trtla.replicas.engine import ReplicaEngine
+from trtla.replicas.replica import NotOpen
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import RequestStats
 
@@ -56,6 +57,11 @@ def lost_after(count: int) -> Serving:
     return serve
 
 
+async def not_open(request: Request) -> AsyncIterator[list[Output]]:
+    raise NotOpen("the model is failed: OSError: the disk is gone")
+    yield []
+
+
 async def refusing(request: Request) -> AsyncIterator[TrtlaError]:
     yield TrtlaError("the text's own fault")
 
@@ -68,6 +74,7 @@ async def silent(request: Request) -> AsyncIterator[list[Output]]:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "_LONG_PAUSE_S", 0.0)
     monkeypatch.setattr(module, "_LATE_S", 0.0)
 
 
@@ -111,6 +118,11 @@ def test_a_text_at_which_replicas_die_is_given_up():
     error = posted[-1][1]
     assert isinstance(error, TrtlaError)
     assert "3 replicas were lost at this text: ConnectionError: the replica" in error.message
+
+
+def test_replicas_without_a_model_are_no_fault_of_a_text():
+    handle = Handle(lost_after(1), *[not_open] * 9, lost_after(0), lost_after(9))
+    assert tokens(run(handle)) == IDS
 
 
 def test_a_text_that_is_refused_is_not_asked_again():

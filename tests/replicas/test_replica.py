@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.replicas.processes import SHIPPED
-from trtla import LLM, SamplingParams, TrtlaError
+from trtla import LLM, SamplingParams, TrtlaError, UsageError
+from trtla.formats.digest import model_digest
 from trtla.replicas import replica as module
-from trtla.replicas.replica import Replica, ReplicaLost
+from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same
 from trtla.replicas.wire import packed
 from trtla.runtime.request import Output, Request
 
@@ -102,7 +103,7 @@ def test_nothing_is_sent_to_a_replica_before_its_model_is_open(monkeypatch):
     asyncio.run(work())
 
 
-def test_a_model_that_does_not_open_is_said():
+def test_a_model_that_does_not_open_is_said(monkeypatch):
     def fails() -> LLM:
         raise OSError("the disk is gone")
 
@@ -111,8 +112,26 @@ def test_a_model_that_does_not_open_is_said():
         failure = await replica.opened()
         assert isinstance(failure, TrtlaError)
         assert failure.message == "OSError: the disk is gone"
+        monkeypatch.setattr(module, "_comes_up", lambda app: True)
         await replica.check_health()  # the server asks why before Ray Serve puts another one there
-        with pytest.raises(ReplicaLost, match="the model has failed"):
+        with pytest.raises(ReplicaLost, match="the model is failed: OSError: the disk is gone"):
             await replica.check_health()
+        with pytest.raises(NotOpen, match="the disk is gone"):
+            await outputs(replica, Request(1, (5,), SamplingParams(4)))
+        with pytest.raises(TrtlaError, match="the model is failed"):
+            await asyncio.wait_for(asyncio.wrap_future(replica._engine.stats()), 5)
+
+        late = Replica(fails, "app")  # in the place of one that was lost
+        monkeypatch.setattr(module, "_comes_up", lambda app: False)
+        with pytest.raises(ReplicaLost, match="the disk is gone"):
+            await late.check_health()
 
     asyncio.run(work())
+
+
+def test_another_model_at_the_same_place_is_refused():
+    with LLM(SHIPPED) as llm:
+        digest = model_digest(llm.engine)
+    open_same(open_shipped, digest).close()
+    with pytest.raises(UsageError, match="another model than when the server began"):
+        open_same(open_shipped, digest[::-1])

@@ -51,7 +51,7 @@ class Pool:
 
     replicas: int
     threads: int
-    uses_gpu: bool
+    gpus: int
     batch_size: int
 
 
@@ -134,7 +134,7 @@ def spread(lines: Iterable[Line], survey: Survey, share: Share, pool: Pool) -> I
         compute=actors,
         fn_constructor_args=(share,),
         num_cpus=pool.threads / together,
-        num_gpus=int(pool.uses_gpu),
+        num_gpus=pool.gpus,
     )
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # Ray has set it meanwhile
     for batch in answers.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"):

@@ -66,10 +66,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def uses_gpu(given: AnsweringFlags, cluster: Cluster) -> bool:
-    """Whether each replica is to have a GPU of its own."""
+def gpus_each(given: AnsweringFlags, cluster: Cluster) -> int:
+    """GPUs of each replica: one for each of its ranks, none on CPUs."""
     found = _USES_GPU.get(given.device.partition(":")[0])
-    return cluster.has_gpus if found is None else found
+    uses = cluster.has_gpus if found is None else found
+    return (given.tp_size or given.lookahead_parallel or 1) if uses else 0
 
 
 @contextmanager
@@ -96,10 +97,10 @@ def spread_records(
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(settings.ray_address, threads * number)
     try:
-        on_gpu = uses_gpu(given, cluster)
-        check_room(number, threads, on_gpu)
+        gpus = gpus_each(given, cluster)
+        check_room(number, threads, gpus)
         note(f"note: runs on {counted(number, 'replica')} of {counted(threads, 'thread')}")
-        pool = Pool(number, threads, on_gpu, batch_size)
+        pool = Pool(number, threads, gpus, batch_size)
         with quiet():
             yield task.kept(spread(task.left(), task.survey, share, pool))
     finally:
@@ -122,17 +123,19 @@ def new_replica_engine(
         TrtlaError: likewise.
     """
     check_spread(given, "ray.serve")
+    from trtla.formats.digest import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker, ReplicaEngine
+    from trtla.replicas.replica import open_same
 
     each = spread_out(given, spread.range[1])
     threads = each.threads or 1
 
     def plan(maker: Maker, cluster: Cluster) -> Plan:
         size = maker.engine.batch_size(given.max_batch_size)
-        opening = partial(open_model, each, models)
-        return Plan(opening, spread.range, threads, size, uses_gpu(given, cluster))
+        opening = partial(open_same, partial(open_model, each, models), model_digest(maker.engine))
+        return Plan(opening, spread.range, threads, size, gpus_each(given, cluster))
 
     def new_maker() -> Maker:
         return Maker(given.engine_dir, given.lookahead, given.tokenizer_dir, given.drafter)

@@ -6,13 +6,18 @@ import hashlib
 
 import torch
 
-from trtla.formats.engine import Engine
+from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.plan import source_shapes
 
 
 def text_digest(text: str) -> str:
     """A digest of a text, as long as that of weights."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_digest(engine: Engine) -> str:
+    """As `weights_digest`; of the T5 family, whose files are read otherwise, nothing."""
+    return "" if isinstance(engine, EncoderDecoder) else weights_digest(engine)
 
 
 def weights_digest(engine: Engine) -> str:

@@ -95,12 +95,12 @@ class EngineThread:
             whole: nobody reads the texts before their ends; here that is all the same.
         """
         for request in requests:
-            self._commands.put(lambda request=request: self._submit(request))  # type: ignore[misc]
+            self._put(lambda request=request: self._submit(request))  # type: ignore[misc]
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests before the next step; no events of these follow."""
         ids = tuple(request_ids)
-        self._commands.put(lambda: self._cancel(ids))
+        self._put(lambda: self._cancel(ids))
 
     def ask(self, work: Callable[[Executor], T]) -> Future[T]:
         """Do something with the executor between two steps."""
@@ -114,8 +114,14 @@ class EngineThread:
             except Exception as error:
                 future.set_exception(error)
 
-        self._commands.put(answer)
+        self._put(answer)
         return future
+
+    def _put(self, command: Callable[[], None]) -> None:
+        """Have the thread do something; where it has ended, let that fail here."""
+        self._commands.put(command)
+        if self.state in ("failed", "stopped"):
+            self._end()
 
     def stats(self) -> Future[ExecutorStats]:
         """The executor's counters, between two steps."""

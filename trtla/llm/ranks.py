@@ -57,9 +57,9 @@ def _asked(options: ExecutorOptions) -> tuple[str, int | None]:
         return "tp_size", options.tp_size
     if options.tp_size is not None:
         raise UsageError(
-            f"lookahead_parallel is {options.lookahead_parallel} and tp_size {options.tp_size}, "
-            "and ranks either have the whole model or split it",
-            "omit --tp-size where steps feed many drafts, else --lookahead-parallel",
+            f"--tp-size {options.tp_size} and --lookahead-parallel {options.lookahead_parallel} "
+            "exclude each other",
+            "give --tp-size to split the model, or --lookahead-parallel to share out the drafts",
         )
     return "lookahead_parallel", options.lookahead_parallel
 

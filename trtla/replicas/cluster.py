@@ -27,6 +27,9 @@ _STORE = 128 << 20
 _ADDRESS = "RAY_ADDRESS"
 _KNOCK_S = 10.0
 _ENVIRONMENT = {
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # it would start a cluster where the connection is lost
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "GRPC_VERBOSITY": "NONE",
     "RAY_USAGE_STATS_ENABLED": "0",  # it would tell the internet
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning for who starts actors
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # ten times a second by itself
@@ -162,5 +165,5 @@ class Cluster:
         """Disconnect; what is its own ends."""
         import ray
 
-        with quiet():
+        with quiet(), kept_signals():
             ray.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtla.console import counted
-from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.errors import ReplicasLost, TrtlaError, UsageError, sentence
 from trtla.llm.llm import LLM
 from trtla.replicas.cluster import Cluster, quiet
 from trtla.replicas.replica import Replica
@@ -26,6 +27,8 @@ _DEAD_S = 120.0
 """Without a word of any replica for so long, the model counts as failed."""
 _HEALTH_S = 5.0
 _PATIENCE_S = 60.0  # for an answer to that: steps of a large model on a CPU are long
+_WHY = re.compile(r"ReplicaLost: (.+)")
+"""What a replica has raised, in Ray's account of it."""
 _DRAIN_S = 600.0  # for texts of a replica that is one too many
 _END_S = 20.0
 
@@ -45,7 +48,8 @@ class Plan:
     """Of each; as many cores are set aside for it."""
     batch_size: int
     """Of each."""
-    uses_gpu: bool
+    gpus: int
+    """Of each: one for each of its ranks."""
 
     @property
     def most(self) -> int:
@@ -66,7 +70,9 @@ class Deployment:
         from ray import serve
 
         self._cluster = cluster
+        self._log, self._least = log, plan.range[0]
         self._asked, self._heard = 0.0, time.monotonic()
+        self._answering, self._told = 0, ""
         self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
         with quiet():
             serve.start(proxy_location="Disabled", logging_config=_logging())
@@ -77,13 +83,13 @@ class Deployment:
             (handle,) = serve.run_many([target], wait_for_applications_running=False)
         self.handle = handle.options(stream=True)
         try:
-            self._wait(log, ending)
+            self._wait(ending)
             self.opened = self._opened(handle, ending)
         except BaseException:
             self.close()
             raise
 
-    def _wait(self, log: Callable[[str], None], ending: Callable[[], bool]) -> None:
+    def _wait(self, ending: Callable[[], bool]) -> None:
         """Until as many replicas as asked for have opened the model, or could not."""
         from ray import serve
 
@@ -96,9 +102,8 @@ class Deployment:
             said = "" if status is None else " ".join(status.message.split())
             if state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise TrtlaError(f"the replicas do not start: {said[:300]}", "see Ray's own logs")
-            parts = {} if status is None else status.deployments
-            if not wants_room and any("be scheduled" in one.message for one in parts.values()):
-                log("the replicas wait for room on the cluster; see ray status")
+            if not wants_room and any("be scheduled" in part.message for part in self._parts()):
+                self._log("the replicas wait for room on the cluster; see ray status")
                 wants_room = True
             self.touch()
             time.sleep(_LOOK_EVERY_S)
@@ -121,28 +126,48 @@ class Deployment:
         """Every few seconds, tell those replicas that run that their server is there.
 
         Raises:
-            TrtlaError: for long none has answered, and none has come up.
+            ReplicasLost: for long none has answered, and none has come up.
         """
         if time.monotonic() - self._asked < _BEAT_S:
             return
         self._asked = time.monotonic()
         try:
-            self.reports()
+            self._count(len(self.reports()))
+            self._heard = time.monotonic()
         except Exception as error:
+            self._count(0)
             if self._is_starting():  # large models take minutes
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > _DEAD_S:
-                raise TrtlaError(f"the replicas do not answer: {sentence(error)}") from error
-        else:
-            self._heard = time.monotonic()
+                raise ReplicasLost(f"the replicas do not answer: {sentence(error)}") from error
 
-    def _is_starting(self) -> bool:
-        """Whether Ray Serve has replicas that come up."""
+    def _count(self, number: int) -> None:
+        """Log that replicas were lost, and why others do not come up."""
+        if number < self._answering:
+            self._log(f"{number} of {counted(self._answering, 'replica')} answer")
+        self._answering = number
+        if number < self._least:
+            told = [_WHY.search(part.message) for part in self._parts()]
+            why = next((found[1] for found in told if found), self._told)
+            if why != self._told:
+                self._log(f"a replica does not come up: {why}")
+            self._told = why
+
+    def _parts(self) -> list[Any]:
+        """What Ray Serve says of the deployment; nothing where Ray itself is gone."""
         from ray import serve
 
-        with suppress(Exception):  # Ray itself may be gone
-            parts = serve.status().applications[self.app].deployments.values()
-            return any(part.replica_states.get("STARTING") for part in parts)
+        with suppress(Exception):
+            return list(serve.status().applications[self.app].deployments.values())
+        return []
+
+    def _is_starting(self) -> bool:
+        """Whether Ray Serve has replicas that come up, on a machine that is there."""
+        import ray
+
+        with suppress(Exception):
+            if any(node["Alive"] for node in ray.nodes()):
+                return any(part.replica_states.get("STARTING") for part in self._parts())
         return False
 
     def reports(self) -> list[Report]:
@@ -183,7 +208,7 @@ def _options(plan: Plan) -> dict[str, Any]:
     return {
         **number,
         "name": "replica",
-        "ray_actor_options": {"num_cpus": plan.threads, "num_gpus": int(plan.uses_gpu)},
+        "ray_actor_options": {"num_cpus": plan.threads, "num_gpus": plan.gpus},
         "max_ongoing_requests": _AHEAD * plan.batch_size,
         "health_check_period_s": _HEALTH_S,
         "health_check_timeout_s": _PATIENCE_S,
@@ -200,7 +225,7 @@ def _logging() -> dict[str, Any]:
     return {"enable_access_log": False, "log_level": "ERROR"}
 
 
-def check_room(replicas: int, threads: int, uses_gpu: bool) -> None:
+def check_room(replicas: int, threads: int, gpus: int) -> None:
     """Refuse more replicas than a cluster has room for.
 
     Raises:
@@ -209,10 +234,11 @@ def check_room(replicas: int, threads: int, uses_gpu: bool) -> None:
     import ray
 
     there, number = ray.cluster_resources(), counted(replicas, "replica")
-    gpus, cores = there.get("GPU", 0), replicas * threads
-    if uses_gpu and gpus < replicas:
+    cores = replicas * threads
+    if there.get("GPU", 0) < replicas * gpus:
         raise UsageError(
-            f"{number} need {counted(replicas, 'GPU')}, and the cluster has {gpus:g}",
+            f"{number} need {counted(replicas * gpus, 'GPU')}, and the cluster has "
+            f"{there.get('GPU', 0):g}",
             "lower --replicas, or give --device cpu",
         )
     if there.get("CPU", 0) < cores:

@@ -22,6 +22,7 @@ from trtla.llm.engine_thread import Event, ReplicaCounts, State
 from trtla.llm.request_maker import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
+from trtla.replicas.replica import NotOpen
 from trtla.replicas.wire import Opened, Report, packed
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Output, Request
@@ -30,6 +31,8 @@ from trtla.runtime.stats import ExecutorStats, RequestStats
 _MOST_LOSSES = 3
 """Replicas that are lost one after another with a text that gets no further: it is given up."""
 _PAUSE_S = 0.2  # before a text is asked for again
+_LONG_PAUSE_S = 1.0  # where a replica had no model: Ray Serve puts another in its place
+_NO_MODEL = "it had no model"
 _LATE_S = 2.0  # beyond a request's time, which the replica ends itself
 
 
@@ -136,7 +139,7 @@ class ReplicaEngine:
             maker = self._new_maker()
             cluster = self._connect()
             plan = self._new_plan(maker, cluster)
-            check_room(plan.range[0], plan.threads, plan.uses_gpu)
+            check_room(plan.range[0], plan.threads, plan.gpus)
             self._deployment = Deployment(plan, cluster, self._log, self._ending.is_set)
             maker.opened, maker.batch_size = (
                 self._deployment.opened,
@@ -199,6 +202,9 @@ class ReplicaEngine:
         request_id = text.request.request_id
         with suppress(asyncio.CancelledError):
             while text.wanted and (why := await self._go_on(text)) is not None:
+                if why == _NO_MODEL:
+                    await asyncio.sleep(_LONG_PAUSE_S)
+                    continue
                 if text.losses >= _MOST_LOSSES:
                     error = TrtlaError(
                         f"{text.losses} replicas were lost at this text: {why}",
@@ -227,6 +233,8 @@ class ReplicaEngine:
             if not text.wanted:
                 raise
             why = "it was cancelled"
+        except NotOpen:
+            return _NO_MODEL
         except Exception as error:  # whatever it is, the text itself says what is its own fault
             why = sentence(error)
         text.losses = 1 if len(text.ids) > known else text.losses + 1
@@ -255,6 +263,7 @@ class ReplicaEngine:
         return self._deployment.reports()
 
     def _stats(self) -> ExecutorStats:
+        self.replicas = ReplicaCounts(0, self._reruns)
         each = [report.stats for report in self.reports()]
         self.replicas = ReplicaCounts(len(each), self._reruns)
         running = sum(one.running or 0 for one in each)

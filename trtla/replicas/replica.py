@@ -10,7 +10,8 @@ from contextlib import suppress
 from itertools import count
 from threading import Thread
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.digest import model_digest
 from trtla.llm.engine_thread import EngineThread, Event
 from trtla.llm.llm import LLM
 from trtla.replicas.wire import Opened, Report, light, plain, unpacked
@@ -26,7 +27,27 @@ LEASE_S = 60.0
 
 
 class ReplicaLost(Exception):
-    """The model here has failed, which is not the request's fault."""
+    """The model here has failed, which need not be the request's fault."""
+
+
+class NotOpen(Exception):
+    """The model here was not open when a request came, which has nothing to do with it."""
+
+
+def open_same(open_model: Callable[[], LLM], digest: str) -> LLM:
+    """Open a model, which must be the one that the server read the digest of.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    llm = open_model()
+    if model_digest(llm.engine) == digest:
+        return llm
+    llm.close()
+    raise UsageError(
+        f"{llm.engine.path} holds another model than when the server began",
+        "restart the server, or give it back its model",
+    )
 
 
 class _Inbox:
@@ -105,10 +126,11 @@ class Replica:
         """What the steps of one text bring; an error of the text's own is the last.
 
         Raises:
+            NotOpen: the model was not open to begin with.
             ReplicaLost: the model has failed.
         """
         if self._engine.state != "ready":
-            raise ReplicaLost(f"the model is {self._engine.state}")
+            raise NotOpen(self._why())
         own = unpacked(request, next(self._ids), self._engine.llm.tokenizer)
         inbox = self._inboxes[own.request_id] = _Inbox()
         ended = False
@@ -123,7 +145,7 @@ class Replica:
                 if inbox.error is not None:
                     yield plain(inbox.error)
                 elif not outputs and self._engine.state != "ready":
-                    raise ReplicaLost(f"the model is {self._engine.state}")
+                    raise ReplicaLost(self._why())
                 elif not ended:
                     await self._gather(inbox, whole)
         finally:
@@ -149,20 +171,35 @@ class Replica:
     async def check_health(self) -> None:
         """Asked by Ray Serve, which puts another one in the place of a replica that raises.
 
-        The first call waits for the model, and returns also where that cannot be opened, so that
-        `opened` can say why.
+        The first call waits for the model. Where that cannot be opened while the server itself
+        comes up, it returns all the same, so that `opened` can say why.
 
         Raises:
             ReplicaLost: the model has failed.
         """
-        if self._heard is None:
+        is_first, now = self._heard is None, time.monotonic()
+        if is_first:
             await self._changed.wait()
-            self._heard = time.monotonic()
-        elif self._engine.state == "failed":
-            raise ReplicaLost("the model has failed")
-        elif time.monotonic() - self._heard > LEASE_S:
-            self._heard = time.monotonic()
+            self._heard = now = time.monotonic()
+        if self._engine.state == "failed":
+            if not is_first or not await asyncio.to_thread(_comes_up, self._app):
+                raise ReplicaLost(self._why())
+        elif now - (self._heard or now) > LEASE_S:
+            self._heard = now
             Thread(target=_end, args=(self._app,), daemon=True).start()
+
+    def _why(self) -> str:
+        """What has become of the model."""
+        failure = self._engine.failure
+        said = f"the model is {self._engine.state}"
+        return said if failure is None else f"{said}: {plain(failure).message}"
+
+
+def _comes_up(app: str) -> bool:
+    """Whether the server still waits for its first replicas."""
+    from ray import serve
+
+    return bool(serve.status().applications[app].status == "DEPLOYING")
 
 
 def _end(app: str) -> None:

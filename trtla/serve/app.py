@@ -115,6 +115,7 @@ def _answer_health(app: FastAPI, served: Served) -> None:
         stats = None
         if model.ready:
             asked = asyncio.wrap_future(model.engine.stats())
+            asked.add_done_callback(_take_error)  # also where nobody waits for it any more
             done, _ = await asyncio.wait({asked}, timeout=_SCRAPE_S)
             stats = asked.result() if done and asked.exception() is None else None
             if model.engine.replicas is not None:
@@ -130,6 +131,11 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def one_model(name: str) -> dict[str, Any]:
         check_name(name, served.name, _WHO)
         return _model_card(served)
+
+
+def _take_error(asked: asyncio.Future[Any]) -> None:
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _model_card(served: Served) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from trtla.console import counted
-from trtla.errors import RankLost, UsageError
+from trtla.errors import RankLost, ReplicasLost, UsageError
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
@@ -185,11 +185,11 @@ class Service:
         return app
 
     async def _watch(self, address: str) -> None:
-        """Say when the model is open; where it cannot be, or has lost a rank, end."""
+        """Say when the model is open; where it cannot be, or has lost its processes, end."""
         await self.model.changed.wait()
         if self.model.engine.state == "ready":
             self._ready(self.model.engine.llm, address)
-            while not isinstance(self.model.engine.failure, RankLost):
+            while not isinstance(self.model.engine.failure, RankLost | ReplicasLost):
                 self.model.changed.clear()
                 await self.model.changed.wait()
         self.server.should_exit = True

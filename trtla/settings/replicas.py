@@ -62,5 +62,6 @@ class ReplicaSettings:
 
     def _no_range(self) -> UsageError:
         return UsageError(
-            f"autoscale is {self.autoscale!r}", "--autoscale must be MIN:MAX, such as 1:4"
+            f"autoscale is {self.autoscale!r}",
+            '--autoscale must be MIN:MAX, such as 1:4, and in quotes in YAML: "1:4"',
         )
