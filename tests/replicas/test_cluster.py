@@ -31,7 +31,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_machine_that_is_lost_loses_no_text(cluster, tmp_path):
-    flags = ("--config", ROOT / "configs/serve/replicas.yaml", "--ray-address", cluster.address)
+    flags = ("--config", ROOT / "configs/serve/replicas.yaml", "--threads", 1)
+    flags += ("--ray-address", cluster.address)
     with serving(tmp_path / "log", *flags) as server:
         whole = [server.text(**{**LONG, "seed": seed}) for seed in range(4)]
         assert server.metric("replicas") == 2

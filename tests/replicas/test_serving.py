@@ -59,7 +59,7 @@ def test_what_is_refused_in_one_process_is_refused_here(served):
 
 def test_a_stream_goes_on_when_all_replicas_are_killed(served):
     whole = served.text(**LONG)
-    text, killed, before = "", 0, served.metric("replica_reruns")
+    text, killed, before = "", 0, served.metric("replica_reruns_total")
     body = {**LONG, "stream": True, "lookahead": [1, 1, 0]}
     with served.http.stream("POST", "/v1/completions", json=body) as stream:
         for line in stream.iter_lines():
@@ -71,7 +71,7 @@ def test_a_stream_goes_on_when_all_replicas_are_killed(served):
                         killed += 1
     assert killed == 2
     assert text == whole
-    assert served.metric("replica_reruns") > before
+    assert served.metric("replica_reruns_total") > before
     wait_until(lambda: served.metric("replicas") == 2)
 
 

@@ -28,7 +28,6 @@ _ADDRESS = "RAY_ADDRESS"
 _KNOCK_S = 10.0
 _ENVIRONMENT = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # it would start a cluster where the connection is lost
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "GRPC_VERBOSITY": "NONE",
     "RAY_USAGE_STATS_ENABLED": "0",  # it would tell the internet
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning for who starts actors
@@ -141,12 +140,18 @@ class Cluster:
         except (OSError, ValueError, RuntimeError) as error:
             if self.is_own:
                 raise TrtlaError(f"Ray does not start: {first_line(error)}", INSTALL) from None
-            raise UsageError(
-                f"no Ray cluster answers at {self.address}: {first_line(error)}",
-                "check --ray-address and RAY_ADDRESS, or leave both out for one of its own",
-            ) from None
+            raise self._absent(error) from None
         except Exception as error:  # Ray's processes fail in many ways
             raise TrtlaError(f"Ray does not start: {first_line(error)}", INSTALL) from None
+
+    def _absent(self, error: Exception) -> UsageError:
+        if self.address == "auto":
+            return UsageError("no Ray cluster runs on this machine", "start one with ray start")
+        return UsageError(
+            f"no Ray cluster answers at {self.address}: {first_line(error)}",
+            "check --ray-address, RAY_ADDRESS, and RAY_AUTH_MODE=token where the cluster wants a "
+            "token; or leave the address out for a cluster of its own",
+        )
 
     def _knock(self) -> None:
         """See whether anybody listens there: Ray itself tries for minutes."""

@@ -85,6 +85,7 @@ class Deployment:
         try:
             self._wait(ending)
             self.opened = self._opened(handle, ending)
+            self._answering = self._least
         except BaseException:
             self.close()
             raise

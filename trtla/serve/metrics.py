@@ -80,7 +80,8 @@ class Metrics:
         )
 
         self._replicas: Gauge | None = None
-        self._reruns: Gauge
+        self._reruns: Counter
+        self._counted = 0  # of them
 
     def _gauge(self, name: str, about: str) -> Gauge:
         return Gauge(f"trtla_{name}", about, registry=self.registry)
@@ -143,9 +144,10 @@ class Metrics:
         if self._replicas is None:
             about = "Texts that went on in another replica, since theirs was lost."
             self._replicas = self._gauge("replicas", "Replicas of the model that run.")
-            self._reruns = self._gauge("replica_reruns", about)
+            self._reruns = self._counter("replica_reruns", about)
         self._replicas.set(counts.running)
-        self._reruns.set(counts.reruns)
+        self._reruns.inc(counts.reruns - self._counted)
+        self._counted = counts.reruns
 
     def text(self, stats: ExecutorStats | None) -> bytes:
         """All of it for Prometheus; `stats` are the executor's now, where it can be asked."""
