@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -111,3 +112,13 @@ def test_the_log_has_what_was_lost_and_why_nothing_comes_up(clock):
     later(REPORT, REPORT)
     later(ConnectionError("gone"))
     assert watched.said[2:] == ["0 of 2 replicas answer"]
+
+
+def test_nobody_waits_for_a_cluster_that_is_gone(clock):
+    gone = Event()
+    with pytest.raises(TimeoutError):
+        module._in_time(gone.wait, 0.05)
+    gone.set()
+    assert module._in_time(gone.wait, 5)
+    with pytest.raises(KeyError):
+        module._in_time(lambda: {}["nothing"])

@@ -7,9 +7,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from threading import Thread
+from typing import Any, TypeVar
 
 from trtla.console import counted
 from trtla.errors import ReplicasLost, TrtlaError, UsageError, sentence
@@ -18,6 +21,7 @@ from trtla.replicas.cluster import Cluster, quiet
 from trtla.replicas.replica import Replica
 from trtla.replicas.wire import Opened, Report
 
+T = TypeVar("T")
 _AHEAD = 2
 """Texts that a replica takes, for each place in its batch; others wait for whoever is free."""
 _LOOK_EVERY_S = 0.1
@@ -159,7 +163,8 @@ class Deployment:
         from ray import serve
 
         with suppress(Exception):
-            return list(serve.status().applications[self.app].deployments.values())
+            status = _in_time(serve.status)
+            return list(status.applications[self.app].deployments.values())
         return []
 
     def _is_starting(self) -> bool:
@@ -167,7 +172,7 @@ class Deployment:
         import ray
 
         with suppress(Exception):
-            if any(node["Alive"] for node in ray.nodes()):
+            if any(node["Alive"] for node in _in_time(ray.nodes)):
                 return any(part.replica_states.get("STARTING") for part in self._parts())
         return False
 
@@ -188,14 +193,28 @@ class Deployment:
         """End the replicas; those of a cluster of our own end with it."""
         if self._cluster.is_own:
             return
-        from concurrent.futures import ThreadPoolExecutor, wait
-
         from ray import serve
 
-        with quiet():
-            pool = ThreadPoolExecutor(1)
-            wait([pool.submit(serve.delete, self.app)], _END_S)
-            pool.shutdown(wait=False)
+        with quiet(), suppress(Exception):
+            _in_time(partial(serve.delete, self.app), _END_S)
+
+
+def _in_time(ask: Callable[[], T], time_s: float = _REPORT_S) -> T:
+    """What Ray says; it waits for ever for an answer from processes that are gone.
+
+    Raises:
+        TimeoutError: there was none.
+    """
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return answer.result(time_s)
 
 
 def _options(plan: Plan) -> dict[str, Any]:
