@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from trtla.console import counted
-from trtla.errors import ReplicasLost, TrtlaError, UsageError, sentence
+from trtla.errors import ReplicasLost, TrtlaError, UsageError
 from trtla.llm.llm import LLM
 from trtla.replicas.cluster import Cluster, quiet
 from trtla.replicas.replica import Replica
@@ -139,12 +139,15 @@ class Deployment:
         try:
             self._count(len(self.reports()))
             self._heard = time.monotonic()
-        except Exception as error:
+        except Exception:
             self._count(0)
             if self._is_starting():  # large models take minutes
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > _DEAD_S:
-                raise ReplicasLost(f"the replicas do not answer: {sentence(error)}") from error
+                raise ReplicasLost(
+                    f"no replica has answered for {_DEAD_S:.0f} seconds, and none comes up",
+                    "start the server again; Ray's own logs may say why",
+                ) from None
 
     def _count(self, number: int) -> None:
         """Log that replicas were lost, and why others do not come up."""
