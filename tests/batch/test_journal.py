@@ -50,6 +50,18 @@ def test_a_torn_end_is_dropped_wherever_it_tears(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
+def test_a_checksum_in_capitals_is_damage_too(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lines = filled(path).splitlines(keepends=True)
+    fields = lines[0].split(b" ", 7)
+    fields[6] = fields[6].upper()
+    damaged = b" ".join(fields)
+    assert damaged != lines[0]
+    path.write_bytes(damaged + b"".join(lines[1:]))
+    with Journal(path, "job", 5) as journal:
+        assert journal.counts.done == 0
+
+
 @given(data=st.data())
 def test_a_damaged_record_and_what_follows_it_are_done_again(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

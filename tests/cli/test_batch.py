@@ -164,6 +164,7 @@ def test_another_job_in_the_folder_is_refused(
     source, before = begun
     out = tmp_path / "out"
     same_time(before, out)
+    (out / "journal").write_text("something was done")
     if finished:
         shutil.rmtree(out)
         shutil.copytree(before, out)
@@ -183,6 +184,13 @@ def test_another_job_in_the_folder_is_refused(
     ran = batch(other, out, "-q", "--force")
     assert ran.code == 0, ran.err
     assert list(texts(out)) == ["c"]
+
+
+def test_a_job_that_has_done_nothing_makes_room(begun: tuple[Path, Path], tmp_path: Path) -> None:
+    source, before = begun
+    refused(batch(source, tmp_path, "--tp-size", "3"), 2, "tp_size 3 does not divide")
+    assert batch(source, tmp_path, "-q").code == 1
+    assert list(texts(tmp_path)) == list(texts(before))
 
 
 def test_a_model_that_was_moved_and_settings_of_speed_go_on(

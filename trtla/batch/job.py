@@ -62,6 +62,12 @@ class Job:
         """The lines that failed."""
         return self.folder / ERRORS
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was done of it; its model may not even have opened."""
+        kept = self.folder / _JOURNAL
+        return self.finished is None and not (kept.exists() and kept.stat().st_size)
+
     def journal(self, last: int) -> Journal:
         """What is done so far, of lines up to this number."""
         return Journal(self.folder / _JOURNAL, self.identity.key, last)
@@ -154,6 +160,8 @@ def open_job(folder: Path, identity: Identity, source: Path, *, force: bool) -> 
     for name in (OUTPUT, ERRORS, _JOB):  # what a kill has left of `write_whole`
         for left in folder.glob(f".{name}.*"):
             left.unlink(missing_ok=True)
+    if found is not None and found.is_empty and found.identity != identity:
+        force = True
     if found is None or force:
         return _begin(folder, identity, force=force)
     _check_same(found, identity, source)

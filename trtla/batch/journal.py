@@ -183,7 +183,7 @@ def _unpacked(line: bytes, key: bytes) -> Record | None:
         if not data.endswith(b"\n"):
             return None
         content, data = b" ".join((number, kind, *counts)), data[:-1]
-        if int(found, 16) != _checksum(key, content, data):
+        if found != b"%08x" % _checksum(key, content, data):
             return None
         read, written, steps, accepted = map(int, counts)
         return Record(int(number), kind == b"f", read, written, data, steps, accepted)

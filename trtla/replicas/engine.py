@@ -263,8 +263,11 @@ class ReplicaEngine:
         return self._deployment.reports()
 
     def _stats(self) -> ExecutorStats:
-        self.replicas = ReplicaCounts(0, self._reruns)
-        each = [report.stats for report in self.reports()]
+        try:
+            each = [report.stats for report in self.reports()]
+        except Exception:
+            self.replicas = ReplicaCounts(0, self._reruns)
+            raise
         self.replicas = ReplicaCounts(len(each), self._reruns)
         running = sum(one.running or 0 for one in each)
         used = [one.kv_cache_usage for one in each if one.kv_cache_usage is not None]
