@@ -118,6 +118,17 @@ def test_compare_answers_the_last_message_twice(session):
     assert any(isinstance(event, Busy) for event in events)
 
 
+def test_compare_copies_neither_the_answer_just_given_nor_side_a(session):
+    lines(session, ASK)
+    events = lines(session, "/compare lookahead auto | lookahead auto; gamma 3")
+    (found,) = [event.comparison for event in events if isinstance(event, Compared)]
+    assert {text.ids for text in found.texts} == {session.turns[0].answer_ids}
+    for text in found.texts:
+        assert not text.sources.get("others")
+        assert not text.sources.get("both")
+    assert [text.metrics.reused_tokens for text in found.texts] == [0, 0]
+
+
 def test_compare_says_where_texts_differ(session):
     lines(session, ASK)
     events = lines(session, "/compare processor greedy | processor multinomial 2; seed 5")

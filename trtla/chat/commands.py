@@ -119,7 +119,7 @@ TABLE = (
     Command("cache", "The K/V cache, which is always on here.", TOGGLE),
     Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
-    Command("compare", "The last message with two settings, side by side.", PAIR),
+    Command("compare", "The last message with two settings, side by side, sharing nothing.", PAIR),
     Command("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
     Command("colors", "Tint accepted tokens alike, or by source (auto).", COLORS, ("colors",)),
     Command("stats", "Counters over all answers, and the context."),

@@ -118,6 +118,7 @@ def decode(
     report: Callable[[Step], ReportT],
     *,
     watch: bool = False,
+    private: bool = False,
     name: str = "the message",
 ) -> Generator[ReportT, None, Decoded]:
     """Decode one prompt and return the text, `cancelled` where it was stopped.
@@ -127,6 +128,7 @@ def decode(
         stopped: asked after every step.
         report: makes what is yielded of every step.
         watch: look at what is drafted; torch engines only.
+        private: share neither K/V blocks nor drafts with any other text.
         name: what errors call the prompt.
 
     Raises:
@@ -135,8 +137,9 @@ def decode(
     """
     watcher = RecorderWatch(DraftRecorder) if watch else None
     chunks = llm.stream(
-        [ids], how.sampling, how.lookahead, drafter=how.drafter, names=[name], watch=watcher
-    )
+        [ids], how.sampling, how.lookahead, drafter=how.drafter, names=[name], watch=watcher,
+        private=private,
+    )  # fmt: skip
     stream = cast("Generator[Chunk, None, None]", chunks)
     metrics = Metrics(answers=1, prompt_tokens=len(ids))
     output: list[int] = []

@@ -138,10 +138,12 @@ class ChatModel:
         event: Callable[[Step], EventT],
         *,
         watch: bool = False,
+        private: bool = False,
     ) -> Generator[EventT, None, Decoded]:
-        """`decode.decode` with this model; `watch` is for engines that say what they draft."""
+        """`decode.decode` with this model; `watch` and `private` where the engine can."""
         watch = watch and how.lookahead != "auto" and not self.limits.fixed_triples
-        return decode(self._llm, ids, how, stopped, event, watch=watch)
+        private = private and not self.limits.shares_blocks
+        return decode(self._llm, ids, how, stopped, event, watch=watch, private=private)
 
 
 def _tokenizer(llm: LLM) -> Tokenizer:

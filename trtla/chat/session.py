@@ -221,13 +221,14 @@ class Session:
             yield Said(_against(name, answer, other))
 
     def _compare(self, left: str, right: str) -> Iterator[Event]:
+        """Both sides are private: neither copies the answer that was given, nor the other side."""
         sides = (self._side(left), self._side(right))
         message, texts = self._last("compare on").message, []
         for side in sides:
             found, how = self._model.fitted(self.turns[:-1], message, side.settings)
             event = partial(Busy, what=side.name)
             decoded = yield from self._model.decode(
-                found.ids, how.answering, self._is_stopped, event
+                found.ids, how.answering, self._is_stopped, event, private=True
             )
             if decoded.finish_reason == "cancelled":
                 yield Noted("comparison stopped")
