@@ -167,13 +167,13 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
             progress=progress,
         )
     if plan.backend == "torch":
-        _compile_forward(console)
+        _compile_forward()
     show_written(console, output, plan.backend, plan.lookahead, plan.notes)
 
 
-def _compile_forward(console: Console) -> None:
+def _compile_forward() -> None:
     """Have the CPU's forward and the candidate trees ready for the first run."""
-    from trtla.runtime.models.cpu.compiler import NotCompiled
+    from trtla.runtime.models.cpu.compiler import SLOWER, NotCompiled, tell_slower
     from trtla.runtime.models.cpu.library import CODE
     from trtla.runtime.tree.library import CODE as TREES
 
@@ -181,7 +181,7 @@ def _compile_forward(console: Console) -> None:
         CODE.compiled()
         TREES.compiled()
     except NotCompiled as error:
-        console.note(f"note: on CPUs it runs through PyTorch's operations, slower: {error}")
+        tell_slower(error, SLOWER)
 
 
 def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:

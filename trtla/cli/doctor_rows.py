@@ -38,6 +38,7 @@ def machine_rows(report: Report) -> Iterator[Row]:
     yield "--backend auto", f"{report.backend or 'none'}: {report.reason}"
     yield "--device auto", report.device
     yield "CPU forward", report.cpu_forward
+    yield "candidate trees", report.candidate_trees
     if report.cuda_forward is not None:
         yield "CUDA forward", report.cuda_forward
     yield "lookahead kernels", _kernels()

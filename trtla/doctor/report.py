@@ -10,6 +10,7 @@ from typing import Any
 from trtla.errors import TrtlaError, sentence
 from trtla.machine import Gpu, Machine, look
 from trtla.runtime.models.cpu.library import CODE
+from trtla.runtime.tree.library import CODE as TREES
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import Library
@@ -30,6 +31,8 @@ class Report:
     """Where trtla's own executor runs without --device."""
     cpu_forward: str
     """How the CPU's forward is run."""
+    candidate_trees: str
+    """How drafts are chosen."""
     cuda_forward: str | None
     """How a model of the usual shape is run on CUDA; None where there is no such device."""
     warnings: tuple[str, ...]
@@ -40,8 +43,8 @@ def examine() -> Report:
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
     findings = tuple(_findings(machine, library))
-    forwards = (CODE.state(), _cuda_forward() if machine.usable else None)
-    return Report(machine, library, backend, reason, device, *forwards, findings)
+    states = (CODE.state(), TREES.state(), _cuda_forward() if machine.usable else None)
+    return Report(machine, library, backend, reason, device, *states, findings)
 
 
 def _cuda_forward() -> str:
@@ -147,6 +150,7 @@ def document(report: Report) -> dict[str, Any]:
         "backend": {"auto": report.backend, "reason": report.reason},
         "torch_device": report.device,
         "cpu_forward": report.cpu_forward,
+        "candidate_trees": report.candidate_trees,
         "cuda_forward": report.cuda_forward,
         "lookahead_kernels": {
             "head_sizes": kernels.HEAD_SIZES,

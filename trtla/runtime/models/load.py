@@ -13,7 +13,7 @@ from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder
 from trtla.formats.split import shard_config
-from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.compiler import SLOWER, NotCompiled, tell_slower
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cuda.path import choose_path
 from trtla.runtime.models.llama import LlamaModel
@@ -117,6 +117,7 @@ def not_compiled(config: CheckpointConfig, dtype: torch.dtype) -> str | None:
     try:
         return native_problem(config, dtype)
     except NotCompiled as error:
+        tell_slower(error, SLOWER)
         return str(error)
 
 

@@ -41,6 +41,7 @@ SOURCE = Path(__file__).parent / "native" / "tree.cpp"
 _CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
 CODE = NativeCode(
     "the candidate trees for this processor, once: some seconds",
+    "Python",
     SOURCE,
     (_CPU,),
     ("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit

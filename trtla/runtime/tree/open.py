@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import Draft, TopRows
-from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.compiler import NotCompiled, tell_slower
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees
@@ -102,9 +102,10 @@ class Trees(Protocol):
 def open_trees(vocab_size: int) -> Trees:
     """Trees of requests over this vocabulary, as fast as this machine can have them.
 
-    Without a compiler drafting is slower and the text the same; `trtla doctor` says so.
+    Without a compiler drafting is slower and the text the same; a note says so.
     """
     try:
         return SharedTrees(vocab_size)
-    except NotCompiled:
+    except NotCompiled as error:
+        tell_slower(error, "drafts take about 50 times longer")
         return PlainTrees(vocab_size)

@@ -19,13 +19,33 @@ FLAGS = (
     *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
     *("-pthread", "-fvisibility=hidden", "-fPIC", "-shared"),
 )
+SLOWER = "decoding is at least 3 times slower"
+"""What it costs on CPUs that there is no compiled forward."""
 _TIMEOUT_S = 300
-COMPILED, FALLBACK = "compiled for this processor", "PyTorch's operations: "
 _log = logging.getLogger(__name__)
 
 
 class NotCompiled(Exception):
-    """Why there is no compiled forward, in one line."""
+    """Why there is no compiled library, in one line.
+
+    Args:
+        cause: it.
+        hint: what to do about it.
+    """
+
+    def __init__(self, cause: str, hint: str = "name another compiler with CXX") -> None:
+        super().__init__(cause)
+        self.hint = hint
+
+
+_told: list[NotCompiled] = []
+
+
+def tell_slower(error: NotCompiled, cost: str) -> None:
+    """Say on stderr what it costs that a library is not there: once in a process, the first."""
+    if not _told:
+        _told.append(error)
+        _log.warning("note: %s: %s; %s", error, cost, error.hint)
 
 
 class NativeCode:
@@ -33,14 +53,20 @@ class NativeCode:
 
     Args:
         name: what it is for, to people who wait for it.
+        instead: what runs without it.
         main: the file to compile; all C++ files of the folders `includes` and of its own count.
         flags: for the compiler, beside those of all sources.
     """
 
     def __init__(
-        self, name: str, main: Path, includes: Iterable[Path] = (), flags: Iterable[str] = ()
+        self,
+        name: str,
+        instead: str,
+        main: Path,
+        includes: Iterable[Path] = (),
+        flags: Iterable[str] = (),
     ) -> None:
-        self._name, self._main = name, main
+        self._name, self._instead, self._main = name, instead, main
         self.flags = (*FLAGS, *flags)
         self._folders = (main.parent, *includes)
 
@@ -53,24 +79,47 @@ class NativeCode:
         library = self._place()
         if library.is_file():
             return library
-        _log.warning("compiling %s", self._name)
+        _log.warning("note: compiling %s", self._name)
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             return _compile((_compiler(), _march(), *self.flags), self._main, library)
         except OSError as error:
-            raise NotCompiled(f"{library.parent} cannot be written: {error.strerror}") from None
+            raise NotCompiled(
+                f"{library.parent} cannot be written: {error.strerror}",
+                "name a folder that can be with XDG_CACHE_HOME",
+            ) from None
+
+    def is_compiled(self) -> bool:
+        """Whether `compiled` has nothing to do."""
+        try:
+            return self._place().is_file()
+        except NotCompiled:
+            return False
+
+    def problem(self) -> str | None:
+        """Why `compiled` would fail, as far as is known without doing it; None: nothing is."""
+        try:
+            self._place()
+        except NotCompiled as error:
+            return str(error)
+        return None
 
     def state(self) -> str:
-        """What `compiled` would do, without doing it."""
-        try:
-            if self._place().is_file():
-                return COMPILED
-            return f"{Path(_compiler()).name} compiles it when it is first needed"
-        except NotCompiled as error:
-            return f"{FALLBACK}{error}"
+        """What runs, or what `compiled` would do, for people."""
+        if self.is_compiled():
+            return "compiled for this processor"
+        problem = self.problem()
+        if problem:
+            return f"{self._instead}: {problem}"
+        return f"{Path(_compiler()).name} compiles it when it is first needed"
 
     def _place(self) -> Path:
-        return user_cache() / f"{self._main.stem}-{self._key(_compiler())}.so"
+        try:
+            return user_cache() / f"{self._main.stem}-{self._key(_compiler())}.so"
+        except OSError as error:
+            raise NotCompiled(
+                f"{error.filename} cannot be read: {error.strerror}", "install trtla again"
+            ) from None
 
     def _key(self, compiler: str) -> str:
         """What the library depends on: sources, flags, compiler and processor."""
@@ -85,7 +134,10 @@ def _compiler() -> str:
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        raise NotCompiled(f"no C++ compiler was found ({', '.join(names)})")
+        raise NotCompiled(
+            f"no C++ compiler was found ({', '.join(names)})",
+            "install g++, or trtla from a wheel for this platform",
+        )
     return found
 
 

@@ -167,7 +167,11 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
 
 
 SOURCES = Path(__file__).parent / "native"
-CODE = NativeCode("the CPU forward for this processor, once: up to a minute", SOURCES / "step.cpp")
+CODE = NativeCode(
+    "the CPU forward for this processor, once: up to a minute",
+    "PyTorch's operations",
+    SOURCES / "step.cpp",
+)
 
 
 @lru_cache(maxsize=1)
