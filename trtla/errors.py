@@ -33,6 +33,10 @@ class UsageError(TrtlaError):
     exit_code = 2
 
 
+class PromptTooLong(UsageError):
+    """A prompt has more tokens than the model takes, however it is encoded."""
+
+
 class RankLost(TrtlaError):
     """Another process that runs the model has ended: this one cannot go on."""
 

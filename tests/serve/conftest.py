@@ -57,12 +57,13 @@ def serving(
     keys: tuple[bytes, ...] = (),
     wait: bool = True,
     send_buffer: int | None = None,
+    quiet: bool = True,
     **settings,
 ) -> Iterator[Served]:
     """Serve while the block runs; `wait`: it begins when the model is open."""
     chosen = ServeSettings(port=0, **settings)
     ready = threading.Event()
-    log = RequestLog(as_json=True, quiet=True)
+    log = RequestLog(as_json=True, quiet=quiet)
     new_engine = partial(EngineThread, open_model)
     service = Service(chosen, keys, new_engine, "tiny", log, lambda *_: ready.set())
     with bind(chosen) as listening:

@@ -52,7 +52,8 @@ def chat_answers(body: ChatBody, llm: RequestMaker, timeout_s: float | None = No
         for one in body.messages
     ]
     with _naming("messages"):
-        prompt = _Prompt(llm.encode(messages, "messages"), "messages", "messages")
+        ids = llm.encode(messages, "messages", llm.limits.max_prompt_len)
+        prompt = _Prompt(ids, "messages", "messages")
     return _answers(llm, body, [prompt], body.length, timeout_s)
 
 
@@ -68,7 +69,8 @@ def completion_answers(
     for index, prompt in enumerate(body.prompts):
         name = f"prompt {index}" if len(body.prompts) > 1 else "the prompt"
         with _naming("prompt"):
-            prompts.append(_Prompt(llm.encode(prompt, name), name, "prompt"))
+            ids = llm.encode(prompt, name, llm.limits.max_prompt_len)
+            prompts.append(_Prompt(ids, name, "prompt"))
     return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s)
 
 
@@ -187,7 +189,8 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
         return None
     most = llm.limits.max_text_len
     text = _text(body.prediction.content)[: _LONGEST_TOKEN * most]
-    return llm.tokenizer.encode(text, special=False)[:most] or None
+    with _naming("prediction"):
+        return llm.tokenizer.encode(text, special=False)[:most] or None
 
 
 def _text(content: Content) -> str:

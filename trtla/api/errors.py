@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import PromptTooLong, TrtlaError, UsageError
 
 _TYPES = {
     401: "authentication_error",
@@ -55,7 +55,13 @@ def refused(error: TrtlaError, param: str | None = None) -> ApiError:
     """An error of the toolkit: 400 where the request is wrong, 500 where the work failed."""
     status = 400 if isinstance(error, UsageError) else 500
     text = error.message if error.hint is None else f"{error.message}; {error.hint}"
-    return ApiError(status, text, param)
+    code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+    return ApiError(status, text, param, code)
+
+
+def gone() -> ApiError:
+    """499, as nginx has it: nobody reads the answer; log and metrics do."""
+    return ApiError(499, "the client went away before it was answered")
 
 
 def unavailable(what: str, code: str) -> ApiError:

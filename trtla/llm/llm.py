@@ -256,10 +256,12 @@ class LLM(RequestMaker):
         request = self.request(prompt, sampling, "the prompt")
         return self.executor.call(lambda executor: executor.log_probs(request, output_ids))
 
-    def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
-        """A prompt's token ids; `name` is what errors call it."""
+    def encode(
+        self, prompt: Prompt, name: str = "the prompt", most: int | None = None
+    ) -> tuple[int, ...]:
+        """A prompt's token ids; `name` is what errors call it, `most` as in `RequestMaker`."""
         self.executor.check()
-        return super().encode(prompt, name)
+        return super().encode(prompt, name, most)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
         caller = Caller()

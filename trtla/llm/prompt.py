@@ -36,16 +36,18 @@ def as_prompts(prompts: object) -> list[Any]:
 
 
 def prompt_ids(
-    prompt: Prompt, name: str, tokenizer: Tokenizer | None, model: str
+    prompt: Prompt, name: str, tokenizer: Tokenizer | None, model: str, most: int | None = None
 ) -> tuple[int, ...]:
     """A prompt's token ids.
 
     Args:
         name: what errors call the prompt; `model` is what they call the model.
+        most: a text that cannot be so few tokens is not encoded.
 
     Raises:
         UsageError: it is no prompt or empty, there is no tokenizer for it, or no chat template, or
             the template fails.
+        PromptTooLong: it has more than `most` tokens for certain.
     """
     if isinstance(prompt, str):
         check_text(prompt, name)
@@ -62,9 +64,9 @@ def prompt_ids(
             "give token ids (input_ids in JSONL), or the tokenizer with --tokenizer-dir",
         )
     try:
-        return tokenizer.prompt_ids(prompt)
+        return tokenizer.prompt_ids(prompt, most)
     except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", error.hint) from None
+        raise type(error)(f"{name}: {error.message}", error.hint) from None
 
 
 def expected_ids(

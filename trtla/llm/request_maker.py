@@ -96,6 +96,12 @@ class RequestMaker:
             expected_ids=expected_ids(expected_output, name, self.tokenizer, self.engine.name),
         )
 
-    def encode(self, prompt: Prompt, name: str = "the prompt") -> tuple[int, ...]:
-        """A prompt's token ids; `name` is what errors call it."""
-        return prompt_ids(prompt, name, self.tokenizer, self.engine.name)
+    def encode(
+        self, prompt: Prompt, name: str = "the prompt", most: int | None = None
+    ) -> tuple[int, ...]:
+        """A prompt's token ids; `name` is what errors call it.
+
+        Args:
+            most: a text that cannot be so few tokens is refused before it is encoded.
+        """
+        return prompt_ids(prompt, name, self.tokenizer, self.engine.name, most)

@@ -10,11 +10,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import UsageError, first_line
+from trtla.errors import PromptTooLong, UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.hf import load_tokenizer
 from trtla.llm.text_stream import TextStream
+from trtla.llm.token_lengths import TokenLengths, token_lengths
 from trtla.settings.fields import check_text
 from trtla.settings.messages import Messages
 
@@ -135,15 +136,30 @@ class Tokenizer:
             ) from None
         return str(text)
 
-    def prompt_ids(self, prompt: str | Messages) -> tuple[int, ...]:
+    def prompt_ids(self, prompt: str | Messages, most: int | None = None) -> tuple[int, ...]:
         """Ids of a text, or of messages in the chat template, which brings its special tokens.
+
+        Args:
+            most: a text that cannot be so few tokens is not encoded.
 
         Raises:
             UsageError: as `encode` and `chat_text`.
+            PromptTooLong: it has more than `most` tokens for certain.
         """
-        if isinstance(prompt, str):
-            return self.encode(prompt)
-        return self.encode(self.chat_text(prompt), special=False)
+        is_text = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else self.chat_text(prompt)
+        least = 0 if most is None else self.lengths.least(text)
+        if most is not None and least > most:
+            raise PromptTooLong(
+                f"the text has at least {least} tokens, but the model takes {most} of a prompt",
+                "shorten it",
+            )
+        return self.encode(text, special=is_text)
+
+    @cached_property
+    def lengths(self) -> TokenLengths:
+        """How many characters the tokens stand for."""
+        return token_lengths(self._fast)
 
 
 def _byte_letters() -> dict[str, int]:

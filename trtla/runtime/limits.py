@@ -58,6 +58,11 @@ class ExecutorLimits:
     """Most tokens of `encoder_ids`, which every request brings then; None: there is no encoder."""
 
     @property
+    def max_prompt_len(self) -> int:
+        """Most tokens of what is given as a prompt, be it the encoder's."""
+        return self.max_input_len if self.max_encoder_len is None else self.max_encoder_len
+
+    @property
     def max_gamma(self) -> int:
         """Most tokens that a request's drafters other than lookahead may propose in a step."""
         return max(_GAMMA_ROOM, self.drafter.most_tokens)

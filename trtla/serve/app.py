@@ -29,7 +29,7 @@ from trtla.llm.request_maker import RequestMaker
 from trtla.serve.generation import Model
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
-from trtla.serve.responses import Answering, error_response
+from trtla.serve.responses import Answering, error_response, while_there
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -40,6 +40,8 @@ _POLICY = (
 )
 _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
 _WHO = "this server"
+_LONG = 1 << 15
+"""Bytes of a body; those with more wait for each other, and no others wait for them."""
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
 
@@ -177,7 +179,11 @@ async def _answer(
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
-    generation = await model.generate(prepare, count, not body.stream)
+    lane = "chat" if isinstance(body, ChatBody) else "texts"
+    if len(await request.body()) > _LONG:
+        lane = f"long-{lane}"
+    work = model.generate(prepare, count, lane, not body.stream)
+    generation = await while_there(request.receive, work)
     log["prompt_tokens"] = generation.prompt_tokens
 
     def close(ended: Any) -> None:

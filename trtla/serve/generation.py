@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.console import counted
@@ -16,6 +16,7 @@ from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.request import Output
 from trtla.serve.engine import NewEngine
 from trtla.serve.metrics import Metrics
+from trtla.serve.preparing import Preparing
 
 
 class Generation:
@@ -149,7 +150,7 @@ class Model:
         """The thread's state is another than when it began."""
         self._waiting: dict[int, Generation] = {}
         self._reserved = 0
-        self._preparing = ThreadPoolExecutor(1, "trtla-prepare")
+        self._preparing = Preparing()
 
     def _post(self, events: Sequence[Event]) -> None:
         """From the engine's thread to the loop, once a step."""
@@ -219,13 +220,15 @@ class Model:
         self,
         prepare: Callable[[RequestMaker, float], list[Answer]],
         count: int,
+        lane: str,
         whole: bool = False,
     ) -> Generation:
-        """Queue what a request asks for.
+        """Queue what a request asks for; where this is cancelled, nothing is.
 
         Args:
             prepare: makes its answers; called in a thread of its own, since prompts may be long.
             count: how many answers that are.
+            lane: requests of one lane are made ready one after another.
             whole: nobody reads them before their ends.
 
         Raises:
@@ -246,8 +249,8 @@ class Model:
         self._reserved += count
         try:
             started = time.monotonic()
-            work = self._loop.run_in_executor(self._preparing, prepare, llm, self.timeout_s)
-            answers = await asyncio.wait_for(work, self.timeout_s)
+            work = self._preparing.submit(lane, partial(prepare, llm, self.timeout_s))
+            answers = await asyncio.wait_for(asyncio.wrap_future(work), self.timeout_s)
             generation = Generation(answers, started, self.timeout_s)
         except asyncio.TimeoutError:
             raise too_late(self.timeout_s) from None
@@ -271,7 +274,7 @@ class Model:
     def stop(self) -> None:
         """End the thread after its step; waits for that."""
         self.engine.stop(_LONGEST_STEP_S)
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._preparing.stop()
 
 
 _LONGEST_STEP_S = 30.0

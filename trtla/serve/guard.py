@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trtla.api.errors import ApiError
+from trtla.api.errors import ApiError, gone
 from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.serve.connection import remember
@@ -226,7 +226,7 @@ class Guard:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(400, "the client went away before its body was read")
+                raise gone()
             data, more = message.get("body", b""), message.get("more_body", False)
             size += len(data)
             if size > self._max_body or (said.isdecimal() and int(said[:20]) > self._max_body):

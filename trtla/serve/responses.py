@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from trtla.api.answers import Writer, dumps, event
-from trtla.api.errors import ApiError, too_late
+from trtla.api.errors import ApiError, gone, too_late
 from trtla.serve.connection import abort
 from trtla.serve.generation import Generation
 
@@ -20,6 +21,27 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 _LOOK_EVERY_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
 _GRACE_S = 10.0  # to send what is written when the request's time is over
+
+
+T = TypeVar("T")
+
+
+async def while_there(receive: Receive, work: Awaitable[T]) -> T:
+    """What work brings; it is cancelled when the client goes away before, which is an `ApiError`.
+
+    Args:
+        receive: the connection's; the body was read before.
+    """
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=_FIRST)
+        if doing.done():
+            return doing.result()
+        raise gone()
+    finally:
+        doing.cancel()
+        leaving.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
 def error_response(error: ApiError) -> Response:
@@ -61,19 +83,19 @@ class Answering(Response):
         """Answer, unless the client goes away before."""
         work = self._stream(send) if self._is_stream else self._whole(scope, receive, send)
         answering = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(_until_gone(receive))
+        leaving = asyncio.ensure_future(_until_gone(receive))
         late = False
         try:
             while not (late := time.monotonic() > self._ends):
-                both = {answering, gone}
+                both = {answering, leaving}
                 if (await asyncio.wait(both, timeout=_LOOK_EVERY_S, return_when=_FIRST))[0]:
                     break
                 self._keep_alive()
         finally:
             self._close(self._generation)
-            gone.cancel()
+            leaving.cancel()
             answering.cancel()
-            await asyncio.gather(answering, gone, return_exceptions=True)
+            await asyncio.gather(answering, leaving, return_exceptions=True)
         if late and not self._sent:
             await error_response(too_late(self._timeout_s))(scope, receive, send)
         elif late:
