@@ -96,7 +96,7 @@ def test_help_shows_values_now_and_at_the_start():
     text = help_text(OTHER, ChatSettings())
     (line,) = [line for line in text.splitlines() if line.startswith("/max_output_len")]
     assert " 64 " in line
-    assert "at the start 32" in line
+    assert "at the start 256" in line
     (line,) = [line for line in text.splitlines() if line.startswith("/processor")]
     assert "topknucleus 0.7 40 0.9" in line
 

@@ -190,7 +190,7 @@ def test_a_mistyped_flag_is_guessed() -> None:
     for wrong, meant in (
         ("--verbos", "--verbose"),
         ("--max-output", "--max-output-len"),
-        ("--max-tokens", "--max-output-len"),
+        ("--max-new-tokens", "--max-output-len"),
         ("--model", "--engine-dir"),
     ):
         ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)

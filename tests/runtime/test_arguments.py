@@ -227,7 +227,9 @@ def test_a_path_of_another_type_is_named() -> None:
         ({"sampling": {"max_output_len": 3}}, "sampling is {'max_output_len': 3}, "
          "not SamplingParams", "give SamplingParams(max_output_len=3)"),
         ({"sampling": {"max_tokens": 3}}, "sampling is {'max_tokens': 3}, not SamplingParams",
-         "give SamplingParams, such as SamplingParams(max_output_len=32)"),
+         "give SamplingParams(max_tokens=3)"),
+        ({"sampling": {"max_toks": 3}}, "sampling is {'max_toks': 3}, not SamplingParams",
+         "give SamplingParams, such as SamplingParams(max_tokens=32)"),
     ],
 )  # fmt: skip
 def test_the_hint_is_what_to_pass_instead(llm: LLM, options: Any, message: str, hint: str) -> None:

@@ -221,13 +221,13 @@ def test_drafts_are_copied_from_what_the_encoder_reads(name: str) -> None:
 def test_a_request_without_what_the_encoder_reads_is_refused() -> None:
     limits = executor(load(folder("T5")), VOCAB, NO_DRAFTER).limits
     with pytest.raises(UsageError, match="brings no encoder_ids, and the model is an encoder-dec"):
-        limits.check(Request(0, (0,), SamplingParams()))
+        limits.check(Request(0, (0,), SamplingParams(8)))
     with pytest.raises(UsageError, match="has an empty prompt"):
         limits.check(asked(0, ()))
     with pytest.raises(UsageError, match="a prompt of 65 tokens, above the encoder's 64"):
         limits.check(asked(0, (1,) * 65))
     with pytest.raises(UsageError, match="token id 48, outside the vocabulary of 48"):
-        limits.check(asked(0, (48,)))
+        limits.check(asked(0, (48,), max_output_len=8))
     with pytest.raises(UsageError, match="needs 1 prompt \\+ 64 output tokens"):
         limits.check(asked(0, (1,), max_output_len=64))
     plain = ExecutorLimits(1, 8, 64, 64, VOCAB, AUTOREGRESSIVE)

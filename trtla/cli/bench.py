@@ -31,6 +31,7 @@ from trtla.cli.options import (
     draft_flags,
     engine_flags,
     filter_flags,
+    length_flag,
     options_of,
     processors_flag,
     refuse_filters,
@@ -160,14 +161,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     help="0 takes the most probable token.",
 )
 @processors_flag
-@setting(
-    "-n",
-    "--max-output-len",
-    section="Sampling",
-    type=TOKENS,
-    default=128,
-    help="Tokens to write.",
-)
+@length_flag(type=TOKENS, default=128, help="Tokens to write.")
 @filter_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(

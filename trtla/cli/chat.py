@@ -31,8 +31,8 @@ from trtla.cli.options import (
     color_flag,
     draft_flags,
     engine_flags,
+    length_flag,
     opening_flags,
-    options_of,
     processor_flag,
     sampling_flags,
     setting,
@@ -48,17 +48,15 @@ from trtla.errors import UsageError
 from trtla.files import ASSETS, user_cache, write_whole
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings
 from trtla.settings.fields import parsed
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import USUAL_LEN, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.chat.session import Session
     from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
 
-_USUAL_LEN = 128
 _LENGTH = {
-    "default": _USUAL_LEN,
-    "show_default": f"{_USUAL_LEN}, half the context where that is less",
+    "show_default": f"{USUAL_LEN}, half the context where that is less",
     "help": "Most tokens of an answer.",
 }
 
@@ -96,7 +94,7 @@ class ChatFlags(CorpusFlags):
 )
 @engine_flags("Model", type=PATH, required=False, show_default="that of the last chat")
 @opening_flags
-@options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
+@length_flag(**_LENGTH)
 @sampling_flags
 @processor_flag
 @stop_flag

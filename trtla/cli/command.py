@@ -51,7 +51,7 @@ class Setting(click.Option):
 
 
 class Former(Setting):
-    """A name that a setting had before: hidden, and still taken from flag, environment and preset.
+    """Another name of a setting, such as a former one: hidden, taken where the setting is.
 
     Args:
         now: the setting that it sets where that is not given itself; None: it sets nothing.
@@ -62,12 +62,18 @@ class Former(Setting):
         self.now = now
 
     def hand_over(self, ctx: click.Context) -> None:
-        """Give the value that was parsed to the setting."""
+        """Give the value that was parsed to the setting; refuse two values from one place."""
         name = str(self.name)
-        value, given = ctx.params.pop(name), ctx.get_parameter_source(name)
-        if self.now and _precedence(given) < _precedence(ctx.get_parameter_source(self.now)):
+        value, given = ctx.params.pop(name), _precedence(ctx.get_parameter_source(name))
+        if not self.now or given == len(_SOURCES):
+            return
+        other = _precedence(ctx.get_parameter_source(self.now))
+        if given == other and value != ctx.params[self.now]:
+            both = f"{name} is {value} and {self.now} is {ctx.params[self.now]}"
+            raise UsageError(f"{both}, and both are names of one setting", "give one of them")
+        if given < other:
             ctx.params[self.now] = value
-            ctx.set_parameter_source(self.now, given or ParameterSource.DEFAULT)
+            ctx.set_parameter_source(self.now, _SOURCES[given])
 
 
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)

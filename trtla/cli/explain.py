@@ -109,7 +109,7 @@ class ExplainFlags(ModelFlags):
     show_default="the default triple",
     help="The request's own triple, at most the default one, or auto.",
 )
-@length_flag
+@length_flag(default=32)
 @sampling_flags
 @processor_flag
 @stop_flag

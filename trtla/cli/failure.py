@@ -170,7 +170,6 @@ _EXTRA = "Got unexpected extra argument"  # click's
 _ELSEWHERE = {
     "--model": "--engine-dir",
     "--prompt": "--input-text",
-    "--max-tokens": "--max-output-len",
     "--max-new-tokens": "--max-output-len",
     "--n-predict": "--max-output-len",
     "--model-path": "--engine-dir",

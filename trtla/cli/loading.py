@@ -44,9 +44,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
     """
     with loading():
         from trtla.llm.llm import LLM
-        from trtla.runtime.models.load import set_threads
 
-        set_threads(given.threads)
         settings: dict[str, Any] = {
             "lookahead": given.lookahead,
             "tokenizer_dir": given.tokenizer_dir,
@@ -55,6 +53,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
             "kv_cache_dtype": given.kv_cache_dtype,
             "tp_size": given.tp_size,
             "lookahead_parallel": given.lookahead_parallel,
+            "threads": given.threads,
             "draft_options": given.draft_options,
             "drafter": given.drafter,
             "draft_models": draft_models,

@@ -250,7 +250,12 @@ draft_flags = stack(
 )
 """How lookahead drafts, and flags that there were: what the first two ask for is the default."""
 
-length_flag = options_of(SamplingParams, "Sampling", only=("max_output_len",))
+
+def length_flag(**other: Any) -> Decorator:
+    """--max-output-len; `other`: arguments of `click.option` in place of the declared ones."""
+    return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=other)
+
+
 ENDS = ("max_output_len", "stop", "allotted_time_ms")
 """Settings that say where a text ends."""
 sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS)

@@ -34,6 +34,7 @@ from trtla.cli.options import (
     color_flag,
     draft_flags,
     json_flag,
+    length_flag,
     model_flags,
     options_of,
     processor_flag,
@@ -46,7 +47,6 @@ from trtla.cli.options import (
     with_processor,
 )
 from trtla.cli.run_prompts import (
-    USUAL_LEN,
     announce_stdin,
     as_messages,
     check_expected,
@@ -63,7 +63,7 @@ from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import BeamSettings, SamplingParams
+from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 
 
 _LENGTH = {
-    "default": USUAL_LEN,
     "show_default": f"{USUAL_LEN}, or what the prompt leaves of the engine's room",
 }
 
@@ -148,7 +147,7 @@ class RunFlags(CorpusFlags):
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=_LENGTH)
+@length_flag(**_LENGTH)
 @sampling_flags
 @processor_flag
 @stop_flag

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from trtla.cli.engine_check import is_trtllm
 from trtla.console import Console
 from trtla.settings.drafting import refuse_texts
+from trtla.settings.sampling import USUAL_LEN
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM
 
-USUAL_LEN = 256
-"""Tokens of an output where nobody says how many."""
 _WAIT_S = 1.0
 """After which a pipe that has brought nothing is worth a note."""
 

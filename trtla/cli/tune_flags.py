@@ -14,6 +14,7 @@ from trtla.cli.options import (
     PATH,
     chat_flags,
     json_flag,
+    length_flag,
     options_of,
     place_flags,
     setting,
@@ -122,14 +123,7 @@ tune_flags = stack(
         help="Most prompts of a category.",
     ),
     chat_flags,
-    setting(
-        "-n",
-        "--max-output-len",
-        section="Sampling",
-        type=TOKENS,
-        default=96,
-        help="Tokens to write.",
-    ),
+    length_flag(type=TOKENS, default=96, help="Tokens to write."),
     options_of(
         SamplingParams, "Sampling", but=ENDS, seed={"help": "Prompt i samples with seed + i."}
     ),

@@ -84,7 +84,7 @@ _SAMPLING = _Setting(
     "sampling settings",
     "SamplingParams",
     lambda value: isinstance(value, SamplingParams),
-    "give SamplingParams, such as SamplingParams(max_output_len=32)",
+    "give SamplingParams, such as SamplingParams(max_tokens=32)",
     _as_sampling,
 )
 _LOOKAHEADS = _Setting(

@@ -17,10 +17,11 @@ from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, DraftMemory
 from trtla.runtime.stats import ExecutorStats
+from trtla.settings.arguments import named_arguments
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.sampling import BeamSettings, SamplingParams
+from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
@@ -35,6 +36,7 @@ class LLM(RequestMaker):
     use in a forked process, where the model has to be opened anew.
     """
 
+    @named_arguments(DraftOptions, DrafterSettings)
     def __init__(
         self,
         model: str | Path,
@@ -47,6 +49,7 @@ class LLM(RequestMaker):
         tp_size: int | None = None,
         lookahead_parallel: int | None = None,
         max_batch_size: int | None = None,
+        threads: int | None = None,
         trtllm: TrtllmSettings | None = None,
         draft_options: DraftOptions | None = None,
         drafter: DrafterSettings | None = None,
@@ -65,6 +68,8 @@ class LLM(RequestMaker):
                 feeds all of it. `auto`: each step feeds what pays, at most the engine's triple or
                 (7,7,7). None: auto, and on engines of TensorRT-LLM the engine's triple.
             tokenizer_dir: where the tokenizer files are, when not beside the model.
+            threads: that compute on a CPU, of all models that this process has open: the number
+                that was given last holds for all. None: as before, PyTorch's one a core at first.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
             corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
 
@@ -75,6 +80,10 @@ class LLM(RequestMaker):
             TrtlaError: the engine's backend cannot run here.
         """
         check_opened_with(model, lookahead, drafter)
+        if threads is not None:
+            from trtla.runtime.models.load import set_threads
+
+            set_threads(threads)
         super().__init__(model, lookahead, tokenizer_dir, drafter)
         options = ExecutorOptions(
             None if lookahead == "auto" else lookahead,
@@ -136,6 +145,7 @@ class LLM(RequestMaker):
         """Counters over everything generated so far."""
         return self.executor.call(lambda executor: executor.stats())
 
+    @named_arguments(SamplingParams, DrafterSettings)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -182,6 +192,7 @@ class LLM(RequestMaker):
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=lambda completion: completion.index)
 
+    @named_arguments(SamplingParams, DrafterSettings)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -226,7 +237,7 @@ class LLM(RequestMaker):
         self,
         prompt: Prompt,
         settings: BeamSettings | None = None,
-        max_output_len: int = 32,
+        max_output_len: int = USUAL_LEN,
         *,
         name: str = "the prompt",
     ) -> list[BeamText]:

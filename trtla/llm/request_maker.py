@@ -81,6 +81,7 @@ class RequestMaker:
     ) -> Request:
         """A prompt as a request, without stop strings; `limits.check` reports whether it fits."""
         start, encoder_ids = self.engine.request_ids(self.encode(prompt, name))
+        sampling = sampling.fitted(self.limits.max_text_len - len(start))
         drafting = drafter or self._drafter
         by_default = lookahead is None and self._drafts_by_tree(drafting)
         return Request(

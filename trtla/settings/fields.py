@@ -42,7 +42,7 @@ class Option:
     short: str = ""
     """The letter of its flag's short form."""
     former: str = ""
-    """A name of its flag that is still accepted."""
+    """Another name of it that is accepted: a former one, or what everybody else calls it."""
 
 
 def option(default: Any, about: str, **more: Any) -> Any:

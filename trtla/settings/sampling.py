@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from trtla.errors import UsageError, did_you_mean
-from trtla.settings.fields import check, option
+from trtla.settings.arguments import named_settings
+from trtla.settings.fields import check, option, whole
 
 VALUES = {
     "greedy": ("temperature",),
@@ -112,18 +113,35 @@ _MOST_TIME_MS = 2**53
 """Exact as a float, and some 285 000 years."""
 
 
+_SEEDS = 2**63
+_MOST_CHOICES = 2**16
+_N_RULE = f"a whole number, from 1 to {_MOST_CHOICES}"
+
+
+class UsualLength(int):
+    """A length that nobody has asked for: where the context leaves less, that is enough."""
+
+
+USUAL_LEN = UsualLength(256)
+"""Tokens of an output where nobody says how many."""
+
+
+@named_settings
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request chooses its tokens and where it ends.
 
     Order of the filters: temperature, top_k, top_p. Temperature 0 is argmax. `seed` fixes both the
-    noise of sampling, keyed by absolute position, and the initial lookahead window.
+    noise of sampling, keyed by absolute position, and the initial lookahead window. A
+    `max_output_len` that is given must fit into the context; the usual one shrinks to fit.
 
     Raises:
         UsageError: a value has another type, or is out of its range.
     """
 
-    max_output_len: int = option(32, "Most tokens to write.", least=1, chat="length", short="n")
+    max_output_len: int = option(
+        USUAL_LEN, "Most tokens to write.", least=1, chat="length", short="n", former="max_tokens"
+    )
     temperature: float = option(0.0, "0 takes the most probable token.")
     top_k: int = option(0, "0 keeps all tokens.", most=math.inf)
     top_p: float = option(
@@ -146,10 +164,34 @@ class SamplingParams:
         least=1,
         most=_MOST_TIME_MS,
     )
+    n: int = field(default=1, kw_only=True)
+    """Texts for each prompt; the i-th has `seed` + i."""
+    if TYPE_CHECKING:
+        max_tokens: int = field(default=USUAL_LEN, kw_only=True)
+        """Another name of `max_output_len`."""
+    else:
+        max_tokens = property(lambda self: self.max_output_len)
 
     def __post_init__(self) -> None:
+        usual = isinstance(self.max_output_len, UsualLength)
         check(self)
+        if usual:
+            object.__setattr__(self, "max_output_len", USUAL_LEN)
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
+        object.__setattr__(self, "n", whole("n", self.n, _N_RULE, 1, _MOST_CHOICES))
+
+    def fitted(self, room: int) -> SamplingParams:
+        """Itself, or with the room that there is for an output of the usual length."""
+        if isinstance(self.max_output_len, UsualLength) and room < self.max_output_len:
+            return replace(self, max_output_len=max(room, 1))
+        return self
+
+    def choices(self) -> tuple[SamplingParams, ...]:
+        """The settings of each of the `n` texts."""
+        if self.n == 1:
+            return (self,)
+        seeds = ((self.seed + choice) % _SEEDS for choice in range(self.n))
+        return tuple(replace(self, n=1, seed=seed) for seed in seeds)
 
     @property
     def filters(self) -> Filters:
@@ -174,6 +216,7 @@ class Scored(Protocol):
     def log_prob(self) -> float: ...
 
 
+@named_settings
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
     """How beams are expanded and compared.

@@ -18,6 +18,7 @@ from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cuda.path import choose_path
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.ranks.opening import Ranks
+from trtla.settings.fields import is_whole, shown
 
 if TYPE_CHECKING:
     from trtla.formats.engine import Engine
@@ -205,8 +206,9 @@ def set_threads(count: int | None) -> None:
     """
     if count is None:
         return
-    if not 1 <= count <= _MOST_THREADS:
-        raise UsageError(f"threads is {count}", f"use 1 to {_MOST_THREADS}; one a core is best")
+    if not is_whole(count) or not 1 <= count <= _MOST_THREADS:
+        hint = f"use 1 to {_MOST_THREADS}; one a core is best"
+        raise UsageError(f"threads is {shown(count)}", hint)
     torch.set_num_threads(count)
 
 

@@ -1,0 +1,114 @@
+"""What others call our settings: `max_tokens` everywhere, and what an unknown argument meant."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import refused, trtla
+from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.settings.sampling import USUAL_LEN
+
+MODEL = Path(__file__).parents[1] / "trtla" / "assets" / "tiny-llama"
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(MODEL, dtype="float32", lookahead=LookaheadConfig(2, 2, 2)) as opened:
+        yield opened
+
+
+def test_max_tokens_is_max_output_len() -> None:
+    given = SamplingParams(max_tokens=5)
+    assert given == SamplingParams(5) == SamplingParams(5, max_tokens=5)
+    assert given.max_tokens == given.max_output_len == 5
+    assert replace(given, max_output_len=7).max_tokens == 7
+    assert replace(given, temperature=0.5).max_output_len == 5
+    with pytest.raises(UsageError, match="max_output_len is 5 and max_tokens is 6"):
+        SamplingParams(5, max_tokens=6)
+    with pytest.raises(UsageError, match="max_output_len is 0"):
+        SamplingParams(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda llm: SamplingParams(max_new_tokens=5), "did you mean max_output_len?"),
+        (lambda llm: SamplingParams(max_token=5), "did you mean max_tokens?"),
+        (lambda llm: SamplingParams(temprature=0.5), "did you mean temperature?"),
+        (lambda llm: LLM(MODEL, max_batch=2), "did you mean max_batch_size?"),
+        (lambda llm: LLM(MODEL, num_threads=2), "did you mean threads?"),
+        (lambda llm: LLM(MODEL, tensor_parallel_size=2), "did you mean tp_size?"),
+        (lambda llm: llm.generate("a", samplng=SamplingParams()), "did you mean sampling?"),
+        (lambda llm: llm.generate("a", max_output_len=3), "SamplingParams(max_output_len=...)"),
+        (lambda llm: llm.generate("a", max_tokens=3), "SamplingParams(max_tokens=...)"),
+        (lambda llm: llm.generate("a", gamma=3), "DrafterSettings(gamma=...)"),
+        (lambda llm: llm.stream("a", max_new_tokens=3), "SamplingParams(max_output_len=...)"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_one_that_was_meant(
+    call: Callable[[LLM], object], says: str, llm: LLM
+) -> None:
+    with pytest.raises(UsageError, match="has no argument") as caught:
+        call(llm)
+    assert says in (caught.value.hint or "")
+
+
+def test_the_usual_length_is_one_and_shrinks_to_what_the_context_leaves(llm: LLM) -> None:
+    assert SamplingParams().max_output_len == USUAL_LEN == 256
+    for kept in (copy.deepcopy, replace):
+        ids = list(range(5, 100)) * 30
+        prompt = ids[: llm.limits.max_text_len - 10]
+        for sampling in (None, kept(SamplingParams(seed=1))):
+            assert len(llm.generate([prompt], sampling)[0].output_ids) == 10
+    with pytest.raises(UsageError, match="256 output tokens"):
+        llm.generate([prompt], SamplingParams(256))
+    assert len(llm.beam_search(prompt)[0].output_ids) == 10
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "explain", "bench", "tune"])
+def test_commands_take_max_tokens(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(trtla(command, "--max-tokens", "x", "-m", MODEL), 2, "'--max-tokens'")
+    both = trtla(command, "-m", MODEL, "-p", "a", "--max-tokens", 4, "-n", 5)
+    refused(both, 2, "") if command != "run" else refused(
+        both, 2, "max_tokens is 4 and max_output_len is 5, and both are names of one setting"
+    )
+
+
+def test_max_tokens_comes_from_flag_environment_and_preset(tmp_path: Path) -> None:
+    preset = tmp_path / "preset.yaml"
+    preset.write_text("max_tokens: 3\n")
+    asked = ("run", "-m", MODEL, "-p", "def", "--dtype", "float32", "--json")
+    for more, env in (
+        (("--max-tokens", 3), {}),
+        (("--config", preset), {}),
+        ((), {"TRTLA_RUN_MAX_TOKENS": "3"}),
+        (("-n", 3), {"TRTLA_RUN_MAX_TOKENS": "8"}),
+    ):
+        (result,) = trtla(*asked, *more, env=env).json["results"]
+        assert len(result["output_ids"]) == 3
+
+
+def test_threads_are_those_of_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        with LLM(MODEL, dtype="float32", threads=2), LLM(MODEL, dtype="float32", threads=3):
+            assert torch.get_num_threads() == 3
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == 3
+            with LLM(MODEL, dtype="float32"):
+                assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**6, "2", True])
+def test_threads_that_are_no_number_of_threads_are_refused(threads: object) -> None:
+    with pytest.raises(UsageError, match=r"^threads is "):
+        LLM(MODEL, threads=threads)

@@ -1,0 +1,111 @@
+"""Keyword arguments of Python: settings by another name, and what an unknown name was meant to be.
+
+Flags have the same: `Option.former` in `trtla.settings.fields`, and the command line's hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
+
+from trtla.errors import UsageError, closest
+from trtla.settings.fields import declared, shown
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Kind = TypeVar("Kind")
+
+_ELSEWHERE = {
+    "max_new_tokens": "max_output_len",
+    "max_length": "max_output_len",
+    "n_predict": "max_output_len",
+    "repeat_penalty": "repetition_penalty",
+    "tensor_parallel_size": "tp_size",
+    "max_num_seqs": "max_batch_size",
+    "num_threads": "threads",
+    "n_threads": "threads",
+    "tokenizer": "tokenizer_dir",
+}
+"""What other libraries call our arguments."""
+
+
+def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a function refuse a keyword argument that it has not with the one that was meant.
+
+    Args:
+        settings: classes whose settings may be taken for arguments of the function.
+    """
+
+    def decorate(work: Callable[P, T]) -> Callable[P, T]:
+        known = frozenset(signature(work).parameters)
+        name = work.__qualname__.removesuffix(".__init__")
+
+        @wraps(work)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for given in kwargs:
+                if given not in known:
+                    raise _unknown(name, given, known, settings)
+            return work(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def named_settings(kind: type[Kind]) -> type[Kind]:
+    """Have a class of settings take them by their other names too, and refuse unknown ones."""
+    make: Callable[..., None] = kind.__init__
+    order = [one.name for one in fields(kind) if one.init]  # type: ignore[arg-type]
+    others = {one.option.former: one.name for one in declared(kind).values() if one.option.former}
+
+    @wraps(make)
+    def checked(self: object, /, *args: Any, **kwargs: Any) -> None:
+        for given in kwargs:
+            if given not in order and given not in others:
+                raise _unknown(kind.__name__, given, (*order, *others), ())
+        for other in others.keys() & kwargs.keys():
+            before = dict(zip(order, args, strict=False)) | kwargs
+            if _one(before, others[other], other):
+                kwargs[others[other]] = kwargs[other]
+            del kwargs[other]
+        make(self, *args, **kwargs)
+
+    kind.__init__ = checked  # type: ignore[assignment]
+    return kind
+
+
+def _one(given: Mapping[str, Any], name: str, other: str) -> bool:
+    """Whether a setting is given by its other name alone; raises `UsageError` where both differ."""
+    if name in given and given[name] != given[other]:
+        raise UsageError(
+            f"{name} is {shown(given[name])} and {other} is {shown(given[other])}, and both are "
+            "names of one setting",
+            "give one of them",
+        )
+    return name not in given
+
+
+def _unknown(where: str, given: str, known: Iterable[str], settings: Iterable[type]) -> UsageError:
+    names = sorted({*known} - {"self"})
+    meant = _meant(given, names)
+    if meant:
+        hint = f"did you mean {meant}? there are {', '.join(names)}"
+    else:
+        found = ((kind.__name__, _meant(given, _names(kind))) for kind in settings)
+        other = next((f"it is a setting: {kind}({name}=...); " for kind, name in found if name), "")
+        hint = f"{other}there are {', '.join(names)}"
+    return UsageError(f"{where} has no argument {given}", hint)
+
+
+def _meant(given: str, names: Collection[str]) -> str | None:
+    same = _ELSEWHERE.get(given)
+    return same if same in names else closest(given, names)
+
+
+def _names(kind: type) -> list[str]:
+    """Of a class's settings, other names included."""
+    options = declared(kind).values()
+    return [one.name for one in options] + [o.option.former for o in options if o.option.former]
