@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 from trtla.charts import bars, check_path, cost_curve, heat_map, save, svg_text
 from trtla.errors import TrtlaError, UsageError
@@ -35,7 +37,30 @@ def texts(svg: str) -> list[str]:
 def test_a_heat_map_writes_every_value_and_leaves_gaps_empty() -> None:
     written = texts(grid_svg())
     assert {"1.25", "1.50", "2.00", "W", "N", "speed-up", "Grid"} <= set(written)
-    assert sum(bool(re.fullmatch(r"\d\.\d\d", text)) for text in written) == len(GRID)
+    digits = [text for text in written if re.fullmatch(r"\d\.\d\d", text)]
+    assert sorted(digits) == ["1.25", "1.25", "1.50", "2.00", "2.00"]  # the bar has both ends
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {(1, 2): 1.0},
+        {(1, 2): 0.993, (3, 2): 1.017},
+        {(w, n): 1.0 + w / 100 + n / 1000 for w in range(1, 9) for n in range(2, 9)},
+    ],
+)
+def test_no_text_of_a_heat_map_overlaps_another(values: dict[tuple[int, int], float]) -> None:
+    figure = heat_map(
+        values, x_label="window W", y_label="n-gram N", marked=(1, 2),
+        value_label="predicted speed-up at the best G",
+        title="Speed-up over plain decoding, batch size 16",
+    )  # fmt: skip
+    texts = [one for one in figure.findobj(Text) if one.get_text() and one.get_visible()]
+    assert max(len(one.get_text()) for one in texts if one.get_text()[0].isdigit()) == 4
+    boxes = [one.get_window_extent() for one in texts]
+    for (i, one), (j, other) in combinations(enumerate(boxes), 2):
+        assert not one.overlaps(other), (texts[i].get_text(), texts[j].get_text())
+    assert all(figure.bbox.width >= box.x1 and box.x0 >= 0 for box in boxes)
 
 
 def test_the_marked_pair_alone_has_a_frame() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from trtla.charts.theme import INK, canvas, settle, theme
@@ -40,8 +40,8 @@ def heat_map(
     columns = sorted({x for x, _ in values})
     rows = sorted({y for _, y in values})
     with theme():
-        size = (2.3 + _CELL_W * len(columns), 1.5 + _CELL_H * len(rows))
-        figure, axes = canvas(max(size[0], 4.6), max(size[1], 2.6), title)
+        size = (1.4 + _CELL_W * len(columns), 2.1 + _CELL_H * len(rows))
+        figure, axes = canvas(max(size[0], 4.9), max(size[1], 3.2), title)
         colours = _scale(values)
         places = {
             pair: (columns.index(pair[0]), rows.index(pair[1]), value)
@@ -52,7 +52,7 @@ def heat_map(
         _label(axes, columns, rows, x_label, y_label)
         if marked in places:
             _frame(axes, *places[marked][:2])
-        _colour_bar(figure, axes, colours, value_label)
+        _colour_bar(figure, axes, colours, value_label, values.values())
         return settle(figure)
 
 
@@ -101,9 +101,16 @@ def _frame(axes: Axes, column: int, row: int) -> None:
     axes.add_patch(frame)
 
 
-def _colour_bar(figure: Figure, axes: Axes, scale: Normalize, value_label: str) -> None:
+def _colour_bar(
+    figure: Figure, axes: Axes, scale: Normalize, value_label: str, values: Collection[float]
+) -> None:
+    """Below the map, with the lowest and the highest value: the cells have all others."""
     from matplotlib.cm import ScalarMappable
 
-    bar = figure.colorbar(ScalarMappable(scale, _COLOURS), ax=axes, fraction=0.06, pad=0.03)
+    bar = figure.colorbar(
+        ScalarMappable(scale, _COLOURS), ax=axes, location="bottom", aspect=40, pad=0.04
+    )
+    ends = sorted({min(values), max(values)})
+    bar.set_ticks(ends, labels=[f"{value:.2f}" for value in ends])
     bar.set_label(value_label, color=INK)
     bar.outline.set_visible(False)
