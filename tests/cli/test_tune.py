@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, refused, trtla
+from trtla.cli.tune_report import advice
 from trtla.results.documents import Tune
-from trtla.tune.output import write_preset
+from trtla.tune.output import speed, write_preset
 
 FAST = ("--budget", "2s", "--rounds", "1", "--max-output-len", "16", "--num-prompts", "1")
 
@@ -104,16 +105,52 @@ def test_pictures_are_beside_it(tuned):
         assert (tuned[1] / "out" / name).stat().st_size > 500
 
 
-def test_a_preset_is_written_only_for_a_triple_that_was_measured_ahead(tuned):
+def test_a_preset_is_written_only_of_what_was_measured_ahead(tuned):
     ran, folder, _ = tuned
     chosen, path = ran.json["recommendation"], folder / "mine.yaml"
-    assert path.exists() == (chosen["lookahead"] != [1, 1, 0])
-    assert ("no triple was measured ahead of plain decoding" in ran.err) != path.exists()
+    assert path.exists() == (chosen["keep_auto"] or chosen["lookahead"] != [1, 1, 0])
+    assert ("nothing was measured ahead of plain decoding" in ran.err) != path.exists()
+
+
+def test_where_auto_was_faster_headline_and_preset_keep_it(tuned, model, tmp_path):
+    found = with_choice(
+        tuned, lookahead=(1, 2, 1), measured_speedup=1.21, auto_speedup=1.24, keep_auto=True
+    )
+    assert advice(found, found.recommendation, planned=False)[:2] == [
+        "Keep auto, the default: 1.24x measured over plain decoding (batch size 1).",
+        f"Best fixed triple: {speed_of(found, (1, 2, 1), 1.21)}.",
+    ]
+    path = tmp_path / "mine.yaml"
+    assert write_preset(found, path)
+    text = path.read_text()
+    assert "\nlookahead: auto\n" in text
+    assert "\n# lookahead: [1, 2, 1]\n" in text
+    ran = trtla("run", "--engine-dir", model, "--config", path, "--input-text", "ab")
+    assert ran.code == 0, ran
+    plain = with_choice(found, lookahead=(1, 1, 0), measured_speedup=1.0)
+    lines = advice(plain, plain.recommendation, planned=False)
+    assert lines[1] == "No fixed triple beats plain decoding here."
+    assert write_preset(plain, path)
+    assert "[" not in path.read_text()
+
+
+def speed_of(found, triple, measured):
+    chosen = found.recommendation.model_copy(update={"measured_speedup": measured})
+    return f"{','.join(map(str, triple))}, {speed(chosen)}"
+
+
+def test_a_triple_that_beats_auto_says_so(tuned):
+    found = with_choice(
+        tuned, lookahead=(2, 3, 2), measured_speedup=1.5, auto_speedup=1.2, keep_auto=False
+    )
+    first, second, *_ = advice(found, found.recommendation, planned=False)
+    assert first.startswith("window=2 ngram=3 verification=2")
+    assert second == "auto, the default: 1.20x measured."
 
 
 @pytest.mark.parametrize(("triple", "measured"), [((1, 1, 0), 1.0), ((2, 3, 2), None)])
 def test_there_is_no_preset_of_what_was_not_measured_or_drafts_nothing(tuned, triple, measured):
-    found = with_choice(tuned, lookahead=triple, measured_speedup=measured)
+    found = with_choice(tuned, lookahead=triple, measured_speedup=measured, keep_auto=False)
     path = tuned[1] / "none.yaml"
     assert not write_preset(found, path)
     assert not path.exists()
@@ -121,14 +158,16 @@ def test_there_is_no_preset_of_what_was_not_measured_or_drafts_nothing(tuned, tr
 
 def with_choice(tuned, **changes) -> Tune:
     """The tuning with another recommendation."""
-    found = Tune.model_validate(tuned[0].json)
+    found = tuned if isinstance(tuned, Tune) else Tune.model_validate(tuned[0].json)
     chosen = found.recommendation.model_copy(update=changes)
     return found.model_copy(update={"recommendation": chosen})
 
 
 def test_a_preset_builds_the_triple_and_runs(tuned, checkpoint, model, tmp_path):
     path = tmp_path / "mine.yaml"
-    assert write_preset(with_choice(tuned, lookahead=(2, 3, 2), measured_speedup=1.5), path)
+    assert write_preset(
+        with_choice(tuned, lookahead=(2, 3, 2), measured_speedup=1.5, keep_auto=False), path
+    )
     assert path.read_text().startswith("# Lookahead for ")
     assert "1.50x measured, over plain decoding" in path.read_text()
     built = trtla(

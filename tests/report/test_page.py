@@ -63,6 +63,14 @@ def test_the_headline_is_the_geometric_mean_over_tasks(tmp_path: Path) -> None:
     assert "measured: +12 MB" in said
 
 
+def test_the_page_keeps_auto_where_tune_did(tmp_path: Path) -> None:
+    found = {**documents.tune(), "verified": [], "alternatives": []}
+    found["recommendation"] |= {"keep_auto": True, "auto_speedup": 3.1}
+    said = text_of(made(tmp_path, {"tune.json": found}))
+    assert "tune recommends auto, the default, with 3.10x (measured)." in said
+    assert "auto , the default: measured 3.10x. Best fixed triple:" in " ".join(said.split())
+
+
 def test_what_tune_tells_over_all_prompts_stands_before_a_mean(tmp_path: Path) -> None:
     found = {**documents.tune(), "alternatives": []}
     (one,) = found["verified"]

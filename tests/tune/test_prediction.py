@@ -98,6 +98,24 @@ def test_what_was_measured_wins_over_what_was_predicted():
     assert (chosen.lookahead, chosen.measured_speedup) == (PLAIN, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("auto", "triple", "keeps"),
+    [(1.24, 1.21, True), (1.21, 1.22, True), (1.21, 1.3, False), (0.99, 0.9, True),
+     (0.9, 0.8, False), (0.9, 1.3, False), (None, 1.3, False), (None, 0.9, False)],
+)  # fmt: skip
+def test_auto_is_kept_unless_something_is_measured_ahead_of_it(auto, triple, keeps):
+    whole = {"category": ALL, "batch_size": 1}
+    speeds = [(PLAIN, 1.0), ((1, 2, 3), triple)]
+    found = [Verified(lookahead=one, measured_speedup=speed, **whole) for one, speed in speeds]
+    found += [Verified(drafter="auto", measured_speedup=auto, **whole)] if auto else []
+    found += [Verified(drafter="prompt-lookup", measured_speedup=9.0, **whole)]
+    chosen = recommend(rows(made(1.0, 0.0)), found)
+    assert (chosen.keep_auto, chosen.auto_speedup) == (keeps, auto)
+    assert chosen.lookahead == ((1, 2, 3) if triple > 1.0 else PLAIN)  # the best fixed one
+    (of_size,) = chosen.by_batch_size
+    assert (of_size.keep_auto, of_size.auto_speedup) == (keeps, auto)
+
+
 def test_of_equal_speed_the_smaller_triple_is_first():
     triples = [LookaheadConfig(7, 7, 7), LookaheadConfig(1, 2, 1)]
     sample = GROUPS["code"][0]

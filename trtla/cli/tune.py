@@ -49,8 +49,8 @@ def tune(console: Console, /, **flags: Any) -> None:
 
     What a step costs by the tokens it feeds is measured apart from what a triple accepts, which
     depends on the text alone. Together they predict the speed-up of every triple that is tried;
-    the best ones are then decoded for real, in rounds with plain decoding. Texts go on behind an
-    end token.
+    the best ones and auto, the default, are then decoded for real, in rounds with plain decoding.
+    The fastest is recommended. Texts go on behind an end token.
     """
     given = parsed(TuneFlags, flags)
     plan = _check(given, console)
@@ -248,7 +248,7 @@ def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags)
         console.note(f"note: the preset is {given.write}")
     elif given.write is not None:
         console.note(
-            f"note: {given.write} is not written: no triple was measured ahead of plain decoding"
+            f"note: {given.write} is not written: nothing was measured ahead of plain decoding"
         )
 
 

@@ -63,28 +63,37 @@ def show(console: Console, tuned: Tune, plan: TuneSettings) -> None:
 
 def advice(tuned: Tune, found: Recommendation, *, planned: bool) -> list[str]:
     """What to do, in sentences."""
-    where, triple = f"batch size {found.batch_size}", LookaheadConfig(*found.lookahead)
-    if triple == AUTOREGRESSIVE:
-        lines = [f"No triple beats plain decoding here ({where}): use --lookahead {triple}."]
-    else:
-        kind = "by the roofline" if tuned.cost.source == "roofline" else "predicted"
-        lines = [f"{triple.describe()}: {speed(found, kind)} over plain decoding ({where})."]
+    lines, triple = _headline(tuned, found), LookaheadConfig(*found.lookahead)
     if planned:
         lines.append(
             f"Build with: trtla build --lookahead {triple} (costs: {tuned.cost.note}; acceptance: "
             "the model on the torch executor)."
         )
-    bar = WORTH * max(1.0, found.measured_speedup or 1.0)
+    bar = WORTH * max(1.0, found.measured_speedup or 1.0, found.auto_speedup or 1.0)
     return lines + [
-        f"{_flag(one.drafter or '')} was faster than any triple: {one.measured_speedup:.2f}x "
-        "measured."
+        f"--drafter {one.drafter} was faster: {one.measured_speedup:.2f}x measured."
         for one in _ran(tuned.alternatives, together(tuned.grid), found.batch_size)
         if (one.measured_speedup or 0.0) > bar
     ]
 
 
-def _flag(name: str) -> str:
-    return "--lookahead auto" if name == "auto" else f"--drafter {name}"
+def _headline(tuned: Tune, found: Recommendation) -> list[str]:
+    """What to decode with, and how far the other of `auto` and a triple is behind."""
+    over = f"plain decoding (batch size {found.batch_size})"
+    triple = LookaheadConfig(*found.lookahead)
+    kind = "by the roofline" if tuned.cost.source == "roofline" else "predicted"
+    auto = "" if found.auto_speedup is None else f"{found.auto_speedup:.2f}x measured"
+    if found.keep_auto:
+        first = f"Keep auto, the default: {auto} over {over}."
+        if triple == AUTOREGRESSIVE:
+            return [first, "No fixed triple beats plain decoding here."]
+        ahead = (found.measured_speedup or 0.0) > (found.auto_speedup or 0.0)
+        close = "; it is ahead by less than timings scatter" if ahead else ""
+        return [first, f"Best fixed triple: {triple}, {speed(found, kind)}{close}."]
+    second = [f"auto, the default: {auto}."] if auto else []
+    if triple == AUTOREGRESSIVE:
+        return [f"Nothing beats {over} here: use --lookahead {triple}.", *second]
+    return [f"{triple.describe()}: {speed(found, kind)} over {over}.", *second]
 
 
 def _ran(verified: Sequence[Verified], category: str | None, size: int | None) -> list[Verified]:

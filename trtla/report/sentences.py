@@ -57,6 +57,9 @@ def _measured(comparison: Comparison, row: Row) -> str:
 def _without_arms(source: Source) -> str | None:
     match source.document:
         case Tune(recommendation=chosen):
+            if chosen.keep_auto:
+                auto = times(chosen.auto_speedup or 1.0)
+                return f"tune recommends auto, the default, with {auto} (measured)."
             w, n, g = chosen.lookahead
             ratio = chosen.measured_speedup or chosen.predicted_speedup
             kind = "measured" if chosen.measured_speedup else "predicted"

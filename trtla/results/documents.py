@@ -256,13 +256,17 @@ class Verified(Part):
 
 
 class Choice(Part):
-    """The best triple of a batch size, or of a category."""
+    """The best fixed triple of a batch size, or of a category, beside `auto`."""
 
     lookahead: Triple
     batch_size: int | None = None
     category: str | None = None
     predicted_speedup: Figure = None
     measured_speedup: Figure = None
+    auto_speedup: Figure = None
+    """Of `auto`, the default, as measured; None: it was not."""
+    keep_auto: bool = False
+    """Whether `auto` is to be kept: no triple was measured ahead of it."""
 
 
 class Recommendation(Choice):

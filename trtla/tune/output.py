@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.files import write_whole
-from trtla.results.documents import Choice, Tune, best_guesses
+from trtla.results.documents import Choice, Recommendation, Tune, best_guesses
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.tune.prediction import best, together
 
@@ -65,17 +65,17 @@ def check_preset(path: Path) -> None:
 
 
 def write_preset(tuned: Tune, path: Path) -> bool:
-    """Write the recommendation as a preset; False: no triple is ahead of plain decoding.
+    """Write the recommendation as a preset; False: nothing is ahead of plain decoding.
 
-    It must have been measured ahead, but for an engine that is still to be built: for that the
-    roofline predicts it, and the preset says so.
+    `auto` or a triple, whichever was measured ahead; for an engine that is still to be built, the
+    triple that the roofline predicts, and the preset says so.
 
     Raises:
         UsageError: the file cannot be written.
     """
     chosen = tuned.recommendation
     unmeasured = chosen.measured_speedup is None and not _by_roofline(tuned)
-    if unmeasured or chosen.lookahead == AUTOREGRESSIVE.as_tuple():
+    if not chosen.keep_auto and (unmeasured or _is_plain(chosen)):
         return False
     _write(path, preset_text(tuned), "--write")
     return True
@@ -84,11 +84,10 @@ def write_preset(tuned: Tune, path: Path) -> bool:
 def preset_text(tuned: Tune) -> str:
     """The preset, with where it comes from."""
     found = tuned.recommendation
-    triple = LookaheadConfig(*found.lookahead)
     kind = "by the roofline, not measured" if _by_roofline(tuned) else "predicted"
     lines = [
-        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {speed(found, kind)}, over "
-        "plain decoding.",
+        f"Lookahead for {tuned.engine}, batch size {found.batch_size}: {_described(found, kind)}, "
+        "over plain decoding.",
         "",
         f"  {tuned.argv}",
         "",
@@ -96,14 +95,34 @@ def preset_text(tuned: Tune) -> str:
         *(f"Batch size {one.batch_size}: {_described(one, kind)}." for one in found.by_batch_size),
         *(f"Text like {one.category}: {_described(one, kind)}." for one in found.by_category),
         "",
-        "For trtla build --config, and trtla run --config with a Hugging Face folder or an engine",
-        "that was built with this triple; with one built for more, use --request-lookahead.",
+        *(_AUTO if found.keep_auto else _FIXED),
     ]
-    text = "".join(f"# {line}".rstrip() + "\n" for line in lines)
-    return (
-        f"{text}\n# window, ngram, verification set; max_draft_len is {triple.max_draft_len}.\n"
-        f"lookahead: {list(found.lookahead)}\n"
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + _setting(found)
+
+
+_AUTO = (
+    "For every command that decodes. A build has a triple, which is the most that auto drafts.",
+)
+_FIXED = (
+    "For trtla build --config, and trtla run --config with a Hugging Face folder or an engine",
+    "that was built with this triple; with one built for more, use --request-lookahead.",
+)
+
+
+def _setting(found: Recommendation) -> str:
+    """The lines of a preset that count."""
+    triple = LookaheadConfig(*found.lookahead)
+    note = f"window, ngram, verification set; max_draft_len is {triple.max_draft_len}."
+    fixed = f"lookahead: {list(found.lookahead)}"
+    if not found.keep_auto:
+        return f"\n# {note}\n{fixed}\n"
+    return "\nlookahead: auto\n" + (
+        "" if _is_plain(found) else f"\n# The best fixed triple:\n# {fixed}\n"
     )
+
+
+def _is_plain(one: Choice) -> bool:
+    return one.lookahead == AUTOREGRESSIVE.as_tuple()
 
 
 def speed(one: Choice, kind: str = "predicted") -> str:
@@ -114,7 +133,8 @@ def speed(one: Choice, kind: str = "predicted") -> str:
 
 
 def _described(one: Choice, kind: str) -> str:
-    return f"{LookaheadConfig(*one.lookahead)}, {speed(one, kind)}"
+    auto = f"auto, {one.auto_speedup:.2f}x measured; " if one.auto_speedup else ""
+    return f"{auto}{LookaheadConfig(*one.lookahead)}, {speed(one, kind)}"
 
 
 def _by_roofline(tuned: Tune) -> bool:

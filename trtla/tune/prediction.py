@@ -27,6 +27,8 @@ class _Speeds(TypedDict):
     lookahead: Triple
     predicted_speedup: float | None
     measured_speedup: float | None
+    auto_speedup: float | None
+    keep_auto: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def recommend(rows: Sequence[GridPoint], verified: Sequence[Verified]) -> Recomm
 
     Where triples were verified, the fastest of them counts, else the best prediction; plain
     decoding where none is ahead of it by more than timings scatter. A triple of whose drafts no
-    token was accepted is never ahead, whatever the timings are.
+    token was accepted is never ahead, whatever the timings are. `auto` is kept where the triple is
+    not ahead of it by as much.
     """
     sizes = list(dict.fromkeys(row.batch_size for row in rows))
     names = [name for name in dict.fromkeys(row.category for row in rows) if name != ALL]
@@ -161,17 +164,17 @@ def _chosen(
     own = best(rows, category, size)
     predicted = {row.lookahead: row.predicted_speedup for row in own}
     idle = {row.lookahead for row in own if row.tokens_per_step == 1.0}  # it saved no step
-    measured = {
-        one.lookahead: one.measured_speedup or 0.0
-        for one in verified
-        if (one.category, one.batch_size) == (category, size) and one.lookahead
-    }
+    ran = [one for one in verified if (one.category, one.batch_size) == (category, size)]
+    measured = {one.lookahead: one.measured_speedup or 0.0 for one in ran if one.lookahead}
     plain = AUTOREGRESSIVE.as_tuple()
     speeds = {one: speed for one, speed in (measured or predicted).items() if one not in idle}
     fastest = max(speeds, key=lambda triple: speeds[triple], default=plain)
     chosen = fastest if speeds.get(fastest, 0.0) >= WORTH else plain
+    auto = next((one.measured_speedup for one in ran if one.drafter == "auto"), None)
     return {
         "lookahead": chosen,
         "predicted_speedup": predicted.get(chosen),
         "measured_speedup": measured.get(chosen),
+        "auto_speedup": auto,
+        "keep_auto": auto is not None and measured.get(chosen, 1.0) < WORTH * auto,
     }

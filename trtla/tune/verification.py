@@ -24,9 +24,9 @@ PlainSeconds = Callable[[Sequence[Sample], int], float]
 
 LEAST_ROUNDS = 3
 """Rounds that are taken in any case, if so many are wanted: a median of fewer is none."""
-LEAST_CONTENDERS = 2
+LEAST_CONTENDERS = 3
 STANDARD_CONTENDERS = 4
-"""Plain decoding and the best triple; with these, what needs no triple."""
+"""Plain decoding, the best triple and `auto`; with prompt lookup."""
 _BEST = 3
 """Triples of all categories together that are verified; beside them the best of each category."""
 _WARM_UP = 2
@@ -89,7 +89,7 @@ class Contest:
     def within(self, seconds: float, plain_s: PlainSeconds, rounds: int) -> Contest:
         """As many samples, then as many contenders as such a time is enough for.
 
-        One sample of each category, plain decoding and the best triple stay.
+        One sample of each category, plain decoding, the best triple and `auto` stay.
         """
         fitting = self
         count = max(map(len, self.groups.values()))
