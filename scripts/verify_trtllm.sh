@@ -1,14 +1,30 @@
 #!/usr/bin/env bash
-# Proves trtla on the TensorRT-LLM installed here (0.20 to 1.2, GPU of compute capability 8.0 or newer):
-# convert, build, run on both executors, compare token by token, then the contract tests on the real
-# library. Run it with the Python that has tensorrt_llm: PYTHON=python3.12 scripts/verify_trtllm.sh
-# Arguments go to scripts/verify_trtllm.py. The report is verify-trtllm/report.md.
+# Proves trtla on the TensorRT-LLM of this machine (0.20 to 1.2, GPU of compute capability 8.0 or newer):
+#   scripts/verify_trtllm.sh [--docker IMAGE] [--stand-in] [--work-dir DIR] [--only STEP,...]
+# It needs no trtla: it makes an environment of its own on top of PYTHON (python3). With --docker it runs
+# in a container, such as nvcr.io/nvidia/tensorrt-llm/release:1.2.1; with --stand-in against the
+# stand-in of tests/contract, without a GPU. Steps do not depend on each other, and all of them run.
+# The results are report.md and verify-trtllm.tar.gz in the work folder, verify-trtllm. The last line is
+# PASS, PASS (rounding only) or FAIL and the steps; the exit code is 0, 3 or 1.
 set -eu
 cd "$(dirname "$0")/.."
-PYTHON="${PYTHON:-python3}"
-if ! "$PYTHON" -c 'import trtla' 2>/dev/null; then
-    echo "==> installing trtla into $("$PYTHON" --version) with what its tests need"
-    "$PYTHON" -m pip install -e . 'pytest>=8.3,<10' 'pytest-timeout>=2.3,<3' 'hypothesis>=6.100,<7'
+
+if [ "${1:-}" = --docker ]; then
+    [ $# -ge 2 ] || { echo "error: --docker needs an image" >&2; exit 2; }
+    image="$2"
+    shift 2
+    set -- docker run --rm --gpus all --ipc=host --ulimit memlock=-1 -v "$PWD":/w -w /w "$image" \
+        bash scripts/verify_trtllm.sh "$@"
+    printf '$ %s\n' "$*" >&2
+    command -v docker >/dev/null 2>&1 || { echo "error: docker was not found" >&2; exit 1; }
+    exec "$@"
 fi
-"$PYTHON" scripts/verify_trtllm.py "$@"
-"$PYTHON" -m pytest tests/contract -m trtllm -q
+
+PYTHON="${PYTHON:-python3}"
+if ! command -v "$PYTHON" >/dev/null 2>&1; then
+    echo "error: $PYTHON was not found" >&2
+    echo "hint: name the Python that has tensorrt_llm, e.g. PYTHON=python3.12 $0" >&2
+    echo "FAIL environment"
+    exit 1
+fi
+exec "$PYTHON" scripts/verify_trtllm "$@"

@@ -1,74 +1,126 @@
-"""scripts/verify_trtllm.py on the stand-in: the report, and what counts as a failure."""
+"""scripts/verify_trtllm.sh: what it leaves behind when steps fail, and what counts as equal.
+
+CI runs all its steps against the stand-in.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import shutil
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from tests.cli.conftest import trtla
 from trtla.llm.llm import Completion
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_trtllm.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "verify_trtllm.sh"
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("verify_trtllm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["verify_trtllm"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def verify(script: Path, *flags: object, **variables: str) -> tuple[int, str]:
+    """Exit code and the last line of stdout."""
+    done = subprocess.run(
+        ["bash", str(script), *map(str, flags)],
+        env={**os.environ, "PYTHON": sys.executable, **variables},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout.splitlines()[-1]
 
 
-def in_this_process(command: list[str], **_: object) -> SimpleNamespace:
-    """What `python -m trtla ...` does, without a new interpreter for each of six commands."""
-    assert command[:3] == [sys.executable, "-m", "trtla"]
-    ran = trtla(*command[3:])
-    return SimpleNamespace(returncode=ran.code, stdout=ran.out)
+def named(bundle: Path) -> list[str]:
+    with tarfile.open(bundle) as opened:
+        return opened.getnames()
 
 
-@pytest.mark.usefixtures("standin", "fake_gpu")
-def test_it_reports_equal_texts(
-    script: ModuleType,
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ["--work-dir", tmp_path, "--model-dir", tiny_model, "--lookahead", "4,4,4"]
-    flags += ["--max-output-len", "12", "--device", "cpu", "--torch-dtype", "float32"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, flags)])
-    monkeypatch.setattr(script, "subprocess", SimpleNamespace(PIPE=None, run=in_this_process))
-    assert script.main() == 0
-    assert capsys.readouterr().out == f"equal; wrote {tmp_path / 'report.md'}\n"
+def test_a_copy_on_a_fresh_machine_installs_what_it_needs(tmp_path: Path) -> None:
+    """Without a network that fails, and is told: trtla is not taken from the working directory."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "scripts", copy / "scripts")
+    shutil.copytree(ROOT / "trtla", copy / "trtla", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    asked = ("--work-dir", tmp_path / "work")
+    code, last = verify(copy / "scripts" / "verify_trtllm.sh", *asked, PIP_NO_INDEX="1")
+    assert code == 1
+    assert last.startswith("FAIL environment machine float16 ")
+    log = (tmp_path / "work" / "logs" / "environment.log").read_text()
+    assert "pip install" in log
+    assert "'.[serve]'" in log or ".[serve]" in log
+    assert "pytest-timeout" in log
+    report = (tmp_path / "work" / "report.md").read_text()
+    assert "| float16 | not run |" in report
+    assert "No matching distribution" in report, "what pip says is in the report"
+    assert "verify-trtllm/report.md" in named(tmp_path / "work" / "verify-trtllm.tar.gz")
+
+
+def test_a_step_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
+    asked = ("--stand-in", "--work-dir", tmp_path, "--only", "machine,sampling,fp8")
+    code, last = verify(SCRIPT, *asked, TENSORRT_LLM_STANDIN_GPU="7.5")
+    assert (code, last) == (1, "FAIL sampling")
     report = (tmp_path / "report.md").read_text()
-    assert report.count(" | yes | - | - |") == 12
-    assert "`trtla build " in report
+    assert "Result: FAIL sampling" in report
+    assert "compute capability 7.5 is below 8.0" in report, "its stderr is in the report"
+    assert "| fp8 | skipped |" in report
     assert '"schema_version"' in report, "the machine is described"
+    found = named(tmp_path / "verify-trtllm.tar.gz")
+    for name in ("doctor.json", "pip-freeze.txt", "logs/sampling.log", "logs/machine.log"):
+        assert f"verify-trtllm/{name}" in found
 
 
+def test_the_container_runs_the_same_script(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$@"\n')
+    docker.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    _, line = verify(SCRIPT, "--docker", "some/image:1", "--only", "machine", PATH=path)
+    assert line.startswith("run --rm --gpus all --ipc=host --ulimit memlock=-1 -v ")
+    assert line.endswith("some/image:1 bash scripts/verify_trtllm.sh --only machine")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.with_suffix(""))
+
+
+def module(name: str) -> ModuleType:
+    import importlib
+
+    return importlib.import_module(name)
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("output_ids", "margin", "good", "equal"),
-    [([5, 6, 7], 1.0, True, True), ([5, 9, 7], 0.01, True, False), ([5, 9, 7], 0.4, False, False)],
+    ("words", "verdict"),
+    [
+        (["pass", "skipped"], ("PASS", 0)),
+        (["pass", "rounding"], ("PASS (rounding only)", 3)),
+        (["rounding", "fail", "not run"], ("FAIL b c", 1)),
+    ],
+)
+def test_the_verdict_is_one_line(words: list[str], verdict: tuple[str, int]) -> None:
+    outcome = module("running").Outcome
+    found = [outcome(name, word) for name, word in zip("abc", words, strict=False)]
+    assert module("report").verdict(found) == verdict
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("output_ids", "margin", "code"),
+    [([5, 6, 7], 1.0, 0), ([5, 9, 7], 0.01, 3), ([5, 9, 7], 0.4, 1), ([5, 6], 0.01, 1)],
 )
 def test_only_a_parting_at_a_near_tie_is_rounding(
-    script: ModuleType, output_ids: list[int], margin: float, good: bool, equal: bool
+    output_ids: list[int], margin: float, code: int
 ) -> None:
     triple = LookaheadConfig(1, 1, 0)
     plain = Completion(
         0, None, (1,), (5, 6, 7), None, "length", triple, RequestStats(), (9.0, margin, 9.0)
     )
-    report = script.Report()
-    ours = {"index": 0, "output_ids": output_ids, "tokens_per_step": 1.0}
-    ours |= {"text": None, "finish_reason": "length"}
-    assert script._row(report, "lookahead", ours, plain) is good
-    assert report.equal is equal
-    assert (f"{margin:.4f}" in report.lines[0]) is not equal
+    found, cells = module("texts").judged((output_ids, None, "length", 1.0), plain, 0.05)
+    assert found == code
+    assert (f"{margin:.4f}" in cells) is (code != 0 and len(output_ids) == 3)

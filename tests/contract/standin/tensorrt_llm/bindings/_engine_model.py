@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ class EngineModel:
         self._model = _empty(config)
         self._model.load_state_dict(_state(config, ranks, tp_size))
         self._model.eval()
+        self._noise = torch.Generator().manual_seed(0)
 
     def logits(self, rows: list[list[int]]) -> torch.Tensor:
         """[rows, tokens, vocabulary] of sequences of one length."""
         with torch.no_grad():
             result: torch.Tensor = self._model(torch.tensor(rows), use_cache=False).logits
+        if noise := float(os.environ.get("TENSORRT_LLM_STANDIN_NOISE") or 0):
+            result += noise * (2 * torch.rand(result.shape, generator=self._noise) - 1)
         return result
 
 
