@@ -63,6 +63,15 @@ def test_the_headline_is_the_geometric_mean_over_tasks(tmp_path: Path) -> None:
     assert "measured: +12 MB" in said
 
 
+def test_bench_is_shown_with_what_the_executor_says_of_itself(tmp_path: Path) -> None:
+    said = "torch on cpu, int8 on Q4_1 weights, compiled"
+    found = documents.bench()
+    rows = [row | {"executor": said} for row in found["rows"]]
+    text = text_of(made(tmp_path, {"bench.json": {**found, "rows": rows}}))
+    assert f"llama, {said}, 2 threads, batch 1, greedy" in text
+    assert "float32" not in text
+
+
 def test_the_page_keeps_auto_where_tune_did(tmp_path: Path) -> None:
     found = {**documents.tune(), "verified": [], "alternatives": []}
     found["recommendation"] |= {"keep_auto": True, "auto_speedup": 3.1}

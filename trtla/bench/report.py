@@ -106,7 +106,7 @@ def _title(cell: Cell) -> str:
     length = f", prompts of {cell.prompt_len} tokens" if cell.prompt_len else ""
     return (
         f"**{cell.category}, {filters}, batch {cell.batch_size}** "
-        f"({cell.device}, {cell.dtype}, {counted(cell.threads, 'thread')}{length})"
+        f"({cell.executor}, {counted(cell.threads, 'thread')}{length})"
     )
 
 

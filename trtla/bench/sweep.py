@@ -219,6 +219,7 @@ class _Bench:
                 category=chosen.category,
                 top_k=top_k,
                 top_p=top_p,
+                executor=self._opened.llm.description,
             )
             yield cell, fit(self._encoded(chosen, filters), length, self._opened.room)
 

@@ -93,11 +93,10 @@ def measures(source: Source) -> list[Measure]:
 def _of_bench(number: int, model: str, row: BenchRow) -> Measure:
     filters = filters_text(row.temperature, row.top_k, row.top_p)
     sampling = GREEDY if row.temperature == 0 else filters
+    place = (row.executor, "") if row.executor else (row.device, row.dtype)
     return Measure(
         number,
-        Conditions(
-            model, row.device, row.dtype, row.batch_size, sampling, row.threads, row.prompt_len
-        ),
+        Conditions(model, *place, row.batch_size, sampling, row.threads, row.prompt_len),
         short(row.arm),
         row.setting,
         row.category,

@@ -38,6 +38,8 @@ class Cell(Part):
     category: str
     top_k: int = 0
     top_p: FiniteFloat = 1.0
+    executor: str | None = None
+    """What runs our engine, in its own words: library, device, arithmetic."""
 
 
 class BenchRow(Cell):
