@@ -15,8 +15,11 @@ from tests.contract.conftest import Standin
 from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build
+from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_limits import BuildSettings
+from trtla.trtllm.int4_order import order_is_right
 from trtla.trtllm.library import REMOVED
+from trtla.trtllm.rules import weight_only_on
 
 RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(
@@ -101,6 +104,42 @@ def test_integer_weights_are_refused_on_data_center_blackwell(
     assert not (tmp_path / "engine").exists()
     with pytest.raises(RuntimeError, match="not supported on SM 100"):
         standin_engines.build(standin, source, tmp_path / "theirs", (1, 1, 0))
+
+
+@pytest.mark.parametrize("fake_gpu", ["12.0", "12.1"], indirect=True)
+@pytest.mark.parametrize("dtype", ["w4a16_awq", "w8a16"])
+def test_int4_weights_in_another_order_than_the_kernels_read_are_refused(
+    dtype: str,
+    integer_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GeForce Blackwell reads the order of 8.0; the installed function is asked for both."""
+    source = convert(integer_model, tmp_path / "ckpt", dtype=dtype)
+    order_is_right.cache_clear()
+    assert build(source, tmp_path / "right", PLAIN).backend == "tensorrt-llm"
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_INT4_ORDER", "by capability")
+    order_is_right.cache_clear()
+    if dtype == "w8a16":
+        assert build(source, tmp_path / "wrong", PLAIN).backend == "tensorrt-llm"
+        return
+    with pytest.raises(UsageError, match="orders W4A16_AWQ weights") as caught:
+        build(source, tmp_path / "wrong", PLAIN)
+    assert "--backend torch" in str(caught.value.hint)
+    order_is_right.cache_clear()
+
+
+def test_where_the_order_cannot_be_asked_it_is_told(
+    integer_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = convert(integer_model, tmp_path / "ckpt", dtype="w4a16_awq")
+    config = CheckpointConfig.model_validate_json((source / "config.json").read_text())
+    order_is_right.cache_clear()
+    monkeypatch.setattr("tensorrt_llm.quantization.functional.preprocess_weights_for_mixed_gemm", 0)
+    found = weight_only_on(config, (12, 0))
+    order_is_right.cache_clear()
+    assert found.word == "unverified"
+    assert "compute capability 12.0" in found.reason
 
 
 def test_integer_weights_of_padded_sizes_are_refused(

@@ -14,6 +14,7 @@ from trtla.formats.compiled import stage_problems
 from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
 from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
+from trtla.trtllm.int4_order import is_affected, order_is_right
 from trtla.trtllm.library import known_trouble
 
 MIN_CAPABILITY = (8, 0)
@@ -141,10 +142,29 @@ def weight_only_sizes(config: CheckpointConfig) -> Verdict:
 def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> Verdict:
     """A model's integer weights on a GPU; builder.py refuses them on data center Blackwell."""
     algorithm = config.quantization.quant_algo
-    if algorithm not in WEIGHT_ONLY or capability is None or capability[0] not in (10, 11):
+    if algorithm not in WEIGHT_ONLY or capability is None:
         return _YES
+    if capability[0] in (10, 11):
+        return Verdict(
+            False, f"compute capability {show(capability)} has no kernels for {algorithm} weights"
+        )
+    if algorithm == "W4A16_AWQ" and is_affected(capability):
+        return _awq_order(capability)
+    return _YES
+
+
+def _awq_order(capability: Capability) -> Verdict:
+    right, shown = order_is_right(capability), show(capability)
+    if right:
+        return _YES
+    if right is None:
+        return Verdict(
+            None, f"whether W4A16_AWQ weights are ordered rightly for compute capability {shown}"
+        )
     return Verdict(
-        False, f"compute capability {show(capability)} has no kernels for {algorithm} weights"
+        False,
+        f"this TensorRT-LLM orders W4A16_AWQ weights for compute capability {shown} otherwise than "
+        "its kernels read them: its texts would be wrong",
     )
 
 
@@ -190,7 +210,7 @@ def check_trtllm(
     blocks = weight_types(config)
     if blocks.allowed is False:
         raise UsageError(blocks.reason, f"{_PLAIN}, or {_TORCH}")
-    _check_weight_only(config, capability)
+    notes += _check_weight_only(config, capability)
     rope = rope_scaling(config.rope_type)
     if rope.allowed is False:
         raise UsageError(rope.reason, _TORCH)
@@ -219,7 +239,7 @@ def _check_gpu(config: CheckpointConfig, capability: Capability | None) -> None:
         )
 
 
-def _check_weight_only(config: CheckpointConfig, capability: Capability | None) -> None:
+def _check_weight_only(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:
     """Integer weights: sizes, activations and the GPU."""
     algorithm, half = config.quantization.quant_algo, activations(config.dtype)
     if algorithm not in WEIGHT_ONLY:
@@ -229,6 +249,8 @@ def _check_weight_only(config: CheckpointConfig, capability: Capability | None) 
     for verdict in (weight_only_sizes(config), weight_only_on(config, capability)):
         if verdict.allowed is False:
             raise UsageError(verdict.reason, f"convert the model with another --dtype, or {_TORCH}")
+        if verdict.allowed is None:
+            yield f"not verified: {verdict.reason}"
 
 
 def _check_lookahead(config: CheckpointConfig, capability: Capability | None) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Quantisation; TensorRT-LLM quantization. The stand-in has the order of integer weights alone."""
