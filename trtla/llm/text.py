@@ -14,6 +14,7 @@ from trtla.errors import PromptTooLong, UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.hf import load_tokenizer
+from trtla.llm.templates import TemplateProcess, is_usual
 from trtla.llm.text_stream import TextStream
 from trtla.llm.token_lengths import TokenLengths, token_lengths
 from trtla.settings.fields import check_text
@@ -26,6 +27,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used."""
         self._folder = folder
+        self._apart: TemplateProcess | None = None
         self._plain = open_tokenizer_json(folder)
         if self._plain is None:
             _ = self.inner  # a folder that cannot be used is reported now
@@ -126,15 +128,29 @@ class Tokenizer:
         if not self.has_chat_template:
             raise no_chat_template(self._folder)
         try:
-            text = self.inner.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            text = self._rendered(list(messages))
         except Exception as error:  # jinja2's, and whatever a template raises
             raise UsageError(
                 f"the model's chat template fails: {first_line(error)}",
                 "give messages that it takes, or go on without it: --no-chat, in a chat /chat off",
             ) from None
         return str(text)
+
+    def _rendered(self, messages: list[Any]) -> Any:
+        if self._apart is not None and is_usual(self.inner):
+            return self._apart.render(messages)
+        return self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def render_apart(self, most_s: float) -> TemplateProcess:
+        """Have a process of its own fill the chat template in from now on; the caller closes it.
+
+        Args:
+            most_s: seconds after which a conversation is given up.
+        """
+        self._apart = TemplateProcess(
+            lambda: (self.inner.chat_template, self.inner.special_tokens_map), most_s
+        )
+        return self._apart
 
     def prompt_ids(self, prompt: str | Messages, most: int | None = None) -> tuple[int, ...]:
         """Ids of a text, or of messages in the chat template, which brings its special tokens.

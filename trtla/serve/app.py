@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from trtla.api.answers import Labels, Writer
 from trtla.api.asking import chat_answers, check_name, completion_answers
 from trtla.api.body_errors import body_error
-from trtla.api.errors import ApiError
+from trtla.api.errors import ApiError, unavailable
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
 from trtla.llm.answer import Answer
 from trtla.llm.request_maker import RequestMaker
-from trtla.serve.generation import Model
+from trtla.serve.generation import CHAT, TEXTS, Model
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import Answering, error_response, while_there
@@ -106,6 +106,8 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def health() -> dict[str, str]:
         if not model.ready:
             raise model.absence()
+        if model.is_stuck:
+            raise unavailable("requests are not being made ready; start the server again", "stuck")
         return {"status": "ok"}
 
     @app.get("/version")
@@ -179,7 +181,7 @@ async def _answer(
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
-    lane = "chat" if isinstance(body, ChatBody) else "texts"
+    lane = CHAT if isinstance(body, ChatBody) else TEXTS
     if len(await request.body()) > _LONG:
         lane = f"long-{lane}"
     work = model.generate(prepare, count, lane, not body.stream)

@@ -13,10 +13,14 @@ from trtla.errors import TrtlaError
 from trtla.llm.answer import Answer, Chunk
 from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
+from trtla.llm.templates import TemplateProcess
 from trtla.runtime.request import Output
 from trtla.serve.engine import NewEngine
 from trtla.serve.metrics import Metrics
 from trtla.serve.preparing import Preparing
+
+CHAT, TEXTS = "chat", "texts"
+"""Lanes of requests that are being made ready."""
 
 
 class Generation:
@@ -151,6 +155,7 @@ class Model:
         self._waiting: dict[int, Generation] = {}
         self._reserved = 0
         self._preparing = Preparing()
+        self._templates: TemplateProcess | None = None
 
     def _post(self, events: Sequence[Event]) -> None:
         """From the engine's thread to the loop, once a step."""
@@ -173,7 +178,22 @@ class Model:
                 del self._waiting[request_id]
         if not events:
             self.changed.set()
+            self._set_up()
             self._release_all()
+
+    def _set_up(self) -> None:
+        """Once there is a tokenizer: its template is a program of the model's, and may not end."""
+        if self.engine.state != "ready" or self._templates is not None:
+            return
+        tokenizer = self.engine.llm.tokenizer
+        if tokenizer is not None:
+            self._templates = apart = tokenizer.render_apart(min(_RENDERING_S, self.timeout_s / 2))
+
+            def start() -> None:
+                if tokenizer.has_chat_template:
+                    apart.start()
+
+            self._preparing.submit(CHAT, start)
 
     def _release_all(self) -> None:
         """Where the model has ended, nobody may wait for it."""
@@ -275,6 +295,19 @@ class Model:
         """End the thread after its step; waits for that."""
         self.engine.stop(_LONGEST_STEP_S)
         self._preparing.stop()
+        if self._templates is not None:
+            self._templates.close()
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a thread makes a request ready, be it one that nobody waits for any more."""
+        return self._preparing.busy_s > 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a request is being made ready for longer than it may take."""
+        return self._preparing.busy_s > self.timeout_s
 
 
 _LONGEST_STEP_S = 30.0
+_RENDERING_S = 10.0  # for a conversation in the chat template

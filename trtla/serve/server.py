@@ -124,7 +124,7 @@ def serve(
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
-    if service.server.force_exit:  # neither the step that runs nor anything else is waited for
+    if service.server.force_exit or service.model.is_preparing:  # nothing of that is waited for
         os._exit(code)
     return code
 

@@ -1,0 +1,136 @@
+"""Chat templates that do not end, take all memory or fail: they cost one request, no server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import httpx
+import pytest
+
+from tests.chat_templates import CHATML, LLAMA_3, NO_SYSTEM, with_template
+from tests.serve.conftest import SHIPPED, serving
+from tests.serve.test_flight import SHORT, until
+from tests.serve.test_refusals import refused
+from trtla import LLM
+from trtla.llm.text import Tokenizer
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HUNGRY = "{% set a = 'a' * 9999999999 %}{{ a }}"
+LONG_TEXT = "{{ 'a' * 40000000 }}"
+SAYING = "{{ raise_exception('not today') }}"
+FILLING = "{% if messages[0]['content'] == 'x' %}" + ENDLESS + "{% endif %}fine"
+HELLO = [{"role": "user", "content": "hello"}]
+TALK = [*HELLO, {"role": "assistant", "content": "日本 \n"}, {"role": "user", "content": " b "}]
+
+
+def opened(tmp_path, template):
+    return partial(LLM, with_template(SHIPPED, tmp_path, template), max_batch_size=2)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA_3, NO_SYSTEM])
+def test_another_process_renders_as_this_one(tmp_path, template):
+    tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, template))
+    known = tokenizer.chat_text(TALK)
+    apart = tokenizer.render_apart(60)
+    try:
+        assert [tokenizer.chat_text(TALK) for _ in range(3)] == [known] * 3
+    finally:
+        apart.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (HUNGRY, "it takes too much memory"),
+        (LONG_TEXT, "it makes a text of 40000000 characters"),
+        (SAYING, "not today"),
+    ],
+    ids=["hungry", "long", "saying"],
+)
+def test_a_template_that_fails_costs_one_request(tmp_path, template, said):
+    with serving(opened(tmp_path, template)) as served:
+        for _ in range(2):
+            assert said in refused(served.chat(messages=HELLO, max_tokens=1), 400, "messages")
+        assert served.complete(**SHORT).status_code == 200
+        assert served.http.get("/health").status_code == 200
+
+
+def test_after_a_conversation_that_does_not_end_others_do(tmp_path):
+    with serving(opened(tmp_path, FILLING), request_timeout=3) as served:
+        for text, status in (("x", 400), ("a", 200), ("x", 400), ("a", 200)):
+            asked = [{"role": "user", "content": text}]
+            answer = served.chat(messages=asked, max_tokens=1)
+            assert answer.status_code == status
+            assert ("it took more than 1.5 s" in answer.text) == (status == 400)
+        assert served.complete(**SHORT).status_code == 200
+        assert served.http.get("/health").status_code == 200
+
+
+def test_a_renderer_that_is_killed_is_started_again(tmp_path):
+    with serving(opened(tmp_path, CHATML)) as served:
+        assert served.chat(messages=HELLO, max_tokens=1).status_code == 200
+        apart = served.service.model._templates
+        first = apart._process.pid
+        os.killpg(first, signal.SIGKILL)
+        asked = [served.chat(messages=HELLO, max_tokens=1).status_code for _ in range(2)]
+        assert asked[-1] == 200
+        second = apart._process.pid
+        assert second != first
+    for one in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(one, 0)
+
+
+def test_a_server_ends_while_a_template_does_not(tmp_path):
+    folder = with_template(SHIPPED, tmp_path, ENDLESS)
+    command = [sys.executable, "-m", "trtla", "serve", "-m", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(one for one in process.stderr if "listens on" in one)
+        with httpx.Client(base_url=line.split()[3].rstrip(","), timeout=60) as http:
+            body = {"messages": HELLO, "max_tokens": 1}
+            with pytest.raises(httpx.TimeoutException):
+                http.post("/v1/chat/completions", json=body, timeout=2)
+            assert http.post("/v1/completions", json=SHORT).status_code == 200
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
+STUCK = """
+import sys, threading
+from trtla.cli import main
+from trtla.llm.text import Tokenizer
+encode = Tokenizer.encode
+def stuck(self, text, **more):
+    if text == "stuck":
+        threading.Event().wait()
+    return encode(self, text, **more)
+Tokenizer.encode = stuck
+sys.exit(main())
+"""
+
+
+def test_a_request_that_is_never_ready_holds_up_neither_health_nor_the_end(tmp_path):
+    """What it is that does not end is made up: a text that is encoded for ever."""
+    source = ["-c", STUCK, "serve", "-m", str(SHIPPED), "--port", "0", "--request-timeout", "2"]
+    process = subprocess.Popen([sys.executable, *source], stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(one for one in process.stderr if "listens on" in one)
+        with httpx.Client(base_url=line.split()[3].rstrip(","), timeout=60) as http:
+            assert http.get("/health").status_code == 200
+            asked = http.post("/v1/completions", json={"prompt": "stuck"})
+            assert refused(asked, 504, code="request_timeout")
+            until(lambda: http.get("/health").status_code == 503)
+            assert http.get("/health").json()["error"]["code"] == "stuck"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    finally:
+        process.kill()
+        process.stderr.close()

@@ -1,0 +1,196 @@
+"""Fills chat templates in, in a process of its own: they are programs, which come with a model.
+
+The process that is started reads the template and forks one that renders. That one ends itself when
+a template takes too long or too much memory, and is forked anew: nobody waits for imports again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+Template = tuple[Any, dict[str, Any]]
+"""What transformers calls `chat_template`, and its `special_tokens_map`."""
+_MOST_BYTES = 1 << 30  # of memory, for one conversation
+_MOST_TEXT = 1 << 25  # characters; more is longer than any context
+_LENGTH = 8  # bytes of the number in front of what is sent
+_AGAIN = 3  # the exit code of a renderer that wants a successor
+
+
+class TemplateFailed(Exception):
+    """A template raised something, or did not end in its time; the text says which."""
+
+
+def is_usual(tokenizer: Any) -> bool:
+    """Whether a tokenizer of transformers fills templates in as most do, by Jinja."""
+    from transformers import PreTrainedTokenizerBase
+
+    usual = PreTrainedTokenizerBase.apply_chat_template
+    return getattr(type(tokenizer), "apply_chat_template", None) is usual
+
+
+class TemplateProcess:
+    """One template, for any number of threads.
+
+    Args:
+        template: called when the process starts, at the latest when it is first needed.
+        most_s: seconds after which a conversation is given up.
+    """
+
+    def __init__(self, template: Callable[[], Template], most_s: float) -> None:
+        self._template, self._most_s = template, most_s
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Have the process ready before it is needed."""
+        with self._lock:
+            self._started()
+
+    def render(self, messages: list[Any]) -> str:
+        """A conversation as text.
+
+        Raises:
+            TemplateFailed: the template fails, or takes too long.
+        """
+        with self._lock:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                _write(process.stdin.fileno(), messages)
+                answer = _read(process.stdout.fileno())
+            except (EOFError, OSError):
+                self._end()
+                raise TemplateFailed("the process that fills it in has ended") from None
+        if "error" in answer:
+            raise TemplateFailed(answer["error"])
+        return str(answer["text"])
+
+    def close(self) -> None:
+        """End the process, for good; whoever waits for it is told."""
+        self._is_closed, process = True, self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with self._lock:
+            self._end()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise TemplateFailed("nothing is asked any more")
+        if self._process is None:
+            path = f"import sys; sys.path[:] = {sys.path!r}"
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"{path}; from {__name__} import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # a terminal's Ctrl-C is not for it
+            )
+            assert process.stdin is not None
+            self._process = process
+            with suppress(OSError):  # then it has ended, and whoever asks it is told
+                _write(process.stdin.fileno(), [*self._template(), self._most_s])
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the one that renders, too
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def main() -> None:
+    """Fork renderers until nobody asks any more."""
+    from transformers import PreTrainedTokenizerBase
+
+    template, names, seconds = _read(0)
+    base: Any = PreTrainedTokenizerBase
+    tokenizer = base(**names, chat_template=template)
+    while True:
+        child = os.fork()
+        if not child:
+            _render_all(tokenizer, seconds)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == -signal.SIGALRM:  # that is armed while it renders only
+            _write(1, {"error": f"it took more than {seconds:g} s"})
+        elif status != _AGAIN:
+            return
+
+
+def _render_all(tokenizer: Any, seconds: float) -> None:
+    """Answer conversations until there are no more; ends this process."""
+    code = 1
+    try:
+        _limit_memory()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        while code != _AGAIN:
+            messages = _read(0)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            answer = _rendered(tokenizer, messages)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            code = _AGAIN if answer.pop("full", False) else code
+            _write(1, answer)
+    except (EOFError, OSError):
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _rendered(tokenizer: Any, messages: list[Any]) -> dict[str, Any]:
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text.encode()
+        if len(text) > _MOST_TEXT:
+            return {"error": f"it makes a text of {len(text)} characters"}
+        return {"text": text}
+    except MemoryError:
+        return {"error": "it takes too much memory", "full": True}
+    except Exception as error:  # jinja2's, and whatever a template raises
+        return {"error": str(error)}
+
+
+def _limit_memory() -> None:
+    """Let this process take so much more than it has."""
+    with suppress(FileNotFoundError), open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + _MOST_BYTES,) * 2)
+
+
+def _write(pipe: int, data: Any) -> None:
+    text = json.dumps(data).encode()
+    left = memoryview(len(text).to_bytes(_LENGTH, "big") + text)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _read(pipe: int) -> Any:
+    """What was written; raises `EOFError` where the other side has ended."""
+    return json.loads(_bytes(pipe, int.from_bytes(_bytes(pipe, _LENGTH), "big")))
+
+
+def _bytes(pipe: int, count: int) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        part = os.read(pipe, min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
