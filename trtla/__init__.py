@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.errors import CheckFailed, TrtlaError, TrtlaWarning, UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig, max_draft_len
 from trtla.settings.sampling import BeamSettings, SamplingParams
@@ -27,6 +27,7 @@ __all__ = [
     "LookaheadConfig",
     "SamplingParams",
     "TrtlaError",
+    "TrtlaWarning",
     "UsageError",
     "__version__",
     "max_draft_len",

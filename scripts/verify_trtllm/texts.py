@@ -161,7 +161,7 @@ def compare(
 def judged(row: Any, plain: Completion, rounding: float) -> tuple[int, list[str]]:
     """0: equal; 3: parts at a near tie; 1: parts elsewhere. And the last cells of its line."""
     ids, text, reason, _ = row
-    ours = replace(plain, output_ids=tuple(ids), text=text, finish_reason=reason)
+    ours = replace(plain, token_ids=tuple(ids), text=text or "", finish_reason=reason)
     found = divergence(ours, plain)
     if found is None:
         return 0, ["yes", "-", "-"]

@@ -119,7 +119,7 @@ def test_only_a_parting_at_a_near_tie_is_rounding(
 ) -> None:
     triple = LookaheadConfig(1, 1, 0)
     plain = Completion(
-        0, None, (1,), (5, 6, 7), None, "length", triple, RequestStats(), (9.0, margin, 9.0)
+        0, None, (1,), (5, 6, 7), "", "length", triple, RequestStats(), (9.0, margin, 9.0)
     )
     found, cells = module("texts").judged((output_ids, None, "length", 1.0), plain, 0.05)
     assert found == code

@@ -55,7 +55,7 @@ def record(
     outputs = run(executor, [replace(asked, watch=watch)])[asked.request_id]
     last = outputs[-1]
     completion = Completion(
-        0, None, asked.input_ids, tuple(tokens_of(outputs)), None, last.finish_reason,
+        0, None, asked.input_ids, tuple(tokens_of(outputs)), "", last.finish_reason,
         last.stats.lookahead, last.stats,
     )  # fmt: skip
     steps = tuple(watch.recorders[0].steps)

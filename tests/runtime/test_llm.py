@@ -178,7 +178,7 @@ def test_without_tokenizer_files_ids_go_in_and_out(tiny_llama, tmp_path, llm):
     ids = llm.tokenizer.encode(PROMPTS[0])
     with LLM(folder, dtype="float32") as bare:
         (done,) = bare.generate([ids], SamplingParams(max_output_len=12))
-        assert (done.text, done.input_text) == (None, None)
+        assert (done.text, done.input_text) == ("", None)
         assert done.output_ids == llm.generate(ids, SamplingParams(max_output_len=12))[0].output_ids
         assert done.pieces == ()
         with pytest.raises(UsageError, match="no tokenizer files"):

@@ -210,7 +210,7 @@ def _completion(prompt: Ids, output: Ids, output_len: int) -> Completion:
     steps = max(len(output) - 1, 0)
     stats = RequestStats(drafter=NO_DRAFTER.name, steps=steps, fed=None, drafted=None)
     reason: FinishReason = "end_id" if len(output) < output_len else "length"
-    return Completion(0, None, prompt, output, None, reason, AUTOREGRESSIVE, stats)
+    return Completion(0, None, prompt, output, "", reason, AUTOREGRESSIVE, stats)
 
 
 def score(side: Measured, tokenizer: PreTrainedTokenizerBase, articles: Sequence[Article]) -> None:

@@ -56,7 +56,7 @@ class Transcript:
     def _json_line(self, chunk: Chunk) -> None:
         line = {
             "index": chunk.index,
-            "text": chunk.text,
+            "text": None if chunk.pieces is None else chunk.text,
             "token_ids": list(chunk.token_ids),
             "accepted": chunk.accepted,
             "finish_reason": chunk.completion.finish_reason if chunk.completion else None,
@@ -96,7 +96,7 @@ class Transcript:
         self._table(decoded, plain)
 
     def _output(self, completion: Completion) -> str:
-        if completion.text is None:
+        if completion.input_text is None:  # no tokenizer
             return " ".join(map(str, completion.output_ids))
         return self._colour(completion.pieces)
 

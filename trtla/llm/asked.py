@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -127,13 +128,13 @@ def _is_ids(value: object) -> bool:
 
 def asked(
     prompts: object,
-    sampling: object,
-    lookahead: object,
-    drafter: object,
-    expected_output: object,
-    names: object,
-    logprobs: object,
-    private: object,
+    sampling: object = None,
+    lookahead: object = None,
+    drafter: object = None,
+    expected_output: object = None,
+    names: object = None,
+    logprobs: object = None,
+    private: object = False,
 ) -> list[Asked]:
     """Every prompt with its own settings; the arguments are those of `LLM.generate`.
 
@@ -194,5 +195,13 @@ def warn_unread(given: Iterable[str]) -> None:
         warnings.warn(
             f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
             TrtlaWarning,
-            stacklevel=4,
+            stacklevel=_level(),
         )
+
+
+def _level() -> int:
+    """How far from who calls this the first caller outside of trtla is, as warnings count."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("trtla."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
 from trtla.llm.asked import asked, check_opened_with, warn_unread
@@ -161,6 +162,9 @@ class LLM(RequestMaker):
     ) -> list[Completion]:
         """Answer all prompts in one in-flight batch; completions in the order of the prompts.
 
+        Of a prompt whose sampling has `n` above 1 there are `n` completions, one behind the other:
+        `completion.index` is the prompt's place, `completion.choice` that among its texts.
+
         Args:
             prompts: one prompt or several. A prompt is a text, a list of token ids, or a
                 conversation: a list of messages `{"role": "user", "content": "..."}`, rendered by
@@ -190,7 +194,7 @@ class LLM(RequestMaker):
             logprobs=logprobs, private=private, margins=margins, names=names,
         )  # fmt: skip
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
-        return sorted(done, key=lambda completion: completion.index)
+        return sorted(done, key=attrgetter("index", "choice"))
 
     @named_arguments(SamplingParams, DrafterSettings)
     def stream(
@@ -209,13 +213,22 @@ class LLM(RequestMaker):
     ) -> Iterator[Chunk]:
         """Like `generate`, but yields what each step brings; checks come first. `watch` looks at
         every prompt's drafts; on torch engines only."""
-        given = (prompts, sampling, lookahead, drafter, expected_output, names, logprobs, private)
-        each = asked(*given)
-        answers = [self.answer(index, one, margins, watch) for index, one in enumerate(each)]
+        answers = self._answers(
+            prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
+            logprobs=logprobs, private=private, margins=margins, names=names, watch=watch,
+        )  # fmt: skip
+        return self._run({answer.request.request_id: answer for answer in answers})
+
+    def _answers(
+        self, *prompts: object, margins: bool = False, watch: DrafterWatch | None = None, **how: Any
+    ) -> list[Answer]:
+        """What `stream` is asked for at its beginning, checked."""
+        each = enumerate(asked(*prompts, **how))
+        answers = [new for index, one in each for new in self.answers(index, one, margins, watch)]
         requests = [answer.request for answer in answers]
         if any(one.expected_ids and not one.adaptive for one in requests):
             warn_unread(["expected_output"])
-        return self._run({answer.request.request_id: answer for answer in answers})
+        return answers
 
     def use_memory(self, memory: DraftMemory) -> None:
         """Draft with what this memory holds; `UsageError` while prompts are being answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -58,17 +59,32 @@ class RequestMaker:
         """Whether the candidate tree drafts for requests that name nothing else."""
         return self._adaptive and (self._auto or drafter.uses_lookahead)
 
-    def answer(
+    def answers(
         self, index: int, one: Asked, margins: bool = False, watch: DrafterWatch | None = None
-    ) -> Answer:
-        """One prompt's answer at its beginning, checked; whoever decodes it adds its outputs."""
+    ) -> list[Answer]:
+        """One prompt's answers at their beginning, checked; whoever decodes them adds outputs."""
         how = (one.lookahead, one.drafter, one.expected_output)
         request = self.request(one.prompt, one.sampling, one.name, *how)
         request = replace(
             request, margins=margins, logprobs=one.logprobs, private=one.private, watch=watch
         )
         self.limits.check(request)
-        return new_answer(index, request, one.prompt, self.tokenizer)
+        return [
+            new_answer(index, own, one.prompt, self.tokenizer, choice)
+            for choice, own in enumerate(self._choices(request))
+        ]
+
+    def _choices(self, request: Request) -> Iterator[Request]:
+        """A request for each of its `n` texts."""
+        for sampling in request.sampling.choices():
+            request = replace(request, sampling=sampling)
+            yield request
+            request = replace(request, request_id=next(self._ids))
+
+    def answer(self, index: int, one: Asked) -> Answer:
+        """The answer to a prompt that has one."""
+        (answer,) = self.answers(index, one)
+        return answer
 
     def request(
         self,

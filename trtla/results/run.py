@@ -61,7 +61,7 @@ def decode(
     for turn in range(1 + max((request.turn for request in requests), default=0)):
         wave = [index for index, request in enumerate(requests) if request.turn == turn]
         for index in wave if turn else ():
-            answer = done[index - 1].text or ""
+            answer = done[index - 1].text
             before: Any = requests[index - 1].prompt  # no token ids: those have no turns
             question: Any = requests[index].prompt
             prompt = follow_up(before, answer, question)
@@ -179,10 +179,10 @@ def _at(row: Sequence[T], index: int) -> T | None:
 
 def result(completion: Completion, plain: Completion | None = None) -> RunResult:
     """A completion's entry in the JSON document; with `plain`, what the comparison found."""
-    compared = {}
+    compared: dict[str, Any] = {} if completion.input_text is not None else {"text": None}
     if plain is not None:
         found = divergence(completion, plain)
-        compared = {"lossless": found is None, "divergence": found}
+        compared |= {"lossless": found is None, "divergence": found}
     return RunResult.fill(
         completion,
         completion.stats,
@@ -257,5 +257,6 @@ def _beams(
     length = asked.sampling.max_output_len
     beams = llm.beam_search(prompt, settings, length, name=asked.name)
     text = prompt_text(asked.prompt, prompt, llm.tokenizer)
-    own = tuple(Beam.fill(beam) for beam in beams[:most])
+    spelled = {} if llm.tokenizer is not None else {"text": None}
+    own = tuple(Beam.fill(beam, **spelled) for beam in beams[:most])
     return PromptBeams(index=index, input_text=text, input_ids=prompt, beams=own)
