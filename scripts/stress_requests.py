@@ -182,9 +182,24 @@ def _sampling(dice: Random) -> dict[str, Any]:
         sampling["top_k"] = dice.choice((1, 2, 4, 40, 10**6))
     if dice.random() < 0.4:
         sampling["top_p"] = dice.choice((1e-9, 0.3, 0.9, 0.999))
+    sampling |= _beyond(dice)
     if dice.random() < 0.1:
         sampling["allotted_time_ms"] = dice.choice((1, 5, 20, 80))
     return sampling
+
+
+def _beyond(dice: Random) -> dict[str, Any]:
+    """min_p, penalties and biases: mostly none, sometimes several."""
+    if dice.random() < 0.6:
+        return {}
+    choices = {
+        "min_p": dice.choice((1e-6, 0.05, 0.5, 1.0)),
+        "repetition_penalty": dice.choice((0.01, 0.7, 1.05, 1.3, 100.0)),
+        "presence_penalty": dice.choice((-2.0, 0.4, 2.0)),
+        "frequency_penalty": dice.choice((-0.3, 0.2, 2.0)),
+        "logit_bias": {str(dice.randrange(3, 90)): dice.choice((-100.0, -1.0, 3.0, 100.0))},
+    }
+    return {name: value for name, value in choices.items() if dice.random() < 0.4}
 
 
 def _stops(dice: Random, text: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks costs",
+    "stats draft blocks costs written",
     "request",
     "limits sequence",
     "executor sampling ranks",

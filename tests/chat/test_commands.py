@@ -23,6 +23,7 @@ REFERENCE = [
 OURS = [
     *("max_output_len", "temperature", "top_k", "top_p", "seed", "stop", "gamma_min", "gamma_max"),
     *("ema", "ngram_kind", "ngram_order", "stop_if_unknown", "rejection", "lookahead", "system"),
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("exit", "retry", "undo", "stats", "save", "load", "reset", "compare", "colors"),
 ]
 HIDDEN = {
@@ -32,7 +33,9 @@ HIDDEN = {
 }  # fmt: skip
 NAMES = [command.name for command in TABLE]
 OTHER = ChatSettings(
-    SamplingParams(64, 0.7, 40, 0.9, 5, ("END", "\n\n, ")),
+    SamplingParams(
+        64, 0.7, 40, 0.9, 5, ("END", "\n\n, "), None, 0.1, 1.1, -0.5, 2.0, {17: -100, 4: 2.5}
+    ),
     DrafterSettings(("ngram", "lookahead"), 6, False, 2, 8, 0.5, "onelevel", 5, 1, True, False),
     LookaheadConfig(5, 4, 3),
     speculative=False,

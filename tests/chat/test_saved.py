@@ -14,6 +14,7 @@ from trtla.chat.saved import Chat, load, save
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import SamplingParams
 
 FIRST_RELEASE = """{"schema_version": 1, "model": "tiny", "vocab_size": 2048, "settings": {
 "max_output_len": 64, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 5, "stop": ["END"],
@@ -46,6 +47,13 @@ def test_a_file_of_the_first_release_loads_and_is_written_as_it_was(tmp_path):
     assert chat.turns == CHAT.turns
     save(path, chat)
     assert json.loads(path.read_text()) == json.loads(FIRST_RELEASE)
+
+
+def test_penalties_and_biases_are_kept(tmp_path):
+    own = SamplingParams(repetition_penalty=1.1, logit_bias={17: -5, 3: 2.5})
+    settings = changed(ChatSettings(), {"sampling": own})
+    save(tmp_path / "chat.json", replace(CHAT, settings=settings))
+    assert load(tmp_path / "chat.json", ChatSettings()).settings == settings
 
 
 def test_a_system_message_is_kept(tmp_path):

@@ -168,6 +168,8 @@ def test_presets_have_the_names_with_underscores(engine: Path, tmp_path: Path) -
     [
         (("--temperature", "0.8"), "--temperature (temperature 0.8) does not go", "omit it"),
         (("--processor", "multinomial:0.7"), "--processor (temperature 0.7)", "nothing is drawn"),
+        (("--logit-bias", "5:1"), "--logit-bias does not go", "the model's own"),
+        (("--repetition-penalty", "1.1"), "--repetition-penalty does not go", "omit it"),
         (("--stop", "x"), "--stop does not go with --num-beams", "end token"),
         (("--allotted-time-ms", "9"), "--allotted-time-ms does not go", "omit it"),
         (("--stream",), "--stream does not go", "omit it"),

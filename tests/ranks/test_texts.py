@@ -41,7 +41,11 @@ def samplings(count, length=32):
         SamplingParams(length, temperature=0.8, top_k=20, top_p=0.9, seed=seed)
         for seed in range(count)
     ]
-    return [SamplingParams(length)] * count, drawn
+    penalised = [
+        SamplingParams(length, 0.8 * (i % 2), repetition_penalty=1.2, min_p=0.05, logit_bias={5: 2})
+        for i in range(count)
+    ]
+    return [SamplingParams(length)] * count, drawn, penalised
 
 
 def everything(llm, prompts):

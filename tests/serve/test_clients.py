@@ -42,6 +42,18 @@ def test_a_completion_is_the_text_of_plain_decoding(client, plain, temperature):
     assert done.object == "text_completion"
 
 
+def test_penalties_and_biases_are_those_of_plain_decoding(client, plain):
+    own = {"frequency_penalty": 0.7, "presence_penalty": -0.5}
+    ours = {"repetition_penalty": 1.2, "min_p": 0.05}
+    done = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=24, temperature=0.8, seed=5,
+        logit_bias={"17": -100, "30": 1.5}, extra_body=ours, **own,
+    )  # fmt: skip
+    (choice,) = done.choices
+    more = {"logit_bias": {17: -100, 30: 1.5}, **ours, **own}
+    assert choice.text == plain(PROMPT, 24, 0.8, 5, **more) != plain(PROMPT, 24, 0.8, 5)
+
+
 def test_a_stream_brings_the_same_text_and_then_the_usage(client, plain):
     chunks = list(
         client.chat.completions.create(

@@ -20,7 +20,7 @@ from trtla.llm.asked import Asked
 from trtla.llm.request_maker import RequestMaker
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
-from trtla.settings.sampling import SamplingParams
+from trtla.settings.sampling import BEYOND, SamplingParams
 
 _SEEDS = 2**63
 _LONGEST_TOKEN = 16  # characters, but for few
@@ -100,6 +100,8 @@ def _answers(
     length: int | None,
     timeout_s: float | None,
 ) -> list[Answer]:
+    with _naming("logit_bias"):
+        llm.limits.check_ids([int(token) for token in body.logit_bias], "logit_bias")
     choose = partial(_sampling, llm, body, timeout_s)
     seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
     how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
@@ -134,6 +136,7 @@ def _sampling(
             top_p=body.top_p,
             seed=seed,
             stop=body.stop or (),
+            **{name: getattr(body, name) for name in BEYOND},
             allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )
 

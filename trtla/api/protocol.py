@@ -14,22 +14,18 @@ from trtla.runtime.request import FinishReason
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
+_MOST_BIASES = 1024
 _LARGEST = 2**63 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "length_penalty": (1,),
     "metadata": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -121,6 +117,10 @@ class Predicted(Strict):
 
 
 Text = Annotated[str, Field(min_length=1)]
+_Id = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Biases = Annotated[
+    dict[_Id, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_MOST_BIASES)
+]
 Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_length=3)]
 
 
@@ -136,6 +136,13 @@ class Body(Strict):
     )
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, le=_LARGEST, description="trtla: 0 and -1 keep all tokens.")
+    min_p: float = Field(0.0, ge=0, le=1, description="trtla, as vLLM.")
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(
+        1.0, ge=0.01, le=100, description="trtla, as vLLM: of the tokens of prompt and output."
+    )
+    logit_bias: Biases = Field({}, description="By token id.")
     seed: int | None = Field(None, ge=0, le=_LARGEST, description="None: a new one each time.")
     stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")

@@ -18,6 +18,7 @@ from trtla.files import read_json, validate, write_whole
 from trtla.runtime.request import FinishReason
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.sampling import BEYOND
 
 
 class _Strict(BaseModel):
@@ -50,10 +51,10 @@ def _keys() -> dict[str, tuple[str, Any]]:
     """Key in the file -> path of the setting, and its field; keys are names as in prompt files."""
     keys: dict[str, tuple[str, Any]] = {}
     for part, kind in PARTS.items():
-        # A file may lack settings of drafters: it was written before there were those.
-        default = None if part == "drafter" else ...
         for one in declared(kind).values():
             hint = one.json_type | None if one.optional else one.json_type
+            # A file may lack settings that there were not when it was written.
+            default = None if part == "drafter" or one.name in BEYOND else ...
             keys[one.name] = (f"{part}.{one.name}", (hint, default))
     del keys["allotted_time_ms"]
     own = get_type_hints(ChatSettings) | {"lookahead": Literal["auto"] | list[int] | None}
@@ -87,7 +88,7 @@ def save(path: Path, chat: Chat) -> None:
         schema_version=1,
         model=chat.model,
         vocab_size=chat.vocab_size,
-        settings={key: _to_json(read(chat.settings, path)) for key, (path, _) in _KEYS.items()},
+        settings=_settings(chat.settings),
         turns=[SavedTurn(**asdict(turn)) for turn in chat.turns],
         system=chat.settings.system,
     )
@@ -112,6 +113,12 @@ def load(path: Path, now: ChatSettings) -> Chat:
         values["lookahead"] = LookaheadConfig.parse(values["lookahead"])
     turns = tuple(Turn(**dict(turn)) for turn in saved.turns)
     return Chat(saved.model, saved.vocab_size, changed(now, values), turns)
+
+
+def _settings(chosen: ChatSettings) -> dict[str, Any]:
+    """All that chats have had from the first, and of what came later what asks for something."""
+    kept = set(_KEYS) - set(BEYOND) | set(chosen.sampling.beyond)
+    return {key: _to_json(read(chosen, path)) for key, (path, _) in _KEYS.items() if key in kept}
 
 
 def _to_json(value: Any) -> Any:

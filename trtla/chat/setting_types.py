@@ -17,7 +17,7 @@ from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
 from trtla.settings.fields import Declared, check_text, shown
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import EXAMPLES, VALUES, Filters, parse_processor
-from trtla.settings.value_types import LookaheadType, ValueType, starting
+from trtla.settings.value_types import BiasesType, LookaheadType, ValueType, starting
 
 Param = click.Parameter | None
 Context = click.Context | None
@@ -283,6 +283,16 @@ class Pair(SettingType):
         return left, right
 
 
+class Biases(BiasesType, SettingType):
+    """Numbers of token ids."""
+
+    name, examples = "ID:BIAS,...|none", ("none",)
+
+    def show(self, value: Any) -> str:
+        """The pairs with commas between."""
+        return ",".join(f"{token}:{number:g}" for token, number in value) or "none"
+
+
 TOGGLE = Toggle()
 COLORS = Colors()
 WHOLE = Number(click.INT, "N")
@@ -301,6 +311,8 @@ def type_of(one: Declared) -> SettingType:
     """The type of a setting: what the chat takes for it."""
     if one.is_texts:
         return TEXTS
+    if one.is_biases:
+        return Biases()
     if one.choices:
         return Choice(one.choices)
     if one.type is bool:

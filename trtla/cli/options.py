@@ -17,6 +17,7 @@ from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams, parse_processor
+from trtla.settings.value_types import BiasesType
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -138,6 +139,8 @@ def _type(one: Declared) -> dict[str, Any]:
         return {"default": ",".join(one.default)}
     if one.is_texts:
         return {"type": TEXT}
+    if one.is_biases:
+        return {"type": BiasesType(), "default": "none"}
     if one.type is str and not one.choices:
         return {"type": TEXT, "default": one.default}
     if one.choices:

@@ -290,6 +290,7 @@ def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
 
 
 _DRAWN = "beams are the most probable texts, nothing is drawn"
+_OWN_ROWS = "beams are compared by the model's own probabilities"
 _ENDS = "a beam ends with an end token or --max-output-len"
 _UNTIMED = "a search is not cut short"
 _ALONE = "a later turn waits for the answer to the first one"
@@ -304,6 +305,8 @@ def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
         by_name = source(context, "processor") != "default"
         flag = "--processor" if by_name else "--temperature"
         yield f"{flag} (temperature {sampling.temperature:g})", _DRAWN
+    for name in sampling.beyond:
+        yield f"--{name.replace('_', '-')}", _OWN_ROWS
     if sampling.stop:
         yield "--stop", _ENDS
     if sampling.allotted_time_ms is not None:
@@ -332,6 +335,8 @@ def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]
             yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
         if request.turn:
             yield request.name, _ALONE
+        for name in sampling.beyond:
+            yield f"{name} of {request.name}", _OWN_ROWS
         if sampling.stop:
             yield f"stop of {request.name}", _ENDS
         if sampling.allotted_time_ms is not None:

@@ -91,10 +91,10 @@ class ExecutorLimits:
         """Refuse a request that does not fit, before anything is queued.
 
         Raises:
-            UsageError: the prompt is empty or too long, prompt + output do not fit, a token id is
-                outside the vocabulary, the lookahead triple exceeds the default one, too many log
-                probabilities are asked for, or these, sampling, adaptive steps, drafters or privacy
-                of an executor that has none.
+            UsageError: the prompt is empty or too long, prompt + output do not fit, a token id, a
+                biased one too, is outside the vocabulary, the lookahead triple exceeds the default
+                one, too many log probabilities are asked for, or these, sampling, penalties,
+                adaptive steps, drafters or privacy of an executor that has none.
         """
         length, name = len(request.input_ids), request.label
         if not length or not request.given_ids:
@@ -205,9 +205,17 @@ class ExecutorLimits:
 
     def _check_sampling(self, request: Request) -> None:
         """The C++ lookahead layer takes the argmax whatever is asked, also for (1,1,0) requests."""
-        if self.greedy_only and not request.sampling.greedy:
+        sampling = request.sampling
+        self.check_ids([token for token, _ in sampling.biases], f"logit_bias of {request.label}")
+        for name in sampling.beyond if self.fixed_triples else ():
             raise UsageError(
-                f"{request.label} has temperature {request.sampling.temperature:g}, but lookahead "
+                f"{request.label} has {name}, which engines of TensorRT-LLM do not apply here",
+                f"omit {name}, or use an engine built with --backend torch, or the Hugging Face "
+                "folder",
+            )
+        if self.greedy_only and not sampling.greedy:
+            raise UsageError(
+                f"{request.label} has temperature {sampling.temperature:g}, but lookahead "
                 "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
                 "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
             )

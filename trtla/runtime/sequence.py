@@ -10,6 +10,7 @@ from trtla.errors import TrtlaError
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
+from trtla.runtime.written import Written
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -36,6 +37,8 @@ class Sequence:
     it: all else here but the request can be made anew from the record."""
     deadline: float | None = None
     """When it ends as it is, on the monotonic clock in seconds; None: never."""
+    written: Written | None = None
+    """`counted` makes it."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -75,6 +78,15 @@ class Sequence:
         """Most tokens that its drafter proposes in a step."""
         return self.drafting.max_draft_len(self.lookahead)
 
+    def counted(self) -> Written:
+        """The tokens that penalties look at, up to the last one."""
+        if self.written is None:
+            sampling = self.request.sampling
+            seen = () if sampling.repetition_penalty == 1.0 else self.prompt
+            self.written = Written(seen, sampling.biases)
+        self.written.follow(self.output_ids)
+        return self.written
+
     def propose(self) -> Draft:
         """What its drafter proposes for the next step.
 
@@ -96,7 +108,7 @@ class Sequence:
         """Go back to the record: nothing is cached, and what was counted is counted anew."""
         committed = [output for output in self.outputs if output.new_tokens]
         self.output_ids = [token for output in committed for token in output.new_tokens]
-        self.num_cached, self.blocks = 0, ()
+        self.num_cached, self.blocks, self.written = 0, (), None
         stats = self.stats
         stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
         stats.steps = max(0, len(committed) - 1)

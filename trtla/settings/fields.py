@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
@@ -58,7 +58,7 @@ class Declared:
     flag: str
     """Its name as a flag, with underscores."""
     type: type
-    """int, float, bool, str for a choice or a text, or tuple for texts."""
+    """int, float, bool, str for a choice or a text, tuple for texts, dict for numbers of tokens."""
     choices: tuple[str, ...]
     optional: bool
     default: Any
@@ -67,12 +67,19 @@ class Declared:
     @property
     def json_type(self) -> Any:
         """Its type in JSON, without null."""
+        if self.is_biases:
+            return dict[str, float] | list[Any]
         return Literal[self.choices] if self.choices else list[str] if self.is_texts else self.type
 
     @property
     def is_texts(self) -> bool:
         """Whether it is several texts."""
         return self.type is tuple
+
+    @property
+    def is_biases(self) -> bool:
+        """Whether it is a number for each of some token ids."""
+        return self.type is dict
 
     def checked(self, value: Any) -> Any:
         """A value in the type that trtla works with; raises UsageError."""
@@ -89,6 +96,8 @@ class Declared:
             if self.option.commas and isinstance(value, str):
                 return tuple(part.strip() for part in value.split(","))
             return texts(self.flag, value, rule)
+        if self.is_biases:
+            return biases(self.flag, value, rule, least, self.option.most or sys.float_info.max)
         if (self.choices and value not in self.choices) or not isinstance(value, str):
             raise wrong(self.flag, value, rule)
         check_text(value, self.flag)
@@ -106,6 +115,8 @@ class Declared:
         if self.type is str:
             return "a text"
         kind = "a whole number" if self.type is int else "a number"
+        if self.is_biases:
+            kind = "token ids with numbers such as 17:-5,42:2.5, each"
         upper = most is None or most == math.inf
         return f"{kind}, " + (f"at least {least}" if upper else f"from {least} to {most}")
 
@@ -135,6 +146,7 @@ def _declared(flag: str, hint: Any, one: Any) -> Declared:
     choices = get_args(first) if get_origin(first) is Literal else ()
     several = any(get_origin(member) not in (None, Literal) for member in members)
     kind = tuple if several else str if choices else first
+    kind = dict if get_origin(first) is Mapping else kind
     default = None if one.default is MISSING else one.default
     return Declared(one.name, flag, kind, choices, NoneType in members, default, one.metadata[_KEY])
 
@@ -256,6 +268,35 @@ def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
             raise wrong(name, value, rule)
         check_text(item, name)
     return tuple(items)
+
+
+def biases(
+    name: str, value: object, rule: str, least: float, most: float
+) -> tuple[tuple[int, float], ...]:
+    """Numbers of token ids, ordered by these: a mapping, pairs, or a text such as `17:-5,42:2.5`.
+
+    Numbers of 0 are left out.
+
+    Raises:
+        UsageError: it is none, an id is no whole number or comes twice, or a number is outside.
+    """
+    found: dict[int, float] = {}
+    try:
+        for token, number in _pairs(value):
+            place = int(token) if isinstance(token, str) else token
+            if not is_whole(place) or not 0 <= place <= _LARGEST or place in found:
+                raise wrong(name, value, rule)
+            number = float(number) if isinstance(number, str) else number
+            found[int(place)] = real(name, number, rule, least, most)
+    except (TypeError, ValueError):
+        raise wrong(name, value, rule) from None
+    return tuple(sorted((token, number) for token, number in found.items() if number))
+
+
+def _pairs(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        return [part.split(":") for part in value.split(",") if part.strip()]
+    return list(value.items() if isinstance(value, Mapping) else value)
 
 
 def check_text(text: str, name: str) -> None:

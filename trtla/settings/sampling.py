@@ -7,7 +7,7 @@ Nothing here knows tensors; the filters themselves are in trtla.runtime.sampling
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -112,6 +112,9 @@ _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53
 """Exact as a float, and some 285 000 years."""
 
+Law = tuple[float, int, float, float]
+"""(temperature, top_k, top_p, min_p)."""
+
 
 _SEEDS = 2**63
 _MOST_CHOICES = 2**16
@@ -131,9 +134,10 @@ USUAL_LEN = UsualLength(256)
 class SamplingParams:
     """How one request chooses its tokens and where it ends.
 
-    Order of the filters: temperature, top_k, top_p. Temperature 0 is argmax. `seed` fixes both the
-    noise of sampling, keyed by absolute position, and the initial lookahead window. A
-    `max_output_len` that is given must fit into the context; the usual one shrinks to fit.
+    Order: logit_bias, repetition_penalty, frequency and presence penalty; temperature, top_k,
+    top_p, min_p. Temperature 0 is argmax. `seed` fixes both the noise of sampling, keyed by
+    absolute position, and the initial lookahead window. A `max_output_len` that is given must fit
+    into the context; the usual one shrinks to fit.
 
     Raises:
         UsageError: a value has another type, or is out of its range.
@@ -164,6 +168,29 @@ class SamplingParams:
         least=1,
         most=_MOST_TIME_MS,
     )
+    min_p: float = option(
+        0.0, "Least probability of a drawn token, as a share of the most probable one's.", most=1
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Tokens of prompt and output: positive logits are divided by it, negative ones multiplied.",
+        least=0.01,
+        most=100,
+    )
+    presence_penalty: float = option(
+        0.0, "Subtracted from the logits of the output's tokens.", least=-2, most=2
+    )
+    frequency_penalty: float = option(
+        0.0, "Subtracted from them once for each time that they are there.", least=-2, most=2
+    )
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = option(
+        (),
+        "Added to the logits of tokens before all else, such as 17:-100,42:2.5.",
+        least=-100,
+        most=100,
+        metavar="ID:BIAS,...",
+    )
+    """Kept as pairs, ordered by id: `biases`."""
     n: int = field(default=1, kw_only=True)
     """Texts for each prompt; the i-th has `seed` + i."""
     if TYPE_CHECKING:
@@ -194,9 +221,25 @@ class SamplingParams:
         return tuple(replace(self, n=1, seed=seed) for seed in seeds)
 
     @property
-    def filters(self) -> Filters:
-        """All that decides a draw but the seed: requests that share it are drawn together."""
-        return self.temperature, self.top_k, self.top_p
+    def law(self) -> Law:
+        """All that decides a draw from a row but the seed: who shares it is drawn together."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows of logits are changed before tokens are chosen: penalties and biases."""
+        neither = self.frequency_penalty == self.presence_penalty == 0.0
+        return not neither or self.repetition_penalty != 1.0 or bool(self.logit_bias)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is kept."""
+        return self.logit_bias  # type: ignore[return-value]
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Those of min_p, penalties and biases that ask for something."""
+        return tuple(one for one in BEYOND if getattr(self, one) != getattr(_USUAL, one))
 
     @property
     def greedy(self) -> bool:
@@ -204,6 +247,9 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
+BEYOND = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+"""min_p, penalties and biases, by name."""
+_USUAL = SamplingParams()
 _LARGEST_PENALTY = 20  # far above any useful one; keeps penalties of long texts finite
 
 

@@ -42,6 +42,16 @@ class LookaheadType(TripleType):
         return value if value == "auto" else super().convert(value, param, ctx)
 
 
+class BiasesType(ValueType):
+    """Numbers of token ids, `17:-5,42:2.5`; `none` is no number. The settings check them."""
+
+    name = "ID:BIAS,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As it is, which for a preset may be a mapping."""
+        return () if value == "none" else value
+
+
 def flag_name(param: click.Parameter | None, fallback: str = "value") -> str:
     """The long spelling of an option, `--max-batch-size`."""
     return max(param.opts, key=len) if param is not None else fallback

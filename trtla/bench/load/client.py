@@ -43,7 +43,7 @@ class Asked:
     def key(self) -> tuple[Any, ...]:
         """What its text depends on: greedy decoding has no seed."""
         seed = None if self.sampling.greedy else self.sampling.seed
-        return str(self.prompt), self.sampling.filters, self.sampling.max_output_len, seed
+        return str(self.prompt), self.sampling.law, self.sampling.max_output_len, seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def needs_logits(feed: Feed) -> bool:
     """Whether a step of this feed reads more of its rows than can be asked for."""
     request, tree = feed.sequence.request, feed.tree
     reported = request.margins or request.logprobs is not None
-    return reported or tree.top > 0 or tree.draft_probs is not None
+    return reported or request.sampling.changes_rows or tree.top > 0 or tree.draft_probs is not None
 
 
 def asked_of(feeds: Sequence[Feed]) -> list[Asked]:
@@ -68,12 +68,12 @@ def asked_of(feeds: Sequence[Feed]) -> list[Asked]:
 
 def asked_message(asked: Sequence[Asked]) -> list[int]:
     """As integers; equal settings are sent once."""
-    alike = list(dict.fromkeys((one.greedy, one.params.filters, one.top) for one in asked))
+    alike = list(dict.fromkeys((one.greedy, one.params.law, one.top) for one in asked))
     message = [len(alike)]
-    for greedy, (temperature, top_k, top_p), top in alike:
-        message += (greedy, _bits(temperature), top_k, _bits(top_p), top)
+    for greedy, (temperature, top_k, top_p, min_p), top in alike:
+        message += (greedy, _bits(temperature), top_k, _bits(top_p), _bits(min_p), top)
     for one in asked:
-        message.append(alike.index((one.greedy, one.params.filters, one.top)))
+        message.append(alike.index((one.greedy, one.params.law, one.top)))
         if not one.params.greedy:
             message.append(_bits(one.noise))
     return message
@@ -92,9 +92,10 @@ def read_asked(message: Sequence[int]) -> list[Asked]:
 
 
 def _read_alike(numbers: Iterator[int]) -> tuple[bool, SamplingParams, int]:
-    greedy, temperature, top_k, top_p, top = (next(numbers) for _ in range(5))
-    filters = {"temperature": _number(temperature), "top_k": top_k, "top_p": _number(top_p)}
-    return bool(greedy), SamplingParams(**filters), top  # type: ignore[arg-type]
+    greedy, temperature, top_k, top_p, min_p, top = (next(numbers) for _ in range(6))
+    heat, share, least = map(_number, (temperature, top_p, min_p))
+    params = SamplingParams(temperature=heat, top_k=top_k, top_p=share, min_p=least)
+    return bool(greedy), params, top
 
 
 def _bits(number: float) -> int:

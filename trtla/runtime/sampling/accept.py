@@ -10,6 +10,7 @@ from torch import Tensor
 from trtla.runtime.draft import Draft
 from trtla.runtime.sampling.draw import draw_weighted, probabilities
 from trtla.runtime.sampling.noise import uniform
+from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import Prediction
 from trtla.runtime.sequence import Feed
 
@@ -59,9 +60,11 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor)
     """
     params, places = feed.sequence.request.sampling, feed.positions()
     drafted = feed.tree.tokens
-    rows = prediction.logits[prediction.start :][: len(drafted)]
+    own = prediction.logits[prediction.start :]
+    with changed(own, changed_rows([feed])):
+        probs = probabilities(own[: len(drafted)], params)
     for place, (token, p, q) in enumerate(
-        zip(drafted, probabilities(rows, params), draft_probs.to(rows.device), strict=True)
+        zip(drafted, probs, draft_probs.to(own.device), strict=True)
     ):
         seed, position = params.seed + _OWN_SEEDS, places[place] + 1
         if not keeps(uniform(seed, position), p[token].item(), q[token].item()):

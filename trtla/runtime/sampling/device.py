@@ -19,7 +19,7 @@ from torch import Tensor
 from trtla.errors import first_line
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.noise import uniform
-from trtla.runtime.sampling.predict import Draw, StepSampler
+from trtla.runtime.sampling.predict import Draw, StepSampler, drawn
 from trtla.settings.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,12 @@ class DeviceSampler(StepSampler):
         on_cuda = logits.device.type == "cuda"
         with torch.cuda.device(logits.device) if on_cuda else contextlib.nullcontext():
             found: list[list[int]] = self._launched(logits, draws).tolist()
-        return [first for first, _ in found], [found[draw.row][1] for draw in draws]
+        tokens = [found[draw.row][1] for draw in draws]
+        cut = [place for place, draw in enumerate(draws) if draw.params.min_p > 0.0]
+        if cut:  # the kernels know no min_p
+            for place, token in zip(cut, drawn([draws[i] for i in cut], logits), strict=True):
+                tokens[place] = token
+        return [first for first, _ in found], tokens
 
     def _launched(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         """Argmax and draw of each row, int32 [rows, 2]; no draw where none is asked for."""

@@ -8,6 +8,7 @@ which a window of drawn cells lives on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,7 @@ _MOST_SORTED = 1024
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    """What `draw` draws from: temperature, then top-k, then top-p; float64 [rows, vocab]."""
+    """What `draw` draws from: temperature, top-k, top-p, then min-p; float64 [rows, vocab]."""
     return _log_weights(logits, params).softmax(dim=-1)
 
 
@@ -36,6 +37,8 @@ def _log_weights(logits: Tensor, params: SamplingParams) -> Tensor:
     relative = (kept - kept.max(dim=-1, keepdim=True).values).div_(params.temperature)
     if params.top_p < 1.0:
         relative.masked_fill_(~_nucleus(kept, relative, params), float("-inf"))
+    if params.min_p > 0.0:
+        relative.masked_fill_(relative < math.log(params.min_p), float("-inf"))
     return relative
 
 

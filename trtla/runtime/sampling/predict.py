@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from trtla.runtime.draft import TopRows
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.noise import uniform
+from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import Filters, SamplingParams
+from trtla.settings.sampling import Law, SamplingParams
 
 
 class Draw(NamedTuple):
@@ -107,7 +109,8 @@ def predict(
     """
     tops = tops or [None] * len(feeds)
     if sampler is None or isinstance(sampler, StepSampler):
-        found = _predict_all(feeds, logits, sampler)
+        with changed(logits, changed_rows(feeds)):
+            found = _predict_all(feeds, logits, sampler)
     else:
         found, start = [], 0
         for feed, top in zip(feeds, tops, strict=True):
@@ -122,17 +125,26 @@ def _predict_asked(
     feed: Feed, logits: Tensor, start: int, by_row: RowSampler, tops: TopRows | None
 ) -> Prediction:
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
-    greedy = _LazyTokens(lambda node: by_row.most_probable(logits, rows[node]))
-    if tops is not None:
+    params = feed.sequence.request.sampling
+
+    def row_of(node: int) -> AbstractContextManager[None]:
+        return changed(logits, [(rows[node], feed, node)] if params.changes_rows else ())
+
+    def best(node: int) -> int:
+        with row_of(node):
+            return by_row.most_probable(logits, rows[node])
+
+    greedy = _LazyTokens(best)
+    if tops is not None and not params.changes_rows:
         firsts = zip(feed.rows, tops.ids[:, 0].tolist(), strict=True)
         greedy.update((node, token) for node, token in firsts if token >= 0)
-    params = feed.sequence.request.sampling
     if params.greedy:
         return Prediction(greedy, greedy, logits, start)
     places = feed.positions()
 
     def draw(node: int) -> int:
-        return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
+        with row_of(node):
+            return by_row.draw(logits, rows[node], params, uniform(params.seed, places[node] + 1))
 
     return Prediction(greedy, _LazyTokens(draw), logits, start)
 
@@ -181,9 +193,9 @@ def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
 
 def drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
     """Their tokens; those with the same filters together: one call costs less than many."""
-    alike: dict[Filters, list[int]] = {}
+    alike: dict[Law, list[int]] = {}
     for place, draw in enumerate(draws):
-        alike.setdefault(draw.params.filters, []).append(place)
+        alike.setdefault(draw.params.law, []).append(place)
     tokens = [0] * len(draws)
     for places in alike.values():
         rows, noise = [draws[i].row for i in places], [draws[i].noise for i in places]
@@ -270,6 +282,7 @@ def top_tokens(logits: Tensor, count: int, params: SamplingParams) -> list[list[
         return ranked
     shares = _shares(values, logits, params)
     kept = (shares > 0.0) & (shares.cumsum(dim=-1) - shares < params.top_p)
+    kept &= shares >= params.min_p * shares[:, :1]
     return [row[:size] for row, size in zip(ranked, kept.sum(dim=-1).tolist(), strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
@@ -100,7 +101,12 @@ class Step(Structure):
 class Filters(Structure):
     """Which tokens of a row may be drawn, and how probable they are."""
 
-    _fields_ = [("temperature", c_double), ("top_k", c_int64), ("top_p", c_double)]
+    _fields_ = [
+        ("temperature", c_double),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("least", c_double),
+    ]
 
 
 class Library:
@@ -150,12 +156,13 @@ class Library:
         return ids, logs
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1): temperature, top-k, top-p, Gumbel noise.
+        """A row's token for its noise in [0, 1): temperature, top-k, top-p, min-p, Gumbel noise.
 
         NO_TOKEN where its logits are not finite.
         """
         top_k = min(params.top_k, logits.shape[1])
-        filters = Filters(params.temperature, top_k, params.top_p)
+        least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+        filters = Filters(params.temperature, top_k, params.top_p, least)
         token: int = self._draw(*_row(logits, row), filters, noise)
         return token
 

@@ -66,17 +66,19 @@ inline std::vector<int64_t> nucleus(const float* logits, int64_t size, float lea
 // The search for the token whose log probability and Gumbel noise add up to most.
 struct Race {
     const float* logits;
-    double top, temperature;
+    double top, temperature, floor;  // below the floor, log probabilities relative to the top lose
     uint64_t position;
     int64_t best;
     double most;
 
-    Race(const float* logits, int64_t first, double temperature, uint64_t position)
-        : logits(logits), top(logits[first]), temperature(temperature), position(position),
-          best(first), most(gumbel(number(position, first))) {}
+    Race(const float* logits, int64_t first, double temperature, double floor, uint64_t position)
+        : logits(logits), top(logits[first]), temperature(temperature), floor(floor),
+          position(position), best(first), most(gumbel(number(position, first))) {}
 
     void enter(int64_t token) {
-        const double own = (logits[token] - top) / temperature + gumbel(number(position, token));
+        const double relative = (logits[token] - top) / temperature;
+        if (relative < floor) return;
+        const double own = relative + gumbel(number(position, token));
         if (own > most || (own == most && token < best)) most = own, best = token;
     }
 
@@ -102,12 +104,13 @@ struct Filters {
     double temperature;
     int64_t top_k;
     double top_p;
+    double least;  // logarithm of min_p
 };
 
 inline int64_t draw(const float* logits, int64_t size, const Filters& filters, double noise) {
     const int64_t first = most_probable(logits, size);
     if (first < 0) return -1;
-    Race race(logits, first, filters.temperature, noise * 0x1p53);
+    Race race(logits, first, filters.temperature, filters.least, noise * 0x1p53);
     const float least = least_of_top_k(logits, size, filters.top_k);
     if (filters.top_p < 1.0)
         for (int64_t token :
