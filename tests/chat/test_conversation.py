@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.chat.conversation import Turn, chat_ids, fitted, plain_ids
+from trtla.llm.chat_text import ChatText
 
 BEGIN = 1000
 
@@ -26,6 +27,12 @@ class Letters:
         roles = [m["role"][0] for m in messages]
         parts = [f"[{role}]{text}." for role, text in zip(roles, shown, strict=True)]
         return "".join(parts) + "[a]"
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> ChatText:
+        return ChatText(self.chat_text(messages))
+
+    def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
+        return self.encode(chat.text, special=False)
 
 
 words = st.text("abc ", min_size=1, max_size=6)

@@ -37,7 +37,7 @@ def refused(answer, status, param=None, code=None):
         ("max_tokens", 0, "max_tokens"),
         ("max_tokens", 1.5, "max_tokens"),
         ("n", 129, "n"),
-        ("seed", -1, "seed"),
+        ("seed", -(2**63) - 1, "seed"),
         ("stop", 7, "stop"),
         ("stop", [""], "stop"),
         ("stop", ["a"] * 17, "stop"),

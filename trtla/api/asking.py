@@ -13,7 +13,7 @@ from functools import partial
 from operator import gt
 
 from trtla.api.errors import ApiError, refused
-from trtla.api.protocol import Body, ChatBody, CompletionBody, Content
+from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import UsageError
 from trtla.llm.answer import Answer
 from trtla.llm.asked import Asked
@@ -47,10 +47,7 @@ def chat_answers(body: ChatBody, llm: RequestMaker, timeout_s: float | None = No
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    messages = [
-        {"role": "system" if one.role == "developer" else one.role, "content": _text(one.content)}
-        for one in body.messages
-    ]
+    messages = [_message(one) for one in body.messages]
     with _naming("messages"):
         ids = llm.encode(messages, "messages", llm.limits.max_prompt_len)
         prompt = _Prompt(ids, "messages", "messages")
@@ -194,6 +191,13 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
     text = _text(body.prediction.content)[: _LONGEST_TOKEN * most]
     with _naming("prediction"):
         return llm.tokenizer.encode(text, special=False)[:most] or None
+
+
+def _message(message: Message) -> dict[str, str]:
+    """A message for the template; `name` is there for templates that use it."""
+    role = "system" if message.role == "developer" else message.role
+    said = {"role": role, "content": _text(message.content or "")}
+    return said if message.name is None else {**said, "name": message.name}
 
 
 def _text(content: Content) -> str:

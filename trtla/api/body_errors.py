@@ -21,6 +21,7 @@ _MODELS = (ChatBody, CompletionBody, Message, Predicted, StreamOptions, TextPart
 _FIELDS = {*LABELS, *(name for model in _MODELS for name in model.model_fields)}
 _RULES = {
     "content": "a text, or a list of parts of type text",
+    "name": "a name of at most 64 characters, none of them a space, <, |, \\, / or >",
     "lookahead": '[window, ngram, verification], such as [3,3,3], or "auto"',
     "prompt": "a text, token ids, or a list of several of either, none of them empty",
     "stop": "a text, or up to 16 texts, none of them empty",

@@ -106,7 +106,20 @@ class Message(Strict):
 
     neutral = {"annotations": ([],), "tool_calls": ([],)}
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    name: Annotated[str, Field(max_length=64, pattern=r"^[^\s<|\\/>]+$")] | None = Field(
+        None, description="Who speaks, for templates that say it."
+    )
+    content: Content | None = Field(description="None of an assistant is an empty text.")
+
+    @classmethod
+    def _asks(cls, name: str, value: Any) -> bool:
+        return name == "content" or super()._asks(name, value)
+
+    @model_validator(mode="after")
+    def _said(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is null; only an assistant's may be: give a text")
+        return self
 
 
 class Predicted(Strict):
@@ -127,7 +140,7 @@ Lookahead = Literal["auto"] | Annotated[list[int], Field(min_length=3, max_lengt
 class Body(Strict):
     """What both kinds of requests have."""
 
-    neutral = NEUTRAL
+    neutral = {**NEUTRAL, "seed": (-1,)}
     labels = LABELS
     model: str | None = Field(None, description="The served model's name, or none.")
     max_tokens: int | None = Field(None, ge=1, le=_LARGEST)
@@ -143,7 +156,9 @@ class Body(Strict):
         1.0, ge=0.01, le=100, description="trtla, as vLLM: of the tokens of prompt and output."
     )
     logit_bias: Biases = Field({}, description="By token id.")
-    seed: int | None = Field(None, ge=0, le=_LARGEST, description="None: a new one each time.")
+    seed: int | None = Field(
+        None, ge=-_LARGEST - 1, le=_LARGEST, description="None and -1: a new one each time."
+    )
     stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
     n: int = Field(1, ge=1, le=_MOST_CHOICES, description="Choices; the i-th has seed + i.")
     stream: bool = False

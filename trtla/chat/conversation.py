@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trtla.llm.chat_text import ChatText
 from trtla.runtime.request import FinishReason
 
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer{}\N{OBJECT REPLACEMENT CHARACTER}"
@@ -25,6 +26,12 @@ class Codec(Protocol):
 
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
         """Messages in the chat template, up to where the answer begins."""
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> ChatText:
+        """The same, with the control tokens that are the template's own."""
+
+    def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
+        """Ids of such a text, or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,11 @@ def chat_ids(
     shown = [
         mark if keep else turn.answer for turn, mark, keep in zip(turns, marks, kept, strict=True)
     ]
-    text = codec.chat_text(_messages(turns, shown, message, system))
-    real = codec.chat_text(_messages(turns, [turn.answer for turn in turns], message, system))
-    if _filled(text, turns, marks) != real:
-        return codec.encode(real, special=False)
-    return _spliced(text, turns, marks, codec)
+    chat = codec.chat(_messages(turns, shown, message, system))
+    real = _messages(turns, [turn.answer for turn in turns], message, system)
+    if _filled(chat.text, turns, marks) != codec.chat_text(real):
+        return codec.encode_chat(codec.chat(real))
+    return _spliced(chat, turns, marks, codec)
 
 
 def fitted(
@@ -122,12 +129,12 @@ def _filled(text: str, turns: Sequence[Turn], marks: Sequence[str]) -> str:
 
 
 def _spliced(
-    text: str, turns: Sequence[Turn], marks: Sequence[str], codec: Codec
+    chat: ChatText, turns: Sequence[Turn], marks: Sequence[str], codec: Codec
 ) -> tuple[int, ...]:
     ids: list[int] = []
     for turn, mark in zip(turns, marks, strict=True):
-        before, found, after = text.partition(mark)
+        before, found, after = chat.partition(mark)
         if found:
-            ids += (*codec.encode(before, special=False), *turn.answer_ids)
-            text = after
-    return (*ids, *codec.encode(text, special=False))
+            ids += (*codec.encode_chat(before), *turn.answer_ids)
+            chat = after
+    return (*ids, *codec.encode_chat(chat))

@@ -182,6 +182,8 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     settings = {one: getattr(given, one) for one in _CHANGING} | {"served_model_name": name}
     if given.tp_size not in (None, 1):  # the last bits of sums over ranks are others
         settings["tp_size"] = given.tp_size
+    if given.parse_special:
+        settings["parse_special"] = True
     if given.drafter.rejection:  # else no drafter changes a text
         settings["drafter"] = repr(given.drafter)
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)

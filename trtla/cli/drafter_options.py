@@ -54,6 +54,7 @@ class ModelFlags(DraftFlags):
     lookahead_parallel: int | None
     threads: int | None
     lookahead: Lookahead | None
+    parse_special: bool
     trtllm: TrtllmSettings
     sampling: SamplingParams
 

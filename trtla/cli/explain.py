@@ -25,6 +25,7 @@ from trtla.cli.options import (
     json_flag,
     length_flag,
     lookahead_flag,
+    parse_flag,
     place_flags,
     processor_flag,
     ranks_flag,
@@ -101,6 +102,7 @@ class ExplainFlags(ModelFlags):
 @place_flags
 @ranks_flag
 @lookahead_flag("the engine's triple; 7,7,7 of a model folder")
+@parse_flag
 @setting(
     "--request-lookahead",
     section="Model",

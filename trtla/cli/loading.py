@@ -48,6 +48,7 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
         settings: dict[str, Any] = {
             "lookahead": given.lookahead,
             "tokenizer_dir": given.tokenizer_dir,
+            "parse_special": given.parse_special,
             "device": given.device,
             "dtype": given.dtype,
             "kv_cache_dtype": given.kv_cache_dtype,

@@ -211,10 +211,18 @@ def lookahead_flag(default: str) -> Decorator:
 ranks_flag = options_of(ExecutorOptions, "Model", only=RANKS)
 """Processes that run it together."""
 
+parse_flag = switch(
+    "--parse-special",
+    section="Model",
+    help="Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
+    "are text there. In prompts that are no messages they always are the tokens.",
+)
+
 opening_flags = stack(
     place_flags,
     ranks_flag,
     lookahead_flag("auto; of a TensorRT-LLM engine its own"),
+    parse_flag,
 )
 """How a model is opened."""
 

@@ -138,7 +138,8 @@ def new_replica_engine(
         return Plan(opening, spread.range, threads, size, gpus_each(given, cluster))
 
     def new_maker() -> Maker:
-        return Maker(given.engine_dir, given.lookahead, given.tokenizer_dir, given.drafter)
+        own = (given.lookahead, given.tokenizer_dir, given.drafter, given.parse_special)
+        return Maker(given.engine_dir, *own)
 
     connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
     return partial(ReplicaEngine, new_maker, plan, connect)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
+from trtla.llm.chat_text import ChatText
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import AS_TEXT, Asking, Messages, follow_up
@@ -91,7 +92,7 @@ class Encoder:
         kept, room = list(messages), self._room or 0
         for place, message in enumerate(messages):
             words = "" if message["role"] == "system" else message["content"]
-            content = self._tokenizer.encode(words, special=False)
+            content = self._tokenizer.encode_chat(ChatText(words, ()))
             keep = len(content)
             while keep and len(ids) > room:
                 keep = max(0, keep - (len(ids) - room))

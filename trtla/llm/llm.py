@@ -60,6 +60,7 @@ class LLM(RequestMaker):
         block_reuse: bool = False,
         bounded_steps: bool = False,
         corpus: Sequence[str | Path] = (),
+        parse_special: bool = False,
     ) -> None:
         """Open the model.
 
@@ -73,6 +74,8 @@ class LLM(RequestMaker):
                 that was given last holds for all. None: as before, PyTorch's one a core at first.
             draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
             corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
+            parse_special: take names of control tokens in messages, such as <|im_end|>, as these
+                tokens; else they are text. In prompts that are texts they always are the tokens.
 
         All others are those of `ExecutorOptions`; None is their default.
 
@@ -85,7 +88,7 @@ class LLM(RequestMaker):
             from trtla.runtime.models.load import set_threads
 
             set_threads(threads)
-        super().__init__(model, lookahead, tokenizer_dir, drafter)
+        super().__init__(model, lookahead, tokenizer_dir, drafter, parse_special)
         options = ExecutorOptions(
             None if lookahead == "auto" else lookahead,
             device=device,

@@ -54,11 +54,12 @@ def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
     return open_engine(path)
 
 
-def open_tokenizer(folder: str | Path | None, engine: Engine) -> Tokenizer | None:
+def open_tokenizer(
+    folder: str | Path | None, engine: Engine, *, parse_special: bool = False
+) -> Tokenizer | None:
     """That of a folder, else the one beside the model; None: the model has none."""
-    if folder is not None:
-        return Tokenizer(model_folder(folder))
-    return Tokenizer(engine.tokenizer_dir) if engine.tokenizer_dir is not None else None
+    place = engine.tokenizer_dir if folder is None else model_folder(folder)
+    return None if place is None else Tokenizer(place, parse_special=parse_special)
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:

@@ -31,12 +31,13 @@ class RequestMaker:
         lookahead: Lookahead | None,
         tokenizer_dir: str | Path | None,
         drafter: DrafterSettings | None,
+        parse_special: bool = False,
     ) -> None:
         self._drafter = drafter or LOOKAHEAD
         self._auto = lookahead == "auto"
         self.engine = open_model(Path(model), None if lookahead == "auto" else lookahead)
         self._adaptive = is_adaptive(self.engine, lookahead)
-        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine)
+        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine, parse_special=parse_special)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
 

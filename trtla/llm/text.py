@@ -14,6 +14,8 @@ from trtla.errors import PromptTooLong, UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.hf import load_tokenizer
+from trtla.llm.chat_text import ChatText, chat_text
+from trtla.llm.control_tokens import ControlTokens
 from trtla.llm.templates import TemplateProcess, is_usual
 from trtla.llm.text_stream import TextStream
 from trtla.llm.token_lengths import TokenLengths, token_lengths
@@ -24,9 +26,13 @@ from trtla.settings.messages import Messages
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to what generation needs."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used."""
-        self._folder = folder
+    def __init__(self, folder: Path, *, parse_special: bool = False) -> None:
+        """Load the tokenizer files of a folder; raises `UsageError` when they cannot be used.
+
+        Args:
+            parse_special: take the names of control tokens in messages as these tokens.
+        """
+        self._folder, self._parse_special = folder, parse_special
         self._apart: TemplateProcess | None = None
         self._plain = open_tokenizer_json(folder)
         if self._plain is None:
@@ -91,11 +97,20 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """Ids that decoding leaves out."""
-        if self._fast is None:
-            return frozenset(self.inner.all_special_ids)
-        added = self._fast.get_added_tokens_decoder().items()
-        return frozenset(token for token, content in added if content.special)
+        """Ids that decoding leaves out: the control tokens."""
+        special = {token for token, content in self._added.items() if content.special}
+        return frozenset(special if self._fast else {*special, *self.inner.all_special_ids})
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        """Tokens that are found in a text before anything else, by id."""
+        fast = self._fast
+        return dict(fast.get_added_tokens_decoder() if fast else self.inner.added_tokens_decoder)
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        inner = None if self._fast else self.inner
+        return ControlTokens(self._special, self._added, self._fast, inner)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -152,25 +167,54 @@ class Tokenizer:
         )
         return self._apart
 
+    def chat(self, messages: Messages) -> ChatText:
+        """Messages in the chat template, with the control tokens that are the template's own.
+
+        Raises:
+            UsageError: as `chat_text`.
+        """
+        if self._parse_special:
+            return ChatText(self.chat_text(messages))
+        for message in messages:
+            check_text("".join(filter(None, message.values())), "the text")
+        return chat_text(self.chat_text, self._control, messages)
+
+    def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
+        """Ids of a conversation, or of a part of it.
+
+        Raises:
+            UsageError: it has no ids without control tokens of its messages.
+        """
+        text, controls = chat.text, chat.controls
+        if controls is None:
+            ids = self.encode(text, special=False)
+            known = self._control
+            if self._parse_special or known.count(ids) == known.count(known.names(text)):
+                return ids
+            controls = known.find(text)
+        check_text(text, "the text")
+        return self._control.spelled(text, controls)
+
     def prompt_ids(self, prompt: str | Messages, most: int | None = None) -> tuple[int, ...]:
         """Ids of a text, or of messages in the chat template, which brings its special tokens.
+
+        In a text the names of control tokens are these tokens; in messages they are text.
 
         Args:
             most: a text that cannot be so few tokens is not encoded.
 
         Raises:
-            UsageError: as `encode` and `chat_text`.
+            UsageError: as `encode` and `encode_chat`.
             PromptTooLong: it has more than `most` tokens for certain.
         """
-        is_text = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self.chat_text(prompt)
-        least = 0 if most is None else self.lengths.least(text)
+        chat = ChatText(prompt) if isinstance(prompt, str) else self.chat(prompt)
+        least = 0 if most is None else self.lengths.least(chat.text)
         if most is not None and least > most:
             raise PromptTooLong(
                 f"the text has at least {least} tokens, but the model takes {most} of a prompt",
                 "shorten it",
             )
-        return self.encode(text, special=is_text)
+        return self.encode(chat.text) if isinstance(prompt, str) else self.encode_chat(chat)
 
     @cached_property
     def lengths(self) -> TokenLengths:

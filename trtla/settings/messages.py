@@ -14,7 +14,10 @@ from trtla.errors import UsageError, did_you_mean
 from trtla.settings.fields import check, check_text, option, shown
 
 Message = Mapping[str, Any]
-"""A role, and a content: a text, or a list of parts `{"type": "text", "text": ...}`."""
+"""A role, and a content: a text, or a list of parts `{"type": "text", "text": ...}`.
+
+A `name` says who speaks, to chat templates that use it. None is an assistant's content of no text.
+"""
 Messages = Sequence[Message]
 """A conversation; the model answers the last message."""
 
@@ -55,13 +58,26 @@ def _message(message: object, name: str) -> dict[str, str]:
         what = f"the role {shown(role)}" if "role" in message else "no role"
         raise UsageError(f"{name} has {what}", f"{guess}use {', '.join(ROLES)}")
     for key in message:
-        if key not in ("role", "content"):
+        if key not in ("role", "content", "name"):
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
     if "content" not in message:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
-    text = _text(message["content"], f"{name} ({role})")
+    said = {"role": str(role), "content": _content(message["content"], role, f"{name} ({role})")}
+    speaker = message.get("name")
+    if speaker is None:
+        return said
+    if not isinstance(speaker, str):
+        raise UsageError(f"{name} ({role}) has the name {shown(speaker)}", "give a text")
+    check_text(speaker, name)
+    return {**said, "name": speaker}
+
+
+def _content(content: object, role: object, name: str) -> str:
+    if content is None and role == "assistant":
+        return ""
+    text = _text(content, name)
     check_text(text, name)
-    return {"role": str(role), "content": text}
+    return text
 
 
 def _text(content: object, name: str) -> str:
