@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom to the top. A file imports from layers below its own, and from its own package.
 LAYERS = (
-    "errors version",
+    "errors version interrupts",
     "files console machine",
     "settings",
     "formats charts",

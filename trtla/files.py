@@ -9,12 +9,16 @@ import json
 import math
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from trtla.errors import UsageError, did_you_mean, first_line
+from trtla.interrupts import INTERRUPTS
 
 if TYPE_CHECKING:
     import pydantic
@@ -69,7 +73,7 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file, INTERRUPTS.undone(part.unlink):
             file.writelines(_pieces(data))
             if durable:
                 file.flush()
@@ -82,6 +86,18 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
         part.unlink(missing_ok=True)
         raise
     return path
+
+
+@contextmanager
+def temporary_folder(beside: Path | None = None, prefix: str = ".") -> Iterator[Path]:
+    """A folder that is gone when the block ends, however it does; None: in the system's."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=beside))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with INTERRUPTS.undone(remove):
+            yield folder
+    finally:
+        remove()
 
 
 def _pieces(data: str | bytes | Iterable[bytes]) -> Iterable[bytes]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from trtla.bench.arms import INSTALL_LLAMA_CPP
 from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.files import temporary_folder
 from trtla.formats.config import DTYPES
 from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import Header, read_header
@@ -198,8 +198,7 @@ def _written(engine: Engine, dtype: torch.dtype, *, keep_blocks: bool) -> Iterat
 
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(TemporaryDirectory(prefix="trtla-bench-"))
-            path = Path(folder) / "model.gguf"
+            path = stack.enter_context(temporary_folder(prefix="trtla-bench-")) / "model.gguf"
             write_gguf(path, engine, dtype, keep_blocks=keep_blocks)
         except OSError as error:
             raise TrtlaError(

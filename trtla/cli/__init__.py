@@ -6,32 +6,15 @@ The commands are one file each beside this one; heavy imports (torch, ...) happe
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Sequence
-from types import FrameType
+
+from trtla.interrupts import INTERRUPTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FAILED = 1
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count it
-
-
-class _Interrupt:
-    """The SIGINT handler. It remembers: imports may turn KeyboardInterrupt into other errors."""
-
-    def __init__(self) -> None:
-        self.seen = False
-
-    def install(self) -> None:
-        """Handle SIGINT, unless the caller ignores it (nohup) or this is not the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self)
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
 
 
 def _open_closed_streams() -> None:
@@ -54,16 +37,14 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run `trtla` with these arguments (sys.argv's without any) and exit with its code."""
-    interrupt = _Interrupt()
-    interrupt.install()
-    _open_closed_streams()
     try:
+        _open_closed_streams()
+        INTERRUPTS.install()
         from trtla.cli.failure import execute
 
-        code = execute(list(sys.argv[1:] if args is None else args), lambda: interrupt.seen)
+        code = INTERRUPTS.end(execute(list(sys.argv[1:] if args is None else args)))
     except ModuleNotFoundError as error:
-        code = _missing(error)
+        code = INTERRUPTS.end(_missing(error))
     except KeyboardInterrupt:
-        print("\nerror: interrupted", file=sys.stderr)
-        code = _INTERRUPTED
+        code = INTERRUPTS.end(INTERRUPTS.say())
     sys.exit(code)

@@ -30,6 +30,7 @@ from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line
 from trtla.errors import UsageError
 from trtla.files import ASSETS
+from trtla.interrupts import INTERRUPTS
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
 
@@ -139,11 +140,10 @@ def run_ablation_command(
     def on_row(row: Cells, number: int, total: int) -> None:
         console.note(f"{number} of {total}: {_described(row)}")
 
-    try:
+    with INTERRUPTS.saying(
+        lambda: f"note: rows so far are in {ablation.output}; the same command goes on"
+    ):
         done = run_ablation(ablation, on_row, lambda text: console.note(f"note: {text}"))
-    except KeyboardInterrupt:
-        console.note(f"\nnote: rows so far are in {ablation.output}; the same command goes on")
-        raise
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
     if given.output_format == "csv":
         console.out(means_text(done.rows.values()), end="")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +25,7 @@ from trtla.cli.options import PATH, engine_flags, json_flag, options_of, setting
 from trtla.cli.values import TEXT
 from trtla.console import Console, counted
 from trtla.errors import UsageError
+from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
 from trtla.settings.replicas import ReplicaSettings
 
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from trtla.batch.run import Figures, Task
 
 _WHO = "a batch"
-_TERMINATED = 143  # 128 + SIGTERM, as shells count it
 _CHANGING = ("device", "dtype", "kv_cache_dtype")
 """Settings of the model that may change an answer's last bits."""
 
@@ -111,52 +106,12 @@ def batch(console: Console, /, **flags: Any) -> int:
     if process_rank():  # the first rank has the job; the others serve until it has ended
         open_answering(given, models, _WHO).close()
         return 0
-    name = answering_name(given.served_model_name, named, given)
-    return _do(console, given, models, name)
+    INTERRUPTS.terminable()
+    return _go_on(console, given, models, answering_name(given.served_model_name, named, given))
 
 
-def _do(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
-    """All of a job that is left to do; the exit code, also after SIGTERM."""
-    with _noticed() as came:
-        try:
-            return _go_on(console, given, models, name, came)
-        except BaseException as error:
-            if not came and not isinstance(error, KeyboardInterrupt):
-                raise
-            if signal.SIGTERM not in came:
-                raise KeyboardInterrupt from None
-            print("error: terminated", file=sys.stderr)
-            return _TERMINATED
-
-
-@contextmanager
-def _noticed() -> Iterator[list[int]]:
-    """Yield the signals that come. SIGTERM interrupts as Ctrl-C does; what is imported may swallow
-    either."""
-    came: list[int] = []
-    interrupted = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if number == signal.SIGINT and callable(interrupted):
-            interrupted(number, frame)
-        raise KeyboardInterrupt
-
-    names = [signal.SIGTERM, *([signal.SIGINT] if callable(interrupted) else [])]  # not with nohup
-    before = {name: signal.signal(name, end) for name in names}
-    try:
-        yield came
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def _go_on(
-    console: Console, given: BatchFlags, models: list[str], name: str, came: list[int]
-) -> int:
+def _go_on(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
+    """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.run import Task
@@ -171,7 +126,7 @@ def _go_on(
             return _report(console, job, None)
         with job.journal(found.last) as journal:
             task = Task(job, journal, source, found, name)
-            return _finish(console, given, models, task, came)
+            return _finish(console, given, models, task)
 
 
 def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
@@ -189,27 +144,23 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
 
 
-def _finish(
-    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
-) -> int:
+def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:
     """Do the lines that are left, then write the output; after a signal say how to go on."""
     counts, lines = task.journal.counts, counted(task.survey.count, "line")
     if counts.done:
         console.note(f"note: {counts.done} of {lines} are done already")
-    try:
-        figures = _decode(console, given, models, task, came)
+
+    def word() -> str:
+        kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+        return f"note: {kept}; the same command goes on"
+
+    with INTERRUPTS.saying(word):
+        figures = _decode(console, given, models, task)
         done = task.job.finish(task.journal)
-    except BaseException as error:
-        if came or isinstance(error, KeyboardInterrupt):
-            kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
-            print(f"\nnote: {kept}; the same command goes on", file=sys.stderr, flush=True)
-        raise
     return _report(console, done, figures)
 
 
-def _decode(
-    console: Console, given: BatchFlags, models: list[str], task: Task, came: list[int]
-) -> Figures | None:
+def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) -> Figures | None:
     """Do the lines that are left; None where there are none."""
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
@@ -219,16 +170,16 @@ def _decode(
 
         spreading = spread_records(console.note, given, models, given.spread, task, _WHO)
         with spreading as records:
-            return _keep(console, records, task, came)
+            return _keep(console, records, task)
     with open_answering(given, models, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
         records = task.records(llm, lambda text: console.note(f"note: {text}"))
-        figures = _keep(console, records, task, came)
+        figures = _keep(console, records, task)
         save_corpus(console, llm, given.save_corpus)
         return figures
 
 
-def _keep(console: Console, records: Iterator[Record], task: Task, came: list[int]) -> Figures:
+def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
     """Take the records as they come, and say how far the job is."""
     from trtla.batch.run import Pace
 
@@ -240,8 +191,6 @@ def _keep(console: Console, records: Iterator[Record], task: Task, came: list[in
         for record in records:
             pace.tokens += record.output_tokens
             progress(counts.done, total)
-            if came:
-                raise KeyboardInterrupt
     return pace.figures()
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from trtla.errors import (
     missing_package,
     sentence,
 )
+from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
 
 
@@ -43,15 +44,11 @@ class Failure:
     exit_code: int
 
 
-def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) -> int:
-    """Run the command line and return the exit code.
-
-    Args:
-        args: what follows `trtla`.
-        interrupted: whether Ctrl-C was pressed, whatever error came of it.
+def execute(args: list[str]) -> int:
+    """Run the command line, what follows `trtla`, and return the exit code.
 
     Raises:
-        KeyboardInterrupt: on Ctrl-C; no other error but SystemExit is raised.
+        KeyboardInterrupt: on Ctrl-C, whatever error came of it; no other but SystemExit is raised.
     """
     console = Console(json=_early(args, "--json"), verbose=_early(args, "--verbose", "-v"))
     console.quiet = process_rank() > 0  # all ranks have the same notes
@@ -65,7 +62,7 @@ def execute(args: list[str], interrupted: Callable[[], bool] = lambda: False) ->
             code = cli.main(args, prog_name="trtla", obj=console, standalone_mode=False)
         sys.stdout.flush()
     except Exception as error:
-        if interrupted() or isinstance(error, click.Abort):
+        if INTERRUPTS.came or isinstance(error, click.Abort):
             raise KeyboardInterrupt from None
         if isinstance(error, BrokenPipeError):
             return _broken_pipe()

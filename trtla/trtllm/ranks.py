@@ -25,6 +25,7 @@ import torch
 from trtla.errors import TrtlaError, sentence
 from trtla.formats.config import QWEN2, BuildConfig
 from trtla.formats.source import BuildSource
+from trtla.interrupts import INTERRUPTS
 from trtla.trtllm.library import deprecations_once, load
 
 TIMING_CACHE = "model.cache"
@@ -140,19 +141,25 @@ def _run(build: RankBuild, ranks: int, workers: int) -> None:
     """Start the workers and wait until all have ended, or one has failed."""
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     processes: dict[Connection, BaseProcess] = {}
-    try:
-        for gpu in range(workers):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_work, args=(build, range(gpu, ranks, workers), gpu, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            processes[ours] = process
-        _wait(processes, dict(zip(processes, range(workers), strict=True)))
-    finally:
+
+    def kill() -> None:
         for started in processes.values():
             started.kill()
+
+    try:
+        with INTERRUPTS.undone(kill):
+            for gpu in range(workers):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_work, args=(build, range(gpu, ranks, workers), gpu, theirs), daemon=True
+                )
+                process.start()
+                theirs.close()
+                processes[ours] = process
+            _wait(processes, dict(zip(processes, range(workers), strict=True)))
+    finally:
+        kill()
+        for started in processes.values():
             started.join()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
+from types import FrameType
 from typing import Any
 
 from trtla.bench.load.client import Asked, Client, Server
@@ -156,8 +157,9 @@ def _interrupting(done: Measured) -> Iterator[None]:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
 
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if done.interrupted and callable(before):
+            before(number, frame)
         done.interrupted = True
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import TrtlaError, UsageError, first_line
-from trtla.files import read_json, user_cache
+from trtla.files import read_json, temporary_folder, user_cache
 from trtla.formats.folder import GENERATION_CONFIG
 from trtla.formats.gguf.header import MADE_OF, Header, is_gguf, read_header, shards, stamps
 from trtla.formats.hf_config import parse_hf_config
@@ -51,12 +49,9 @@ def gguf_folder(path: Path) -> Path:
     files = _files(path, read_header(path))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-        try:
+        with temporary_folder(folder.parent) as made:
             _write(made / "new", files, {"path": str(path), "stamps": found})
             _publish(made, folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise TrtlaError(
             f"{folder} cannot be written: {error.strerror}",

@@ -8,12 +8,11 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trtla.errors import first_line
-from trtla.files import user_cache
+from trtla.files import temporary_folder, user_cache
 
 FLAGS = (
     *("-O3", "-std=gnu++17", "-ffp-contract=fast"),
@@ -157,8 +156,8 @@ def _processor() -> tuple[str, ...]:
 
 def _compile(compiler: Sequence[str], main: Path, library: Path) -> Path:
     """Compile beside the library's place and move it there, so no one ever finds half of it."""
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compile-") as folder:
-        made = Path(folder) / library.name
+    with temporary_folder(library.parent, ".compile-") as folder:
+        made = folder / library.name
         command = [*compiler, "-o", str(made), str(main)]
         try:
             done = subprocess.run(

@@ -1,0 +1,186 @@
+"""How a signal ends the program: soon, from its first moment on, and with nothing left behind.
+
+The signal is raised in the main thread as KeyboardInterrupt, which unwinds the program. Imports may
+swallow that or abort in C++, and a long call into C holds it up: there the process ends at once,
+after what `undone` blocks name. It is the first file that runs, and imports as little as it can.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # the import of typing takes as long as all the others here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any, NoReturn
+
+_EVERY_S = 0.1
+_NOTICED_WITHIN_S = 0.6
+"""How long the main thread may stay in one call into C."""
+_UNWOUND_WITHIN_S = 3.0
+_IMPORTS = "<frozen importlib._bootstrap>"
+_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class Interrupts:
+    """The handler of signals that end the program; one for a process.
+
+    A thread beside it hears of every signal at once. It raises what was swallowed again, and ends
+    the process where the main thread does not.
+    """
+
+    def __init__(self) -> None:
+        self.came: int | None = None
+        """The signal, once the main thread has heard of one."""
+        self._undo: list[Callable[[], Any]] = []
+        self._words: list[Callable[[], Any]] = []
+        self._again = False
+        self._code: int | None = None
+        self._mouth = _thread.allocate_lock()
+
+    def install(self) -> None:
+        """Handle SIGINT, unless the caller ignores it (nohup) or this is not the main thread."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return
+        try:
+            signal.signal(signal.SIGINT, self)
+        except ValueError:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        _thread.start_new_thread(self._watch, (reading, _thread.get_ident()))
+
+    def terminable(self) -> None:
+        """Let SIGTERM end the program as SIGINT does, where that is handled."""
+        if self._handles(signal.SIGINT):
+            signal.signal(signal.SIGTERM, self)
+
+    def undone(self, undo: Callable[[], Any]) -> _While:
+        """A block; before the process ends at once within it, this is called."""
+        return _While(self._undo, undo, kept=False)
+
+    def saying(self, word: Callable[[], str]) -> _While:
+        """A block; where a signal ends the program within it, this is printed too."""
+        return _While(self._words, word, kept=True)
+
+    def say(self) -> int:
+        """Print what ended the program, once; the exit code, as shells count it."""
+        number = self.came or signal.SIGINT
+        if self._mouth.acquire(blocking=False):
+            said = f"error: {_NAMES[signal.Signals(number)]}"
+            _print([*filter(None, map(_tried, self._words)), said])
+        return 128 + number
+
+    def end(self, code: int) -> int:
+        """Say that all is done but the interpreter's own end, and how the process ends."""
+        self._code = code
+        return code
+
+    def leave(self, code: int) -> NoReturn:
+        """End the process at once, after what the blocks name that it is in."""
+        for undo in reversed(self._undo):
+            _tried(undo)
+        os._exit(code)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self._again, self.came = self._again, False, number
+        if self._code is not None:
+            os._exit(self._code)
+        if self._mouth.locked() or (again and _unwinding()):
+            return
+        if _importing(frame):
+            self._end_by(number)
+        sys.unraisablehook = _unless_interrupted
+        raise KeyboardInterrupt
+
+    def _handles(self, number: int) -> bool:
+        return signal.getsignal(number) is self
+
+    def _end_by(self, number: int) -> NoReturn:
+        self.came = number
+        self.leave(self.say())
+
+    def _watch(self, pipe: int, main: int) -> None:
+        number = os.read(pipe, 1)[0]
+        while not self._handles(number):  # somebody else's, with an end of their own
+            number = os.read(pipe, 1)[0]
+        began = time.monotonic()
+        while self._code is None:
+            time.sleep(_EVERY_S)
+            heard = self.came is not None
+            if time.monotonic() - began > (_UNWOUND_WITHIN_S if heard else _NOTICED_WITHIN_S):
+                self._end_by(number)
+            if heard and self._handles(number):
+                self._again = True
+                signal.pthread_kill(main, number)
+        time.sleep(_NOTICED_WITHIN_S)
+        os._exit(self._code)  # threads of others hold up the interpreter's end
+
+
+class _While:
+    """An entry of a list for the time of a block; `kept`: also after an error in it.
+
+    contextlib would be one more import.
+    """
+
+    def __init__(
+        self, entries: list[Callable[[], Any]], entry: Callable[[], Any], *, kept: bool
+    ) -> None:
+        self._entries, self._entry, self._kept = entries, entry, kept
+
+    def __enter__(self) -> None:
+        self._entries.append(self._entry)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or not self._kept:
+            self._entries.remove(self._entry)
+
+
+def _tried(act: Callable[[], Any]) -> Any:
+    """What it returns; None where it fails: the process ends, and does so in any case."""
+    try:
+        return act()
+    except Exception:
+        return None
+
+
+def _print(lines: list[str]) -> None:
+    """On stderr, below what stands in a terminal's last row; without locks that may be held."""
+    try:
+        start = "\n" if sys.stderr.isatty() else ""
+        text = start + "".join(f"{line}\n" for line in lines)
+        os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+    except (OSError, ValueError, AttributeError):  # closed, or no file
+        return
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether this thread is within an import."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _unwinding() -> bool:
+    """Whether KeyboardInterrupt is being handled, and what runs is a clean-up."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _unless_interrupted(lost: Any) -> None:
+    """What a finaliser swallows is raised again; others' errors are reported as ever."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+
+
+INTERRUPTS = Interrupts()
