@@ -77,6 +77,37 @@ def test_of_a_long_corpus_the_last_tokens_are_kept(corpus: Corpus, tmp_path: Pat
     assert corpus.read([tmp_path / name for name in "bc"]) == texts("b" * 1997, "c" * 3)
 
 
+@pytest.mark.usefixtures("at_most_2000")
+@pytest.mark.filterwarnings("ignore:the corpus is longer")
+def test_nothing_of_a_long_corpus_is_lost_when_it_is_saved(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    corpus.write(path, texts("a" * 700, "b" * 900, "c" * 900, "d" * 600))
+    found = corpus.read(path)
+    assert found == texts("b" * 500, "c" * 900, "d" * 600)
+    corpus.write(path, [*found, *texts("e")])
+    held = [json.loads(line)["ids"] for line in path.read_text().splitlines()[1:]]
+    whole = texts("a" * 700, "b" * 400, "b" * 500, "c" * 900, "d" * 600, "e")
+    assert list(map(tuple, held)) == whole
+    (tmp_path / "long.txt").write_text("a" * 2500)
+    corpus.write(path, corpus.read([tmp_path / "long.txt"]))
+    corpus.write(path, corpus.read(path))
+    held = [json.loads(line)["ids"] for line in path.read_text().splitlines()[1:]]
+    assert sum(map(len, held)) == 2500
+
+
+def test_outputs_make_no_corpus_go(tiny_llama: Path, tmp_path: Path) -> None:
+    """One text of a million tokens was gone with the first answer, and saving left 171 bytes."""
+    with LLM(tiny_llama) as llm:
+        vocab = llm.limits.vocab_size
+        ids = [5 + i * 7919 % (vocab - 5) for i in range(1_000_000)]
+        Corpus(llm.engine, llm.tokenizer).write(tmp_path / "corpus", [tuple(ids)])
+    with LLM(tiny_llama, corpus=[tmp_path / "corpus"]) as llm:
+        (done,) = llm.generate(["def f(x):"], SamplingParams(max_output_len=8))
+        llm.save_corpus(tmp_path / "corpus")
+    lines = (tmp_path / "corpus").read_text().splitlines()[1:]
+    assert [json.loads(line)["ids"] for line in lines] == [ids, list(done.output_ids)]
+
+
 def test_a_corpus_changes_no_text(engine: Path, files: dict[str, Path], tmp_path: Path) -> None:
     plain = trtla("run", "-m", engine, *PROMPT, "--no-lookahead", "--json").json["results"]
     for number, given in enumerate(files.values()):

@@ -133,6 +133,47 @@ def test_the_least_recently_used_texts_go(kind):
     assert shared.texts() == [tuple(range(61, 99))]
 
 
+@both_kinds
+def test_kept_texts_stay_whatever_outputs_come(kind):
+    """Of the room the outputs have what these leave, and a quarter at least."""
+    shared = kind(2000, 400)
+    corpus = [tuple(range(300)), tuple(range(1000, 1090)), tuple(range(1200, 1210))]
+    for text in corpus:
+        shared.add_text(text, kept=True)
+    for start in range(300, 900, 30):
+        shared.add_text(range(start, start + 30))
+        texts = shared.texts()
+        assert texts[:3] == corpus
+        assert texts[-1] == tuple(range(start, start + 30))
+        assert sum(map(len, texts[3:])) <= 100
+    shared.add_text(range(1500, 1999))
+    assert shared.texts() == [*corpus, tuple(range(1899, 1999))]
+
+
+@both_kinds
+def test_a_corpus_as_large_as_the_room_stays_whole(kind):
+    shared = kind(2000, 400)
+    texts = [tuple(range(start, start + 4)) for start in range(0, 400, 4)]
+    for text in texts:
+        shared.add_text(text, kept=True)
+    shared.add_text([7, 8, 9])
+    assert shared.texts() == [*texts, (7, 8, 9)]
+
+
+@both_kinds
+def test_of_a_text_that_does_not_fit_the_end_stays(kind):
+    shared = kind(2000, 400)
+    shared.add_text(range(10))
+    shared.add_text(range(100, 480))
+    assert shared.texts() == [tuple(range(10)), tuple(range(100, 480))]
+    shared.add_text(range(500, 550))
+    assert shared.texts() == [tuple(range(231, 480)), tuple(range(500, 550))]
+    shared = kind(2000, 400)
+    shared.add_text(range(10), kept=True)
+    shared.add_text(range(1000, 1395), kept=True)
+    assert shared.texts() == [tuple(range(5, 10)), tuple(range(1000, 1395))]
+
+
 def children_of(shared, text):
     """What rows propose after a text, best first."""
     return plan(shared.tree(text, GREEDY, ("rows",), True), shared, depth=1).tokens

@@ -98,7 +98,8 @@ class Session:
             drafts = self.planner.plan(self.trees, nodes, depths, most, NodePrices(least=least))
             self.drafts += drafts
         if self.rng.random() < 0.3:
-            self.shared.add_text(self._text(self.rng.randrange(40)))
+            kept = self.rng.random() < 0.3
+            self.shared.add_text(self._text(self.rng.randrange(40)), kept=kept)
         for tree, draft in zip(self.trees, drafts, strict=True):
             self._commit(tree, draft)
 

@@ -109,7 +109,7 @@ corpus_flag = several(
     section=DRAFTERS,
     type=PATH,
     help="Texts that auto drafts from: text files, .jsonl files with text, and files of "
-    "--save-corpus. Of more than 1,000,000 tokens the last ones count.",
+    "--save-corpus. Of more than 1,000,000 tokens the last ones are drafted from.",
 )
 corpus_flags = stack(
     corpus_flag,

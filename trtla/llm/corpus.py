@@ -59,11 +59,14 @@ class Corpus:
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._vocab_size = engine.config.pretrained_config.vocab_size
+        self._unread: list[str | Ids] = []
+        """Texts that were found and are too many to draft from."""
 
     def read(self, paths: str | Path | Sequence[str | Path]) -> list[Ids]:
         """The token ids of the texts in text files, .jsonl files and token files, in order.
 
-        Of more than a million tokens the last million are returned, with a `TrtlaWarning`.
+        Of more than a million tokens the last million are returned, with a `TrtlaWarning`; `write`
+        puts the others before them.
 
         Raises:
             UsageError: a file cannot be read, holds no text, or is of another vocabulary; or
@@ -78,9 +81,13 @@ class Corpus:
         room, cut = MOST_TOKENS, False
         while found and not cut:
             text = found.pop()
-            ids = self._encode(text) if isinstance(text, str) else text
-            kept.append(ids[max(len(ids) - room, 0) :])
-            cut, room = len(ids) > room, room - len(kept[-1])
+            ids = self._ids(text)
+            first = max(len(ids) - room, 0)
+            kept.append(ids[first:])
+            cut, room = first > 0, room - len(kept[-1])
+            if cut:
+                found.append(ids[:first])
+        self._unread = found
         if cut:
             warnings.warn(
                 f"the corpus is longer than {MOST_TOKENS:,} tokens: its last {MOST_TOKENS:,} are "
@@ -91,7 +98,8 @@ class Corpus:
         return [ids for ids in reversed(kept) if ids]
 
     def write(self, path: Path, kept: Sequence[Ids]) -> None:
-        """Write a token file, whole; another one may be replaced, other files are not.
+        """Write a token file, whole: what was read and not returned, then `kept`. Another such
+        file may be replaced, other files are not.
 
         Raises:
             UsageError: the file is something else.
@@ -101,7 +109,8 @@ class Corpus:
         head = _Head(
             trtla_corpus=_VERSION, vocab_size=self._vocab_size, vocabulary=self._vocabulary
         )
-        lines = [head.model_dump(), *({"ids": ids} for ids in kept)]
+        every = filter(None, (*map(self._ids, self._unread), *kept))
+        lines = [head.model_dump(), *({"ids": ids} for ids in every)]
         try:
             write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
@@ -161,8 +170,10 @@ class Corpus:
                 "use it with the model that it was saved with, or give the texts themselves",
             )
 
-    def _encode(self, text: str) -> Ids:
+    def _ids(self, text: str | Ids) -> Ids:
         """Ids of a text that may stand anywhere in an output."""
+        if not isinstance(text, str):
+            return text
         return () if self._tokenizer is None else self._tokenizer.encode(text, special=False)
 
 

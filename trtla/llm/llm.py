@@ -117,18 +117,22 @@ class LLM(RequestMaker):
             changed = options.draft_options.changed
             unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]
             warn_unread(["corpus", *unread] if corpus else unread)
-        opened = open_drafting(self.engine, self.tokenizer, options, draft_models, corpus)
+        self._corpus = Corpus(self.engine, self.tokenizer)
+        drafted_from = self._corpus.read(corpus)
+        opened = open_drafting(self.engine, options, draft_models, drafted_from)
         self._executor, self.executor = opened, SharedExecutor(opened)
 
     def save_corpus(self, path: str | Path) -> None:
         """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
+
+        What of a corpus is too much to draft from is written too.
 
         Raises:
             UsageError: another file is there, or the engine is TensorRT-LLM's.
             TrtlaError: the file cannot be written.
         """
         kept = self.executor.call(lambda executor: executor.kept_texts())
-        Corpus(self.engine, self.tokenizer).write(Path(path), kept)
+        self._corpus.write(Path(path), kept)
 
     @property
     def limits(self) -> ExecutorLimits:

@@ -10,7 +10,6 @@ from trtla.formats.engine import Engine, open_engine
 from trtla.formats.folder import folder_kind
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
-from trtla.llm.corpus import Corpus
 from trtla.llm.text import Tokenizer
 from trtla.runtime.executor import Executor
 from trtla.settings.drafting import DrafterSettings, check_draft_place, check_drafts_itself
@@ -106,10 +105,9 @@ def open_executor(
 
 def open_drafting(
     engine: Engine,
-    tokenizer: Tokenizer | None,
     options: ExecutorOptions,
     draft_models: Sequence[str],
-    corpus: Sequence[str | Path],
+    drafted_from: Sequence[Sequence[int]],
 ) -> Executor:
     """The executor, with draft models that requests name and a corpus to draft from.
 
@@ -117,7 +115,6 @@ def open_drafting(
         UsageError: a file or an option does not fit the engine.
         TrtlaError: the engine's backend cannot run here.
     """
-    drafted_from = Corpus(engine, tokenizer).read(corpus)
     paths = texts("draft_models", draft_models, "paths")
     drafting = draft_engines(engine, options.drafter, paths)
     executor = open_executor(engine, options, drafting)

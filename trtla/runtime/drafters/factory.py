@@ -92,7 +92,7 @@ class Drafters(DrafterFactory):
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
         """Draft from texts in all requests that come."""
         for text in texts:
-            self._shared().add_text(text)
+            self._shared().add_text(text, kept=True)
 
     def texts(self) -> list[tuple[int, ...]]:
         """What was added, and outputs of ended requests; the least recently used ones went."""

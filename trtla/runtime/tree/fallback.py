@@ -27,13 +27,13 @@ class PlainTrees:
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._shared = Shared(vocab_size, most_tokens)
 
-    def add_text(self, tokens: Sequence[int]) -> None:
+    def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
         """Draft from a text in all requests."""
-        self._shared.others.add(tokens)
+        self._shared.others.add(tokens, kept=kept)
 
     def texts(self) -> list[tuple[int, ...]]:
         """The texts that are drafted from in all requests."""
-        return [text for text in self._shared.others if text]
+        return list(self._shared.others)
 
     def tree(
         self,

@@ -97,7 +97,7 @@ def declared(library: CDLL) -> CDLL:
         "tree_shared": (pointer, [number, number, pointer]),
         "tree_free_shared": (None, [pointer]),
         "tree_others": (number, [pointer, POINTER(POINTER(c_int32))]),
-        "tree_add_other": (None, [pointer, pointer, number]),
+        "tree_add_other": (None, [pointer, pointer, number, number]),
         "tree_sequence": (pointer, [pointer, POINTER(_Settings), pointer, number]),
         "tree_free_sequence": (None, [pointer]),
         "tree_add_text": (None, [pointer, number, pointer, number]),
@@ -142,7 +142,7 @@ class SharedTrees:
     """What the trees of all requests share: rows, other requests' texts, chances.
 
     Args:
-        most_tokens: of other requests' texts; the least recently used ones go.
+        most_tokens: of texts, see `Trees.add_text`.
 
     Raises:
         NotCompiled: there is no compiler on this machine.
@@ -158,9 +158,9 @@ class SharedTrees:
         if hasattr(self, "_handle"):
             self._library.tree_free_shared(self._handle)
 
-    def add_text(self, tokens: Sequence[int]) -> None:
+    def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
         """Draft from a text in all requests."""
-        self._library.tree_add_other(self._handle, _ids(tokens), len(tokens))
+        self._library.tree_add_other(self._handle, _ids(tokens), len(tokens), kept)
 
     def texts(self) -> list[tuple[int, ...]]:
         """The texts that are drafted from in all requests."""

@@ -70,8 +70,13 @@ class Planner(Protocol):
 class Trees(Protocol):
     """What the trees of all requests share: rows, other requests' texts, chances."""
 
-    def add_text(self, tokens: Sequence[int]) -> None:
-        """Draft from a text in all requests; the least recently used texts go."""
+    def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
+        """Draft from a text in all requests; the least recently used texts of its kind go.
+
+        Args:
+            kept: no output makes it go. Outputs have what these texts leave of the room, and at
+                least a quarter of it.
+        """
 
     def texts(self) -> list[tuple[int, ...]]:
         """The texts that are drafted from in all requests."""

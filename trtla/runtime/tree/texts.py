@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 SEPARATOR = -1
@@ -12,7 +13,7 @@ LONGEST_MATCH = 32
 _STRETCHES = (4, 2, 1)
 _MOST_LOOKED = 16
 MOST_TOKENS = 1_000_000
-"""Of other requests' texts."""
+"""Of the texts that every request drafts from; with a corpus of so many a quarter more."""
 
 
 class Place(NamedTuple):
@@ -89,50 +90,69 @@ class Index:
         return match
 
 
+@dataclass(slots=True)
+class _Text:
+    tokens: tuple[int, ...]
+    used: int
+    kept: bool
+
+    @property
+    def cost(self) -> int:
+        """Outputs may be many and short."""
+        return len(self.tokens) + (not self.kept)
+
+
 class Texts:
-    """Texts of other requests, at most so many tokens: the least recently used ones go."""
+    """Texts that every request drafts from: kept ones, at most so many tokens, and outputs, what
+    the kept ones leave of that or a quarter of it. Of each kind the least recently used ones go.
+    """
 
     def __init__(self, most: int) -> None:
         self.index, self.version = Index(), 0
         """The version changes with the places of the index."""
         self._most, self._now = most, 0
         self._starts: list[int] = []
-        self._texts: list[tuple[int, ...]] = []
-        self._used: list[int] = []
+        self._texts: list[_Text] = []
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(self._texts)
+        return (one.tokens for one in self._texts)
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: Sequence[int], *, kept: bool = False) -> None:
         """One more text; of one that is too long, its end."""
-        kept = tuple(tokens[-self._most :])
-        if len(self.index.tokens) + len(kept) > self._most:
-            self._drop(self._most - self._most // 4 - len(kept))
+        if not len(tokens):
+            return
+        own = self._most if kept else max(self._most - self._size(True), self._most // 4)
+        end = tuple(tokens[max(0, len(tokens) - own) :])
+        if self._size(kept) + len(end) > own:
+            room = own - own // 4 - len(end)
+            self._drop(kept, own - len(end) if kept and room < 0 else room)
         self._now += 1
-        self._place(kept, self._now)
+        self._place(_Text(end, self._now, kept))
 
     def touch(self, place: int) -> None:
         """A place of the index was of use."""
         self._now += 1
-        self._used[bisect_right(self._starts, place) - 1] = self._now
+        self._texts[bisect_right(self._starts, place) - 1].used = self._now
 
-    def _place(self, text: tuple[int, ...], used: int) -> None:
+    def _size(self, kept: bool) -> int:
+        return sum(one.cost for one in self._texts if one.kept == kept)
+
+    def _place(self, text: _Text) -> None:
         self._starts.append(len(self.index.tokens) + 1)
         self._texts.append(text)
-        self._used.append(used)
-        self.index.add(text)
+        self.index.add(text.tokens)
 
-    def _drop(self, room: int) -> None:
-        """Begin anew with the most recently used texts, of so many tokens together."""
-        old = list(zip(self._texts, self._used, strict=True))
-        self.index, self._starts, self._texts, self._used = Index(), [], [], []
+    def _drop(self, kept: bool, room: int) -> None:
+        """Begin anew with the most recently used texts of a kind, of so many tokens together, and
+        the end of the one that does not fit; the other kind stays."""
+        old, self._texts, self._starts = self._texts, [], []
+        self.index = Index()
         self.version += 1
-        kept = set()
-        for text, used in sorted(old, key=lambda one: -one[1]):
-            room -= len(text) + 1
-            if room < 0:
-                break
-            kept.add(used)
-        for text, used in old:
-            if used in kept:
-                self._place(text, used)
+        for one in sorted((one for one in old if one.kept == kept), key=lambda one: -one.used):
+            cost, size = one.cost, len(one.tokens)
+            left = max(0, min(size, room - (cost - size)))
+            one.tokens = one.tokens[size - left :]
+            room -= cost
+        for one in old:
+            if one.tokens:
+                self._place(one)

@@ -127,7 +127,8 @@ private:
     Places lengths_[3] = {Places(4), Places(2), Places(1)};
 };
 
-// Texts of other requests, at most so many tokens: the least recently used ones go.
+// Texts that every request drafts from: kept ones, at most so many tokens, and outputs, what the kept
+// ones leave of that or a quarter of it. Of each kind the least recently used ones go.
 class Texts {
 public:
     explicit Texts(int64_t most) : most_(most) {}
@@ -135,10 +136,16 @@ public:
     Index& index() { return index_; }
     int64_t version() const { return version_; }
 
-    void add(const int32_t* tokens, int64_t count) {
-        if (count > most_) tokens += count - most_, count = most_;
-        if ((int64_t)index_.tokens().size() + count > most_) drop(most_ - most_ / 4 - count);
-        place(std::vector<int32_t>(tokens, tokens + count), ++now_);
+    // One more text; of one that is too long, its end.
+    void add(const int32_t* tokens, int64_t count, bool kept) {
+        if (count == 0) return;
+        const int64_t own = kept ? most_ : std::max(most_ - sizes_[1], most_ / 4);
+        if (count > own) tokens += count - own, count = own;
+        if (sizes_[kept] + count > own) {
+            const int64_t room = own - own / 4 - count;
+            drop(kept, kept && room < 0 ? own - count : room);
+        }
+        place(std::vector<int32_t>(tokens, tokens + count), ++now_, kept);
     }
 
     // A place of the index was of use.
@@ -152,37 +159,46 @@ private:
     struct Text {
         int32_t start, size;
         int64_t used;
+        bool kept;
+        int32_t left;  // tokens that stay, its last ones
+
+        int64_t cost() const { return size + !kept; }  // outputs may be many and short
     };
 
-    void place(const std::vector<int32_t>& tokens, int64_t used) {
+    void place(const std::vector<int32_t>& tokens, int64_t used, bool kept) {
         index_.append(SEPARATOR);
-        texts_.push_back({(int32_t)index_.tokens().size(), (int32_t)tokens.size(), used});
+        const int32_t start = index_.tokens().size(), size = tokens.size();
+        texts_.push_back({start, size, used, kept, size});
+        sizes_[kept] += texts_.back().cost();
         for (const int32_t token : tokens) index_.append(token);
     }
 
-    // Begin anew with the most recently used texts, of so many tokens together.
-    void drop(int64_t room) {
+    // Begin anew with the most recently used texts of a kind, of so many tokens together, and the
+    // end of the one that does not fit; the other kind stays.
+    void drop(bool kept, int64_t room) {
         std::vector<Text> old;
         old.swap(texts_);
         const Index before = std::move(index_);
         index_ = Index();
+        sizes_[0] = sizes_[1] = 0;
         ++version_;
-        std::vector<Text> latest = old;
+        std::vector<Text*> latest;
+        for (Text& one : old)
+            if (one.kept == kept) latest.push_back(&one);
         std::sort(latest.begin(), latest.end(),
-                  [](const Text& a, const Text& b) { return a.used > b.used; });
-        int64_t least = INT64_MAX;  // use of the oldest that stays
-        for (const Text& one : latest) {
-            room -= one.size + 1;
-            if (room < 0) break;
-            least = one.used;
+                  [](const Text* a, const Text* b) { return a->used > b->used; });
+        for (Text* one : latest) {
+            const int64_t fits = room - (one->cost() - one->size);
+            one->left = std::max<int64_t>(0, std::min<int64_t>(one->size, fits));
+            room -= one->cost();
         }
         for (const Text& one : old) {
-            const auto first = before.tokens().begin() + one.start;
-            if (one.used >= least) place({first, first + one.size}, one.used);
+            const auto end = before.tokens().begin() + one.start + one.size;
+            if (one.left) place({end - one.left, end}, one.used, one.kept);
         }
     }
 
-    int64_t most_, now_ = 0, version_ = 0;
+    int64_t most_, now_ = 0, version_ = 0, sizes_[2] = {0, 0};  // of outputs and of kept ones
     Index index_;
     std::vector<Text> texts_;  // in the order of the index
 };

@@ -153,8 +153,8 @@ EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens, const double* f
 }
 EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
 
-EXPORTED void tree_add_other(Shared* shared, const int32_t* tokens, int64_t count) {
-    shared->others.add(tokens, count);
+EXPORTED void tree_add_other(Shared* shared, const int32_t* tokens, int64_t count, int64_t kept) {
+    shared->others.add(tokens, count, kept);
 }
 // The others' texts, a separator before each; how many numbers these are.
 EXPORTED int64_t tree_others(Shared* shared, const int32_t** tokens) {
