@@ -111,8 +111,8 @@ def merging() -> Fast:
         for stop in range(2, len(name) + 1)
     ]
     letters = sorted({*BEGIN, *END, *"abcuser\nx "})
-    names = [*letters, *map("".join, merges), BEGIN]
-    made = Fast(models.BPE({one: i for i, one in enumerate(names)}, merges))
+    names = [*letters, *map("".join, merges), BEGIN, "?"]
+    made = Fast(models.BPE({one: i for i, one in enumerate(names)}, merges, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
     made.add_special_tokens([control(BEGIN), control(END), control("<s>", single_word=True)])
     return made

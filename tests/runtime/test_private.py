@@ -10,6 +10,7 @@ import pytest
 import trtla
 from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.drafters.factory import _MOST_SPACES
 from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
 from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -41,13 +42,13 @@ def opened():
     return executor
 
 
-def answers(executor, drafter, adaptive, privates, first_id=0):
+def answers(executor, drafter, adaptive, privates, first_id=0, space=0):
     """Ask the same at once, each privately or not: what was drafted, and the last outputs."""
     watch = RecorderWatch(DraftRecorder)
     asked = [
         replace(
             request(PROMPT, COUNT, request_id=first_id + i, adaptive=adaptive, drafter=drafter),
-            private=private, watch=watch,
+            private=private, watch=watch, space=space,
         )
         for i, private in enumerate(privates)
     ]  # fmt: skip
@@ -132,3 +133,51 @@ def test_an_executor_that_shares_blocks_of_all_prompts_refuses_private_ones():
     with pytest.raises(UsageError, match="request 0 is private") as refusal:
         limits.check(replace(request(PROMPT, 3), private=True))
     assert "--kv-cache-enable-block-reuse" in (refusal.value.hint or "")
+
+
+@pytest.mark.usefixtures("_kinds")
+@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
+def test_requests_share_with_those_of_their_space_alone(drafter, adaptive):
+    alone, _ = answers(opened(), drafter, adaptive, [False])
+    executor = opened()
+    answers(executor, drafter, adaptive, [False], 0, -1)
+    assert executor.kept_texts() == []
+    for number, other in ((1, 0), (2, -2)):
+        found, (stats,) = answers(executor, drafter, adaptive, [False], number, other)
+        assert found == alone
+        assert stats.reused_tokens == 0
+    own, (stats,) = answers(executor, drafter, adaptive, [False], 3, -1)
+    assert own != alone
+    assert stats.reused_tokens == 64
+    found, (stats,) = answers(executor, drafter, adaptive, [True], 4, -1)
+    assert found == alone
+    assert stats.reused_tokens == 0
+
+
+@pytest.mark.usefixtures("_kinds")
+def test_texts_that_were_added_are_for_all_spaces():
+    drafter, executors = DrafterSettings(), (opened(), opened())
+    for executor in executors:
+        executor.add_texts([plain(RULE, PROMPT, COUNT)])
+    common, _ = answers(executors[0], drafter, True, [False])
+    for space in (-1, -2):
+        assert answers(executors[1], drafter, True, [False], -space, space)[0] == common
+    alone, _ = answers(opened(), drafter, True, [False])
+    assert common != alone
+
+
+def test_the_spaces_that_were_not_asked_for_long_begin_anew():
+    alone, _ = answers(opened(), NGRAM, False, [False])
+    executor = opened()
+    for number in range(_MOST_SPACES + 1):
+        answers(executor, NGRAM, False, [False], number, -1 - number)
+    assert len(executor._drafters._spaces) == _MOST_SPACES
+    assert answers(executor, NGRAM, False, [False], 100, -2)[0] != alone
+    assert answers(executor, NGRAM, False, [False], 101, -1)[0] == alone
+
+
+def test_requests_of_one_step_wait_for_no_blocks_of_another_space():
+    executor = opened()
+    asked = [replace(request(PROMPT, COUNT, request_id=i), space=-1 - i % 2) for i in range(4)]
+    outputs = run(executor, asked)
+    assert [outputs[i][-1].stats.reused_tokens for i in range(4)] == [0, 0, 64, 64]

@@ -37,8 +37,13 @@ class _Prompt:
     param: str
 
 
-def chat_answers(body: ChatBody, llm: RequestMaker, timeout_s: float | None = None) -> list[Answer]:
+def chat_answers(
+    body: ChatBody, llm: RequestMaker, timeout_s: float | None = None, space: int = 0
+) -> list[Answer]:
     """The choices of a conversation; with a timeout they end then, waiting included.
+
+    Args:
+        space: whose K/V blocks and drafts they share.
 
     Raises:
         ApiError: the request does not fit the model.
@@ -51,13 +56,16 @@ def chat_answers(body: ChatBody, llm: RequestMaker, timeout_s: float | None = No
     with _naming("messages"):
         ids = llm.encode(messages, "messages", llm.limits.max_prompt_len)
         prompt = _Prompt(ids, "messages", "messages")
-    return _answers(llm, body, [prompt], body.length, timeout_s)
+    return _answers(llm, body, [prompt], body.length, timeout_s, space)
 
 
 def completion_answers(
-    body: CompletionBody, llm: RequestMaker, timeout_s: float | None = None
+    body: CompletionBody, llm: RequestMaker, timeout_s: float | None = None, space: int = 0
 ) -> list[Answer]:
     """The choices of one prompt or several, those of the first prompt first.
+
+    Args:
+        space: as of `chat_answers`.
 
     Raises:
         ApiError: the request does not fit the model.
@@ -68,7 +76,7 @@ def completion_answers(
         with _naming("prompt"):
             ids = llm.encode(prompt, name, llm.limits.max_prompt_len)
             prompts.append(_Prompt(ids, name, "prompt"))
-    return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s)
+    return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s, space)
 
 
 def check_name(asked: str | None, name: str, who: str) -> None:
@@ -96,6 +104,7 @@ def _answers(
     prompts: Sequence[_Prompt],
     length: int | None,
     timeout_s: float | None,
+    space: int,
 ) -> list[Answer]:
     with _naming("logit_bias"):
         llm.limits.check_ids([int(token) for token in body.logit_bias], "logit_bias")
@@ -107,7 +116,7 @@ def _answers(
         room = _room(llm, prompt, length)
         for choice in range(body.n):
             sampling = choose(room, (seed + choice) % _SEEDS)
-            own = (body.tops, body.cache == "private")
+            own = (body.tops, body.cache == "private", space)
             asked = Asked(prompt.ids, sampling, *how, prompt.name, *own)
             with _naming(prompt.param):
                 answer = llm.answer(len(answers), asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,10 +19,11 @@ from trtla.cli.answering import (
     open_answering,
 )
 from trtla.cli.command import Command
+from trtla.cli.engine_check import is_trtllm
 from trtla.cli.options import PATH, engine_flags, options_of
 from trtla.cli.values import SIZE
 from trtla.console import Console, counted
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, UsageError
 from trtla.machine import process_rank
 from trtla.settings.replicas import ReplicaSettings
 from trtla.settings.serving import ServeSettings
@@ -75,6 +77,7 @@ def serve(console: Console, /, **flags: Any) -> int:
     flags["engine_dir"] = _folder(named, log)
     given, models = checked(ServeFlags, flags)
 
+    _check_isolation(given)
     new_engine = _replicas(given, models) if given.spread.ray else _in_process(given, models)
 
     def ready(maker: RequestMaker, address: str) -> None:
@@ -109,6 +112,22 @@ def _check_packages() -> None:
             f"serve needs the package {error.name}", "pip install 'trtla[serve]'"
         ) from None
     del fastapi, prometheus_client, uvicorn
+
+
+def _check_isolation(given: ServeFlags) -> None:
+    if not given.serving.isolate_keys:
+        return
+    if is_trtllm(Path(given.engine_dir)) and given.reuse:
+        raise UsageError(
+            f"{given.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
+            "add --no-kv-cache-enable-block-reuse to --isolate-keys",
+        )
+    if given.save_corpus is not None:
+        raise UsageError(
+            "--save-corpus writes the texts of all keys into one file, and --isolate-keys keeps "
+            "them apart",
+            "omit one of them",
+        )
 
 
 def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:

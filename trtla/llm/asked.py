@@ -32,6 +32,8 @@ class Asked:
     """What errors call it."""
     logprobs: int | None = None
     private: bool = False
+    space: int = 0
+    """Whose K/V blocks and drafts it shares."""
 
 
 _TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"

@@ -165,9 +165,12 @@ class ControlTokens:
         return list(self._inner.encode(text, **options)) if text else []
 
 
+_MOST_CUTS = 32  # of what is left of a token
+
+
 def _uncontrolled(speller: Any, forged: frozenset[int], text: str, cut: str) -> list[int]:
     """Ids of a text, cut wherever the vocabulary itself would make a control token of it."""
-    while True:
+    for _ in range(_MOST_CUTS):
         (found,) = speller.encode_batch_fast([text], add_special_tokens=False)
         if forged.isdisjoint(found.ids):
             return list(found.ids)
@@ -175,8 +178,9 @@ def _uncontrolled(speller: Any, forged: frozenset[int], text: str, cut: str) -> 
         places = zip(found.ids, found.offsets, strict=True)
         cuts = [(a + b) // 2 for token, (a, b) in places if token in forged and b - a > 1]
         if not cuts:
-            return list(found.ids)
+            break
         text = cut.join(text[a:b] for a, b in pairwise([0, *cuts, len(text)]))
+    return list(found.ids)
 
 
 def _own_ids(tokenizer: Any, added: dict[int, Any]) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """The K/V cache's blocks as integers: free, owned by sequences, or kept for texts that begin alike.
 
 A kept block is found by all tokens up to its last one, so two texts share a block only if both
-begin with these. Its owner may still run: who reads it is counted.
+begin with these. Its owner may still run: who reads it is counted. Texts of different spaces share
+none: a space, below 0 and so no token, stands in front of the first block's tokens.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class KeptBlocks:
         """Kept blocks that no sequence reads."""
         return len(self._unused)
 
-    def find(self, text: Sequence[int]) -> tuple[int, ...]:
-        """The longest chain of kept blocks that this text begins with."""
+    def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:
+        """The longest chain of its space's kept blocks that this text begins with."""
         found: list[int] = []
         node: _Kept | None = self._root
-        for tokens in self._pieces(text):
+        for tokens in self._pieces(text, space):
             node = node.children.get(tokens) if node else None
             if node is None:
                 break
@@ -68,7 +69,7 @@ class KeptBlocks:
             self._by_block[block].users += 1
             self._unused.pop(block, None)
 
-    def keep(self, blocks: Sequence[int], text: Sequence[int]) -> None:
+    def keep(self, blocks: Sequence[int], text: Sequence[int], space: int = 0) -> None:
         """A running sequence has filled blocks with `text`: others may read them from now on.
 
         Where another one's block holds the same, its own stays its own, and so do those behind it:
@@ -81,13 +82,13 @@ class KeptBlocks:
         chain = list(takewhile(self._by_block.__contains__, blocks))
         node = self._by_block[chain[-1]] if chain else self._root
         place = len(chain)
-        for block, tokens in zip(blocks[place:], self._pieces(text, place), strict=False):
+        for block, tokens in zip(blocks[place:], self._pieces(text, space, place), strict=False):
             if tokens in node.children:
                 return
             node = self._add(node, block, tokens)
             node.users = 1
 
-    def end(self, blocks: Sequence[int], text: Sequence[int]) -> list[int]:
+    def end(self, blocks: Sequence[int], text: Sequence[int], space: int = 0) -> list[int]:
         """A sequence ends: keep its blocks that are full of `text`, and return those left over.
 
         Args:
@@ -97,17 +98,17 @@ class KeptBlocks:
         shared = [self._by_block[block] for block in blocks if block in self._by_block]
         for node in shared:
             node.users -= 1
-        chain = self._chain(blocks, text)
+        chain = self._chain(blocks, text, space)
         for node in reversed(max(shared, chain, key=len)):  # children first: see the invariant
             if not node.users:
                 self._unused[node.block] = node
                 self._unused.move_to_end(node.block)
         return [block for block in blocks if block not in self._by_block]
 
-    def _chain(self, blocks: Sequence[int], text: Sequence[int]) -> list[_Kept]:
+    def _chain(self, blocks: Sequence[int], text: Sequence[int], space: int) -> list[_Kept]:
         """The text's chain; blocks are new in it where no other text has been the same."""
         chain, node = [], self._root
-        for block, tokens in zip(blocks, self._pieces(text), strict=False):
+        for block, tokens in zip(blocks, self._pieces(text, space), strict=False):
             node = node.children.get(tokens) or self._add(node, block, tokens)
             chain.append(node)
         return chain
@@ -124,10 +125,11 @@ class KeptBlocks:
         del self._by_block[block]
         return block
 
-    def _pieces(self, text: Sequence[int], first: int = 0) -> Iterator[Tokens]:
+    def _pieces(self, text: Sequence[int], space: int, first: int = 0) -> Iterator[Tokens]:
         """The text in blocks from the `first` on, without what does not fill one."""
         for end in range((first + 1) * self._size, len(text) + 1, self._size):
-            yield tuple(text[end - self._size : end])
+            tokens = tuple(text[end - self._size : end])
+            yield (space, *tokens) if space and end == self._size else tokens
 
 
 TOKENS_PER_BLOCK = config.TOKENS_PER_BLOCK
@@ -166,9 +168,9 @@ class BlockPool:
         """Blocks that no sequence owns."""
         return len(self._free) + self._kept.num_unused
 
-    def find(self, text: Sequence[int]) -> tuple[int, ...]:
+    def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:
         """Kept blocks that hold how a text begins; to be read only, after `allocate`."""
-        return self._kept.find(text)
+        return self._kept.find(text, space)
 
     def allocate(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """Take blocks for a number of tokens, or None when too few are free.
@@ -198,10 +200,10 @@ class BlockPool:
                 return tuple(ordered[start : start + count])
         return tuple(ordered[:count])
 
-    def keep(self, blocks: tuple[int, ...], text: Sequence[int]) -> None:
+    def keep(self, blocks: tuple[int, ...], text: Sequence[int], space: int = 0) -> None:
         """Let others find those of a running sequence's blocks that are full of `text`."""
-        self._kept.keep(blocks, text)
+        self._kept.keep(blocks, text, space)
 
-    def release(self, blocks: tuple[int, ...], text: Sequence[int] = ()) -> None:
+    def release(self, blocks: tuple[int, ...], text: Sequence[int] = (), space: int = 0) -> None:
         """Give blocks back, and keep those that are full of `text`, which they hold in order."""
-        self._free.update(self._kept.end(blocks, text))
+        self._free.update(self._kept.end(blocks, text, space))

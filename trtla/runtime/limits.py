@@ -121,7 +121,7 @@ class ExecutorLimits:
             check_request(request.lookahead, self.lookahead, name)
         if request.adaptive and self.fixed_triples:
             raise refuse_auto(name)
-        if request.private and self.shares_blocks:
+        if (request.private or request.space) and self.shares_blocks:
             raise UsageError(
                 f"{name} is private, and this executor shares K/V blocks between all prompts",
                 "open the model without --kv-cache-enable-block-reuse",

@@ -100,6 +100,8 @@ class Request:
     private: bool = False
     """Nothing of it is kept for other requests, and nothing of others is used for it: neither K/V
     blocks nor what drafters learn. The text stays the same."""
+    space: int = 0
+    """Only requests of the same space share anything: 0, or a number below 0."""
     begun: tuple[int, ...] = ()
     """Output tokens that are known already: a text that another executor of the same model began
     goes on behind them, and counts them in its length."""
@@ -162,7 +164,7 @@ class DrafterFactory(ABC):
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple.
 
-        That of a private request shares nothing with any other.
+        That of a private request shares nothing with any other, others what is of their space.
         """
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:  # noqa: B027

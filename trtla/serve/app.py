@@ -27,6 +27,7 @@ from trtla.errors import sentence
 from trtla.llm.answer import Answer
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.generation import CHAT, TEXTS, Model
+from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import Answering, error_response, while_there
@@ -76,6 +77,12 @@ class Served:
     metrics: Metrics
     log: RequestLog
     created: int
+    isolated: bool = False
+    """Requests share K/V blocks and drafts with those of the same key alone."""
+
+    def space(self, request: Request) -> int:
+        """Whose K/V blocks and drafts a request shares: those of its key, or of all."""
+        return -int(request.scope[KEY]) if self.isolated else 0
 
 
 def new_app(served: Served) -> FastAPI:
@@ -164,12 +171,14 @@ def _model_card(served: Served) -> dict[str, Any]:
 def _answer_texts(app: FastAPI, served: Served) -> None:
     @app.post("/v1/chat/completions", response_class=Response, responses=_TEXTS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        return await _answer(served, request, body, partial(chat_answers, body), body.n)
+        prepare = partial(chat_answers, body, space=served.space(request))
+        return await _answer(served, request, body, prepare, body.n)
 
     @app.post("/v1/completions", response_class=Response, responses=_TEXTS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         count = body.n * len(body.prompts)
-        return await _answer(served, request, body, partial(completion_answers, body), count)
+        prepare = partial(completion_answers, body, space=served.space(request))
+        return await _answer(served, request, body, prepare, count)
 
 
 async def _answer(

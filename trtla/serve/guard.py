@@ -25,6 +25,8 @@ from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import error_response
 
+KEY = "trtla.key"
+"""In a request's scope: which key it was sent with, counted from 1."""
 BODY_TIMEOUT_S = 30.0
 """For a body to arrive."""
 _GONE = 499  # nginx's: the client did not wait for the answer
@@ -145,7 +147,7 @@ class Guard:
             self._check_host(host)
         self._check_origin(headers, host)
         if self._keys and path not in _OPEN and not path.startswith("/page/"):
-            self._check_key(headers)
+            scope[KEY] = self._check_key(headers)
 
     def _check_host(self, host: str) -> None:
         """A name that another server gave this address is a page's way around its origin; no page
@@ -175,7 +177,8 @@ class Guard:
                 code="origin_not_allowed",
             )
 
-    def _check_key(self, headers: Headers) -> None:
+    def _check_key(self, headers: Headers) -> int:
+        """Which key it is, counted from 1."""
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode()
         found = [hmac.compare_digest(given, one) for one in self._keys]  # all of them, always
@@ -187,6 +190,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return found.index(True) + 1
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """The body, read whole; then the connection's own messages."""

@@ -156,7 +156,9 @@ class Service:
         settings, metrics, loop = self._settings, Metrics(), asyncio.get_running_loop()
         sizes = (settings.max_queue, settings.request_timeout)
         self.model = Model(self._new_engine, loop, *sizes, metrics, self._log.problem)
-        app = self._app(Served(self.model, self._name, metrics, self._log, int(time.time())))
+        created, isolated = int(time.time()), settings.isolate_keys
+        served = Served(self.model, self._name, metrics, self._log, created, isolated)
+        app = self._app(served)
         config = uvicorn.Config(
             app,
             http=Connection,

@@ -31,6 +31,11 @@ class ServeSettings:
         metavar="FILE",
         shown="no key is needed",
     )
+    isolate_keys: bool = option(
+        False,
+        "Share K/V blocks and what drafts are taken from only between requests with the same key, "
+        "so that no answer says anything of what others ask.",
+    )
     served_model_name: str | None = option(
         None, "The model's name in the API.", metavar="NAME", shown="that of its folder or file"
     )
@@ -54,6 +59,10 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.isolate_keys and self.api_key_file is None:
+            raise UsageError(
+                "--isolate-keys keeps keys apart, and there are none", "give an --api-key-file"
+            )
         for origin in self.allow_origin:
             if not _ORIGIN.fullmatch(origin):
                 raise UsageError(

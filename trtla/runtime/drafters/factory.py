@@ -6,6 +6,7 @@ as long as the executor lives.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from trtla.settings.drafting import NgramKind
 
 
+_MOST_SPACES = 16
+"""Whose texts are kept to draft from; the least recently used ones begin anew."""
+
+
 class Drafters(DrafterFactory):
     """Makes the drafters of an executor's requests.
 
@@ -45,11 +50,16 @@ class Drafters(DrafterFactory):
         self._limits, self._options, self._models = limits, options, models
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
         self._trees: Trees | None = None
+        self._spaces: OrderedDict[int, Drafters] = OrderedDict()
+        self._added: list[tuple[int, ...]] = []
+        """Texts for all spaces."""
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
         if request.private:  # what it would share with others it shares with none
-            return self.fresh()(lookahead, replace(request, private=False))
+            return self.fresh()(lookahead, replace(request, private=False, space=0))
+        if request.space:
+            return self._of(request.space)(lookahead, replace(request, space=0))
         settings = self._limits.drafter_of(request)
         names = settings.drafter
         if lookahead.is_autoregressive:
@@ -69,10 +79,21 @@ class Drafters(DrafterFactory):
         for model in self._models.values():
             model.reset()
         self._storages, self._trees = {}, None
+        self._spaces, self._added = OrderedDict(), []
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
         """With the same draft models, and nothing else of what requests share."""
         return Drafters(self._limits, options or self._options, self._models)
+
+    def _of(self, space: int) -> Drafters:
+        """Those of a space, which share what was added with all others, and nothing else."""
+        if space not in self._spaces:
+            self._spaces[space] = self.fresh()
+            self._spaces[space].add_texts(self._added)
+            if len(self._spaces) > _MOST_SPACES:
+                self._spaces.popitem(last=False)
+        self._spaces.move_to_end(space)
+        return self._spaces[space]
 
     def _make(
         self, name: str, triple: LookaheadConfig, request: Request, settings: DrafterSettings
@@ -92,10 +113,14 @@ class Drafters(DrafterFactory):
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
         """Draft from texts in all requests that come."""
         for text in texts:
+            self._added.append(tuple(text))
             self._shared().add_text(text, kept=True)
+            for other in self._spaces.values():
+                other.add_texts([text])
 
     def texts(self) -> list[tuple[int, ...]]:
-        """What was added, and outputs of ended requests; the least recently used ones went."""
+        """What was added, and outputs of ended requests without a space; the least recently used
+        ones went."""
         return self._shared().texts()
 
     def _shared(self) -> Trees:

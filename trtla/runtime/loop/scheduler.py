@@ -158,7 +158,7 @@ class Scheduler:
         if not self._reuses(sequence):
             return False
         for other in self._running:
-            if self._reuses(other) and other.num_cached < len(other.prompt):
+            if self._shares(other, sequence) and other.num_cached < len(other.prompt):
                 alike = _blocks_alike(sequence.prompt[:-1], other.prompt)
                 if alike > found and alike * TOKENS_PER_BLOCK > other.num_cached:
                     return True
@@ -166,7 +166,13 @@ class Scheduler:
 
     def _shared(self, sequence: Sequence) -> tuple[int, ...]:
         """Kept blocks that it starts behind; its last prompt token is always fed, for logits."""
-        return self._blocks.find(sequence.prompt[:-1]) if self._reuses(sequence) else ()
+        if not self._reuses(sequence):
+            return ()
+        return self._blocks.find(sequence.prompt[:-1], sequence.request.space)
+
+    def _shares(self, one: Sequence, other: Sequence) -> bool:
+        """Whether one's blocks may be read by the other, which reads those of others."""
+        return self._reuses(one) and one.request.space == other.request.space
 
     def _reuses(self, sequence: Sequence) -> bool:
         """Whether it reads blocks of others, and others may read its own."""
@@ -186,7 +192,8 @@ class Scheduler:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.blocks:  # it has not ended meanwhile
-                self._blocks.keep(sequence.blocks, self._read_by_others(sequence))
+                space = sequence.request.space
+                self._blocks.keep(sequence.blocks, self._read_by_others(sequence), space)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out and free its blocks, some of which may be kept."""
@@ -194,7 +201,8 @@ class Scheduler:
             self._waiting.remove(sequence)
             return
         self._running.remove(sequence)
-        self._blocks.release(sequence.blocks, self._read_by_others(sequence))
+        space = sequence.request.space
+        self._blocks.release(sequence.blocks, self._read_by_others(sequence), space)
         sequence.blocks = ()
 
 
