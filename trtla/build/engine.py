@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trtla.errors import UsageError
 from trtla.files import write_json
@@ -24,15 +26,16 @@ from trtla.formats.source import EngineBuild, config_json, open_source, read_sou
 from trtla.formats.writer import Progress, write_ranks
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
-from trtla.trtllm.build import check_machine, write_compiled
+from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
+from trtla.trtllm.commands import command_lines
 from trtla.trtllm.library import installed_version
-from trtla.trtllm.ranks import command_lines
 from trtla.trtllm.rules import check_trtllm, gpu_capability
 from trtla.version import __version__
 
 BACKENDS = ("torch", "tensorrt-llm")
 _NO_COMMAND = (
-    "TensorRT-LLM cannot change a checkpoint's dtype, so no command of its own builds this engine"
+    "no command of TensorRT-LLM's own builds this engine: none changes a checkpoint's dtype, and "
+    "trtllm-build has no flag for some fields of its BuildConfig"
 )
 
 
@@ -52,6 +55,9 @@ class BuildDescription:
     """What is corrected, switched off or not verified, a sentence each."""
     commands: tuple[str, ...] = ()
     """The command lines of TensorRT-LLM that build the same engine; none for a torch engine."""
+    trtllm: Mapping[str, Any] = field(default_factory=dict)
+    """What TensorRT-LLM's builder is asked by its own names."""
+    timing_cache: Path | None = None
 
     @property
     def max_draft_len(self) -> int:
@@ -94,10 +100,12 @@ def build_engine(
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
     limits = plan_limits(settings, source.config, chosen).build_config
-    build = EngineBuild(source, tensors, limits, settings.lookahead, dict(sources or {}))
+    asked, cache = asked_of_builder(settings, chosen), settings.timing_cache
+    origin = dict(sources or {})
+    build = EngineBuild(source, tensors, limits, settings.lookahead, origin, asked, cache)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
-        check_machine(workers)
+        check_machine(workers, asked)
     with atomic_directory(target, force=force, sources=inputs) as folder:
         if chosen == "tensorrt-llm":
             write_compiled(build, folder, workers, progress)
@@ -142,12 +150,15 @@ def describe_build(
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
     notes: list[str] = list(limits.notes)
+    asked, cache = asked_of_builder(settings, chosen), settings.timing_cache
     commands: tuple[str, ...] = ()
     if chosen == "tensorrt-llm":
         config, suffix = source.config, "engine"
         machine = gpu_capability(), installed_version()
         notes += check_trtllm(config, limits.build_config, *machine)
-        commands = command_lines(source, Path(output_dir), limits.build_config, workers)
+        commands = command_lines(
+            source, Path(output_dir), limits.build_config, workers, asked, cache
+        )
         notes += [] if commands else [_NO_COMMAND]
     else:
         config, suffix = single_rank(source.config), "safetensors"
@@ -164,6 +175,8 @@ def describe_build(
         files=("config.json", *ranks, MANIFEST, *side_files(folder)),
         notes=tuple(notes),
         commands=commands,
+        trtllm=asked,
+        timing_cache=cache,
     )
 
 

@@ -12,9 +12,9 @@ import click
 
 from trtla.cli.build_report import show_plan, show_start, show_written
 from trtla.cli.command import Command
-from trtla.cli.options import DTYPES, MODEL, PATH, json_flag, setting, switch
+from trtla.cli.options import DTYPES, MODEL, PATH, json_flag, setting, several, switch
 from trtla.cli.settings import source, sources
-from trtla.cli.values import COUNT, TOKENS, TRIPLE
+from trtla.cli.values import COUNT, TEXT, TOKENS, TRIPLE
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -22,9 +22,9 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
 _BUILD_ONLY = (
     *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
-    *("backend", "dtype", "workers", "dry_run"),
+    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache"),
 )
-_SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
+_SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype", "trtllm")
 
 
 @click.command(
@@ -106,6 +106,20 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype")
     default=1,
     help="Ranks that tensorrt-llm builds at a time, each on a GPU of its own.",
 )
+@several(
+    "--trtllm",
+    type=TEXT,
+    metavar="KEY=VALUE",
+    help="Fields of TensorRT-LLM's BuildConfig and PluginConfig by their own names, such as "
+    "weight_streaming=true or plugin_config.gemm_plugin=fp8.",
+)
+@setting(
+    "--timing-cache",
+    type=PATH,
+    metavar="FILE",
+    help="Measurements of TensorRT's kernels, read if the file is there, and written for the next "
+    "build: it is faster then.",
+)
 @switch(
     "--gather-context-logits",
     help="Keep the logits of prompts; plain engines only, TensorRT-LLM refuses it with lookahead.",
@@ -142,6 +156,8 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
     settings = BuildSettings(
         lookahead=flags["lookahead"] or AUTOREGRESSIVE,
         gather_context_logits=flags["gather_context_logits"],
+        trtllm=flags["trtllm"],
+        timing_cache=Path(flags["timing_cache"]) if flags["timing_cache"] else None,
         **{name: flags[name] for name in _LIMITS},
     )
     checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])

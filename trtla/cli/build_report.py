@@ -114,7 +114,10 @@ def _settings(plan: BuildDescription, origin: dict[str, str]) -> dict[str, dict[
         "backend": plan.backend,
         "dtype": plan.dtype,
     }
-    return {name: {"value": value, "from": origin[name]} for name, value in values.items()}
+    shown = {name: {"value": value, "from": origin[name]} for name, value in values.items()}
+    for name, value in plan.trtllm.items():
+        shown[f"trtllm {name}"] = {"value": value, "from": origin["trtllm"]}
+    return shown
 
 
 def _show_memory(console: Console, plan: BuildDescription) -> None:

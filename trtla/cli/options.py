@@ -124,12 +124,12 @@ def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
         both = one.default or one.optional
         return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **given)
     names = (f"-{about.short}", flag) if about.short else (flag,)
+    if about.metavar is not None:
+        given = {"metavar": about.metavar, **given}
     if one.is_texts and not about.commas:
         return several(*names, **given)
     if one.default is None:
         given = {"show_default": about.shown or False, **given}
-    if about.metavar is not None:
-        given = {"metavar": about.metavar, **given}
     return setting(*names, **given)
 
 

@@ -336,6 +336,8 @@ class EngineManifest(BaseModel):
     that trtllm-build made."""
     settings: dict[str, str] = {}
     """Where each build setting came from (flag, environment, config, default)."""
+    trtllm: dict[str, Any] = {}
+    """What TensorRT-LLM's builder was asked by its own names."""
 
     @property
     def triple(self) -> LookaheadConfig:

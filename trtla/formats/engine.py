@@ -252,6 +252,7 @@ def new_manifest(
         source=build.source.folder.name or str(build.source.folder),
         source_sha256=sha256,
         settings=build.settings,
+        trtllm=build.trtllm,
         tensorrt_llm_version=tensorrt_llm_version,
         compute_capability=compute_capability,
     )

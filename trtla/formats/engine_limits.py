@@ -8,6 +8,7 @@ full batch can hold. Every correction is described in one sentence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from trtla.errors import UsageError
@@ -49,6 +50,10 @@ class BuildSettings:
     max_draft_len: int | None = None
     gather_context_logits: bool = False
     """Logits of the prompt; TensorRT-LLM has them in plain engines only."""
+    trtllm: tuple[str, ...] = ()
+    """KEY=VALUE: fields of TensorRT-LLM's BuildConfig and PluginConfig, by their own names."""
+    timing_cache: Path | None = None
+    """Where TensorRT's measurements of kernels are read, and written for the next build."""
 
 
 class PlannedLimits(NamedTuple):

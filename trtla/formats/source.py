@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ class EngineBuild:
     lookahead: LookaheadConfig
     settings: dict[str, str]
     """Where each setting came from."""
+    trtllm: dict[str, Any] = field(default_factory=dict)
+    """Fields of TensorRT-LLM's BuildConfig and, behind `plugin_config.`, of its PluginConfig."""
+    timing_cache: Path | None = None
 
 
 def read_source(folder: Path, dtype: str | None) -> BuildSource:

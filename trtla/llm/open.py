@@ -128,7 +128,8 @@ def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
     if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",
-            "leave out --kv-cache-..., --enable-chunked-context and --scheduler-policy",
+            "leave out --kv-cache-..., --enable-chunked-context, --scheduler-policy and "
+            "--trtllm-executor",
         )
     if mpi.world_size() > 1:
         raise UsageError(

@@ -33,8 +33,16 @@ class TrtllmSettings:
     enable_chunked_context: bool = option(
         False, "Let prompts be longer than max_num_tokens; plain engines only."
     )
-    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = option(
-        "guaranteed_no_evict", "Whether a running request may be evicted to fill the batch."
+    scheduler_policy: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] = option(
+        "guaranteed_no_evict",
+        "Whether a running request may be evicted to fill the batch; with static-batch none joins "
+        "a running one.",
+    )
+    trtllm_executor: tuple[str, ...] = option(
+        (),
+        "Settings of its ExecutorConfig by their own names, such as "
+        "kv_cache_config.max_tokens=8192 or enable_context_fmha_fp32_acc=true.",
+        metavar="KEY=VALUE",
     )
 
     def __post_init__(self) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,11 +29,14 @@ from trtla.formats.engine import (
     open_engine,
     read_engine,
 )
+from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.folder import copy_side_files, tokenizer_dir
 from trtla.formats.source import EngineBuild, config_json
 from trtla.formats.writer import Progress, write_ranks
 from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.passed_on import BUILD, read
 from trtla.trtllm.library import installed_version, require_backend
+from trtla.trtllm.library_fields import build_kinds, check_asked
 from trtla.trtllm.ranks import TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability, show
 from trtla.version import __version__
@@ -50,12 +54,29 @@ _PLANNED = (
 _PIECE = 2**22
 
 
-def check_machine(workers: int) -> None:
+def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
+    """What --trtllm names, checked as far as it can be without the library.
+
+    Raises:
+        UsageError: a name or a value is not usable, or the engine is for torch.
+    """
+    given = [*(["--trtllm"] if settings.trtllm else [])]
+    given += ["--timing-cache"] if settings.timing_cache else []
+    if given and backend != "tensorrt-llm":
+        raise UsageError(
+            f"{' and '.join(given)} is for TensorRT-LLM, and the backend is {backend}",
+            f"omit {' and '.join(given)}, or use --backend tensorrt-llm",
+        )
+    return read(BUILD, settings.trtllm, build_kinds)
+
+
+def check_machine(workers: int, asked: Mapping[str, Any]) -> None:
     """Whether this machine can build, before anything is written.
 
     Raises:
         TrtlaError: TensorRT-LLM is absent or lacks its TensorRT backend.
-        UsageError: there is no GPU, or there are fewer than workers.
+        UsageError: there is no GPU, or there are fewer than workers; or this release does not know
+            what its builder is asked.
     """
     require_backend()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -68,6 +89,7 @@ def check_machine(workers: int) -> None:
             f"workers {workers} are more than the {counted(gpus, 'GPU')} here",
             f"use --workers {gpus}: every worker has a GPU of its own",
         )
+    check_asked(asked)
 
 
 def write_compiled(
@@ -83,10 +105,12 @@ def write_compiled(
     config = build.source.config
     ranks = config.mapping.world_size
     with _checkpoint(build, folder, progress) as checkpoint:
-        build_ranks(RankBuild(checkpoint, folder, build.limits, config.dtype), ranks, workers)
+        asked, cache = build.trtllm, build.timing_cache
+        ours = RankBuild(checkpoint, folder, build.limits, config.dtype, asked, cache)
+        build_ranks(ours, ranks, workers)
         sha256 = folder_digest(checkpoint, ranks, "safetensors")
     (folder / TIMING_CACHE).unlink(missing_ok=True)
-    check_written(folder, build.limits, config)
+    check_written(folder, build.limits, config, build.trtllm)
     copy_side_files(build.source.folder, folder)
     capability = gpu_capability()
     manifest = new_manifest(
@@ -125,8 +149,13 @@ def folder_digest(folder: Path, ranks: int, suffix: str) -> str:
     return digest.hexdigest()
 
 
-def check_written(folder: Path, planned: BuildConfig, config: CheckpointConfig) -> None:
-    """Compare what TensorRT-LLM wrote with what was planned.
+def check_written(
+    folder: Path,
+    planned: BuildConfig,
+    config: CheckpointConfig,
+    asked: Mapping[str, Any] | None = None,
+) -> None:
+    """Compare what TensorRT-LLM wrote with what was planned; what it was asked is its own affair.
 
     Raises:
         TrtlaError: a rank is missing, or a key of build_config differs; both values are named.
@@ -145,7 +174,7 @@ def check_written(folder: Path, planned: BuildConfig, config: CheckpointConfig) 
         wanted[f"plugin_config.{name}"] = value
         found[f"plugin_config.{name}"] = written.plugin_config.get(name)
     for name, value in wanted.items():
-        if found[name] != value:
+        if found[name] != value and name not in (asked or {}):
             raise TrtlaError(
                 f"TensorRT-LLM wrote {name} {found[name]} into the engine, planned was {value}",
                 "this release corrects settings in a way that is new to trtla: report it",

@@ -26,6 +26,7 @@ from trtla.runtime.stats import ExecutorStats
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.trtllm.answer import TrtllmAnswer
+from trtla.trtllm.executor_config import lookahead_config
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
@@ -238,8 +239,3 @@ def _end_id(end_ids: frozenset[int], vocab_size: int) -> int | None:
     The largest: chat models list the token that ends a turn after the one that ends a text.
     """
     return max((i for i in end_ids if i < vocab_size), default=None)
-
-
-def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:
-    """The triple as the library has it."""
-    return bindings.LookaheadDecodingConfig(*triple.as_tuple())

@@ -1,4 +1,4 @@
-"""Builds ranks with TensorRT-LLM: through its Python API, or as command lines to paste.
+"""Builds ranks with TensorRT-LLM, through its Python API.
 
 Everything that its builder is called with is here, in the order of its commands/build.py. Several
 ranks are built by processes of their own, each on its GPU.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import multiprocessing
-import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,15 +22,14 @@ from typing import Any
 import torch
 
 from trtla.errors import TrtlaError, sentence
-from trtla.formats.config import QWEN2, BuildConfig
-from trtla.formats.source import BuildSource
+from trtla.formats.config import BuildConfig
 from trtla.interrupts import INTERRUPTS
+from trtla.settings.passed_on import BUILD
 from trtla.trtllm.library import deprecations_once, load
+from trtla.trtllm.library_fields import PLUGINS, put
 
 TIMING_CACHE = "model.cache"
 """What `build()` of rank 0 leaves beside the engine; TensorRT-LLM's name for it."""
-CONVERT_SCRIPT = "examples/models/core/{}/convert_checkpoint.py"
-"""In TensorRT-LLM's repository, by the folder of the family."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -43,6 +41,9 @@ class RankBuild:
     engine_dir: Path
     limits: BuildConfig
     dtype: str
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What is handed on by the library's own names."""
+    timing_cache: Path | None = None
 
     def build(self, rank: int, gpu: int) -> None:
         """Build `rank{rank}.engine` on a GPU; rank 0 also writes config.json.
@@ -68,26 +69,32 @@ class RankBuild:
         """The library's BuildConfig, by names that every release from 0.20 to 1.2 has."""
         builder, limits = load("builder"), self.limits
         modes = load("models").SpeculativeDecodingMode
+        asked = {name: value for name, value in self.asked.items() if PLUGINS not in name}
+        cache = self.timing_cache
         return builder.BuildConfig(
-            **_build_limits(limits),
+            **{**build_limits(limits, self.asked), **asked},
             max_draft_len=limits.max_draft_len,
             speculative_decoding_mode=(
                 modes.LOOKAHEAD_DECODING if limits.max_draft_len else modes.NONE
             ),
             gather_context_logits=limits.gather_context_logits,
+            input_timing_cache=str(cache) if cache and cache.is_file() else None,
             # Not "model.cache" in the working directory, which is the default.
-            output_timing_cache=str(self.engine_dir / TIMING_CACHE),
+            output_timing_cache=str(cache or self.engine_dir / TIMING_CACHE),
             plugin_config=self._plugin_config(),
         )
 
     def _plugin_config(self) -> Any:
         """A dataclass up to 1.0 and a pydantic model from 1.1 on: both take assignments."""
         config = load("plugin").PluginConfig()
-        for name, value in _plugin_settings(self.dtype).items():
+        for name, value in plugin_settings(self.dtype).items():
             setattr(config, name, value)
         # build() makes kv_cache_type PAGED of it. That itself has one enumeration up to 1.1, that
         # of the bindings, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
+        for name, value in self.asked.items():
+            if name.startswith(PLUGINS):
+                put(config, name[len(PLUGINS) :], value, name, BUILD.flag)
         return config
 
 
@@ -201,58 +208,25 @@ def _died(process: BaseProcess, rank: int) -> TrtlaError:
     )
 
 
-def command_lines(
-    source: BuildSource, output_dir: Path, limits: BuildConfig, workers: int = 1
-) -> tuple[str, ...]:
-    """The commands of TensorRT-LLM that build the same engine, quoted for a shell.
-
-    Empty where TensorRT-LLM cannot do it: it has no program that changes a checkpoint's dtype.
-    """
-    checkpoint, commands = source.folder, []
-    if not source.is_checkpoint:
-        if source.kind == "checkpoint":
-            return ()
-        checkpoint = output_dir.parent / f"{output_dir.name or 'engine'}-checkpoint"
-        convert = {
-            "model_dir": source.folder,
-            "output_dir": checkpoint,
-            "dtype": source.config.dtype,
-        }
-        family = "qwen" if source.config.architecture == QWEN2 else "llama"
-        commands.append(_line(f"python {CONVERT_SCRIPT.format(family)}", convert))
-    flags: dict[str, object] = {
-        "checkpoint_dir": checkpoint,
-        "output_dir": output_dir,
-        **_build_limits(limits),
-    }
-    if limits.max_draft_len:
-        flags["max_draft_len"] = limits.max_draft_len
-        flags["speculative_decoding_mode"] = "lookahead_decoding"
-    for name, value in _plugin_settings(source.config.dtype).items():
-        flags[name] = "enable" if value is True else value
-    flags |= {"kv_cache_type": "paged", "workers": workers}
-    gather = " --gather_context_logits" if limits.gather_context_logits else ""
-    return (*commands, _line("trtllm-build", flags) + gather)
-
-
-def _line(program: str, flags: Mapping[str, object]) -> str:
-    return " ".join((program, *(f"--{k} {shlex.quote(str(v))}" for k, v in flags.items())))
-
-
-def _build_limits(limits: BuildConfig) -> dict[str, object]:
+def build_limits(limits: BuildConfig, asked: Mapping[str, Any]) -> dict[str, object]:
     """Limits under the names that flags and BuildConfig share."""
+    profiles = asked.get(f"{PLUGINS}multiple_profiles")
+    # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts. With
+    # several profiles it tunes for several sizes, and refuses this one.
+    step = (
+        {} if profiles else {"opt_num_tokens": limits.max_batch_size * (limits.max_draft_len + 1)}
+    )
     return {
         "max_batch_size": limits.max_batch_size,
         "max_input_len": limits.max_input_len,
         "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
         "max_beam_width": limits.max_beam_width,
         "max_num_tokens": limits.max_num_tokens,
-        # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts.
-        "opt_num_tokens": limits.max_batch_size * (limits.max_draft_len + 1),
+        **step,
     }
 
 
-def _plugin_settings(dtype: str) -> dict[str, str | bool]:
+def plugin_settings(dtype: str) -> dict[str, str | bool]:
     """The fields of TensorRT-LLM's PluginConfig that are not left at their default.
 
     Both plugins take the dtype of the activations, also for FP8 checkpoints: those products that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError, first_line, trtllm_cannot
@@ -10,7 +10,8 @@ from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
-from trtla.trtllm.executor import TrtllmExecutor, lookahead_config
+from trtla.trtllm.executor import TrtllmExecutor
+from trtla.trtllm.executor_config import asked_of_executor, executor_config
 from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
@@ -94,37 +95,6 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
         )
 
 
-def executor_config(
-    bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
-) -> Any:
-    """The library's ExecutorConfig; every default that changed between releases is given."""
-    policies = bindings.CapacitySchedulerPolicy
-    config = bindings.ExecutorConfig(
-        max_beam_width=1,
-        max_batch_size=max_batch_size,
-        scheduler_config=bindings.SchedulerConfig(
-            getattr(policies, settings.scheduler_policy.upper())
-        ),
-        kv_cache_config=bindings.KvCacheConfig(
-            enable_block_reuse=settings.kv_cache_enable_block_reuse,
-            free_gpu_memory_fraction=settings.kv_cache_free_gpu_memory_fraction,
-        ),
-        enable_chunked_context=settings.enable_chunked_context,
-    )
-    if hasattr(config, "fail_fast_on_attention_window_too_large"):  # from 1.0 on
-        # A K/V cache without room for max_seq_len would shorten prompts and texts with a warning.
-        config.fail_fast_on_attention_window_too_large = True
-    if triple.max_draft_len:  # a plain engine does not start with any triple, e.g. (1,2,0)
-        decoding = bindings.DecodingConfig()
-        # The setter also sets the mode; setting the mode itself throws (decodingConfig.cpp).
-        decoding.lookahead_decoding_config = lookahead_config(bindings, triple)
-        config.decoding_config = decoding
-    config.parallel_config = bindings.ParallelConfig(
-        bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
-    )
-    return config
-
-
 def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:
     """Refuse what corrupts answers: unfinished chunks shift the lengths by which drafts are moved.
 
@@ -175,15 +145,17 @@ def _check_ranks(engine: Engine) -> None:
 def _limits(
     engine: Engine, triple: LookaheadConfig, batch_size: int, settings: TrtllmSettings
 ) -> ExecutorLimits:
-    """The engine's limits, and those of streaming under MAX_UTILIZATION.
+    """The engine's limits, and those of streaming under other policies than GUARANTEED_NO_EVICT.
 
-    That policy may evict and restart a request, whose prompt then is all its text but the last
+    MAX_UTILIZATION may evict and restart a request, whose prompt then is all its text but the last
     token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
     """
     build = engine.config.build_config
+    fewer = asked_of_executor(settings).get("max_num_tokens") or build.max_num_tokens
+    build = build.model_copy(update={"max_num_tokens": min(fewer, build.max_num_tokens)})
     input_len, input_hint = _longest_prompt(build, settings)
     text_len, text_hint = build.max_text_len, REBUILD_LONGER
-    if settings.scheduler_policy == "max_utilization" and input_len + 1 < text_len:
+    if settings.scheduler_policy != "guaranteed_no_evict" and input_len + 1 < text_len:
         text_len = input_len + 1
         text_hint = f"use --scheduler-policy guaranteed_no_evict{_or_chunks(build)}"
     return ExecutorLimits(

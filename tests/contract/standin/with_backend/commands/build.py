@@ -35,6 +35,7 @@ _CONFIG_NAMES = (
     "dry_run",
     "visualize_network",
     "max_encoder_input_len",
+    "weight_sparsity",
     "weight_streaming",
     "monitor_memory",
 )
@@ -82,6 +83,12 @@ def _build_config(args: argparse.Namespace) -> Any:
     if args.build_config is not None:
         return BuildConfig.from_json_file(args.build_config, plugin_config=plugin_config)
     values = {name: getattr(args, name) for name in _CONFIG_NAMES}
+    values["use_strip_plan"] = args.strip_plan
+    if args.multiple_profiles == "enable" and args.opt_num_tokens is not None:
+        raise RuntimeError(
+            "multiple_profiles is enabled, while opt_num_tokens is set. They are not supposed to "
+            "be working in the same time for now."
+        )
     values["speculative_decoding_mode"] = SpeculativeDecodingMode.from_arguments(args)
     config = BuildConfig.from_dict(values, plugin_config=plugin_config)
     if hasattr(args, "kv_cache_type"):

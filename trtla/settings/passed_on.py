@@ -1,0 +1,248 @@
+"""Settings of TensorRT-LLM that are handed on by its own names, as KEY=VALUE.
+
+Names are those of its classes, with dots for what is in what: `plugin_config.reduce_fusion`. The
+last part is enough where it is the only one of that name. What trtla itself holds is refused, and
+the flag for it is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtla.errors import UsageError, did_you_mean
+
+Kind = str | tuple[str, ...]
+"""int, number, bool, text, ints (with commas between), any, or the choices."""
+Kinds = Mapping[str, Kind]
+
+_ON, _OFF = ("true", "enable", "on", "yes", "1"), ("false", "disable", "off", "no", "0")
+_NOTHING = ("none", "null", "disable")
+_FP8 = ("fp8", "none")
+_GEMM = ("auto", "float16", "bfloat16", "float32", "fp8", "nvfp4", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one flag hands on."""
+
+    flag: str
+    owner: str
+    """Whose fields they are, for errors."""
+    kinds: Kinds
+    held: Mapping[str, str]
+    """What trtla holds, and how it is chosen instead."""
+
+
+def read(group: Group, given: Sequence[str], more: Callable[[], Kinds] = dict) -> dict[str, Any]:
+    """The values by their whole names.
+
+    Args:
+        more: names that the installed library has beside those known here; asked when needed.
+
+    Raises:
+        UsageError: a name is not known or not free, or a value is not of its type.
+    """
+    found: dict[str, Any] = {}
+    for pair in given:
+        key, mark, text = pair.partition("=")
+        if not mark or not key.strip():
+            raise UsageError(
+                f"{group.flag} {pair} is no KEY=VALUE", f"such as {group.flag} {_example(group)}"
+            )
+        name, kind = _named(group, key.strip().replace("-", "_"), more)
+        found[name] = _value(group.flag, name, kind, text.strip())
+    return found
+
+
+def _example(group: Group) -> str:
+    return next(f"{name}=true" for name, kind in group.kinds.items() if kind == "bool")
+
+
+def _named(group: Group, key: str, more: Callable[[], Kinds]) -> tuple[str, Kind]:
+    held = _find(key, group.held)
+    if held is not None:
+        raise UsageError(f"{group.flag} {held} is not free: {group.held[held]}", None)
+    name, kinds = _find(key, group.kinds), group.kinds
+    if name is None:
+        kinds = more()
+        name = _find(key, kinds)
+    if name is None:
+        every = [*group.kinds, *kinds]
+        shorts = [one.rpartition(".")[2] for one in every]
+        raise UsageError(
+            f"{group.flag} {key}: TensorRT-LLM's {group.owner} has no such setting, or none that "
+            "is a plain value",
+            f"{did_you_mean(key, [*every, *shorts])}names are those of its classes, such as "
+            f"{_example(group)}",
+        )
+    return name, kinds[name]
+
+
+def _find(key: str, names: Mapping[str, Any]) -> str | None:
+    """The whole name, or the only one that ends with it."""
+    if key in names:
+        return key
+    ending = [name for name in names if name.endswith(f".{key}")]
+    return ending[0] if len(ending) == 1 else None
+
+
+def _value(flag: str, name: str, kind: Kind, text: str) -> Any:
+    low = text.lower()
+    if isinstance(kind, tuple):
+        match = next((one for one in kind if one.lower() == low), None)
+        if match is None and not (low in _NOTHING and "none" in kind):
+            raise UsageError(f"{flag} {name}={text} is not one of {', '.join(kind)}", None)
+        return None if match in (None, "none") else match
+    if kind == "bool":
+        if low in _ON or low in _OFF:
+            return low in _ON
+    elif kind == "text":
+        return None if low in _NOTHING else text
+    elif kind == "any":
+        return _any(text)
+    else:
+        number = _number(kind, text)
+        if number is not None:
+            return number
+    words = {"bool": "true or false", "int": "a whole number", "number": "a number"}
+    must = words.get(kind, "whole numbers with commas between")
+    raise UsageError(f"{flag} {name}={text} is not {must}", None)
+
+
+def _number(kind: str, text: str) -> Any:
+    try:
+        if kind == "ints":
+            return [int(part) for part in text.split(",")]
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        return None
+
+
+def _any(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+BUILD = Group(
+    "--trtllm",
+    "BuildConfig",
+    {
+        "opt_batch_size": "int",
+        "opt_num_tokens": "int",
+        "max_prompt_embedding_table_size": "int",
+        "max_encoder_input_len": "int",
+        "gather_generation_logits": "bool",
+        "strongly_typed": "bool",
+        "force_num_profiles": "int",
+        "profiling_verbosity": ("layer_names_only", "detailed", "none"),
+        "enable_debug_output": "bool",
+        "use_refit": "bool",
+        "weight_sparsity": "bool",
+        "weight_streaming": "bool",
+        "use_strip_plan": "bool",
+        "visualize_network": "text",
+        "monitor_memory": "bool",
+        "use_mrope": "bool",
+        "plugin_config.gemm_plugin": _GEMM,
+        "plugin_config.gemm_swiglu_plugin": _FP8,
+        "plugin_config.low_latency_gemm_plugin": _FP8,
+        "plugin_config.low_latency_gemm_swiglu_plugin": _FP8,
+        "plugin_config.gemm_allreduce_plugin": ("float16", "bfloat16", "none"),
+        "plugin_config.nccl_plugin": ("auto", "float16", "bfloat16", "float32", "none"),
+        "plugin_config.fp8_rowwise_gemm_plugin": ("auto", "float16", "bfloat16", "none"),
+        "plugin_config.context_fmha": "bool",
+        "plugin_config.use_paged_context_fmha": "bool",
+        "plugin_config.use_fp8_context_fmha": "bool",
+        "plugin_config.tokens_per_block": "int",
+        "plugin_config.norm_quant_fusion": "bool",
+        "plugin_config.reduce_fusion": "bool",
+        "plugin_config.user_buffer": "bool",
+        "plugin_config.multiple_profiles": "bool",
+        "plugin_config.manage_weights": "bool",
+        "plugin_config.use_fused_mlp": "bool",
+    },
+    {
+        "max_batch_size": "use --max-batch-size",
+        "max_input_len": "use --max-input-len",
+        "max_seq_len": "use --max-seq-len",
+        "max_num_tokens": "use --max-num-tokens",
+        "max_draft_len": "it follows from --lookahead",
+        "speculative_decoding_mode": "use --lookahead",
+        "gather_context_logits": "use --gather-context-logits",
+        "dry_run": "use --dry-run",
+        "input_timing_cache": "use --timing-cache",
+        "output_timing_cache": "use --timing-cache",
+        "max_beam_width": "engines are built for one beam, which lookahead needs",
+        "kv_cache_type": "the executor needs the paged cache",
+        "plugin_config.paged_kv_cache": "the executor needs the paged cache",
+        "plugin_config.remove_input_padding": "the executor needs packed input",
+        "plugin_config.gpt_attention_plugin": "it takes the model's type, use --dtype",
+        "plugin_config.dtype": "use --dtype",
+        "plugin_config.streamingllm": "TensorRT-LLM supports it no longer",
+        "plugin_config.pp_reduce_scatter": "it is for mixtures of experts",
+    },
+)
+"""Fields of BuildConfig and PluginConfig, releases 0.20 to 1.2."""
+
+_KNOBS, _CACHE = "extended_runtime_perf_knob_config", "kv_cache_config"
+_TUNING = "scheduler_config.dynamic_batch_config"
+EXECUTOR = Group(
+    "--trtllm-executor",
+    "ExecutorConfig",
+    {
+        f"{_CACHE}.max_tokens": "int",
+        f"{_CACHE}.max_attention_window": "ints",
+        f"{_CACHE}.sink_token_length": "int",
+        f"{_CACHE}.host_cache_size": "int",
+        f"{_CACHE}.onboard_blocks": "bool",
+        f"{_CACHE}.secondary_offload_min_priority": "int",
+        f"{_CACHE}.event_buffer_max_size": "int",
+        f"{_CACHE}.enable_partial_reuse": "bool",
+        f"{_CACHE}.copy_on_partial_reuse": "bool",
+        f"{_CACHE}.use_uvm": "bool",
+        f"{_KNOBS}.multi_block_mode": "bool",
+        f"{_KNOBS}.enable_context_fmha_fp32_acc": "bool",
+        f"{_KNOBS}.cuda_graph_mode": "bool",
+        f"{_KNOBS}.cuda_graph_cache_size": "int",
+        "scheduler_config.context_chunking_policy": (
+            "EQUAL_PROGRESS",
+            "FIRST_COME_FIRST_SERVED",
+        ),
+        f"{_TUNING}.enable_batch_size_tuning": "bool",
+        f"{_TUNING}.enable_max_num_tokens_tuning": "bool",
+        f"{_TUNING}.dynamic_batch_moving_average_window": "int",
+        "parallel_config.device_ids": "ints",
+        "max_num_tokens": "int",
+        "max_queue_size": "int",
+        "gpu_weights_percent": "number",
+        "use_gpu_direct_storage": "bool",
+        "recv_poll_period_ms": "int",
+        "max_seq_idle_microseconds": "int",
+        "request_stats_max_iterations": "int",
+        "normalize_log_probs": "bool",
+        "gather_generation_logits": "bool",
+        "mm_embedding_offloading": "bool",
+        "enable_trt_overlap": "bool",
+    },
+    {
+        f"{_CACHE}.enable_block_reuse": "use --kv-cache-enable-block-reuse",
+        f"{_CACHE}.free_gpu_memory_fraction": "use --kv-cache-free-gpu-memory-fraction",
+        "scheduler_config.capacity_scheduler_policy": "use --scheduler-policy",
+        "enable_chunked_context": "use --enable-chunked-context",
+        "max_batch_size": "use --max-batch-size",
+        "max_beam_width": "texts are decoded with one beam",
+        "decoding_config": "use --lookahead",
+        "batching_type": "the executor has in-flight batching alone, see --scheduler-policy",
+        "iter_stats_max_iterations": "trtla counts steps by these records",
+        "fail_fast_on_attention_window_too_large": "it is on: no text is cut short in silence",
+        "parallel_config.communication_mode": "start the ranks with mpirun",
+        "parallel_config.communication_type": "start the ranks with mpirun",
+        "parallel_config.participant_ids": "start the ranks with mpirun",
+    },
+)
+"""Fields of ExecutorConfig and what is in it, releases 0.20 to 1.2."""
