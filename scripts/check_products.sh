@@ -2,7 +2,7 @@
 # Checks the integer products of the compiled forward on every instruction level that this machine runs,
 # and on ARM where a cross compiler and qemu are there:
 #   scripts/check_products.sh
-# apt-get install g++-aarch64-linux-gnu qemu-user-static brings the last two.
+# apt-get install g++-aarch64-linux-gnu qemu-user brings the last two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 native=trtla/runtime/models/cpu/native
@@ -13,7 +13,7 @@ linked=
 check() {  # compiler, instructions, how to run it
     echo "== $2"
     "$1" "-march=$2" -O2 -std=gnu++17 -ffp-contract=fast -w $linked "-I$native" -o "$made/products" \
-        tests/native/products.cpp -pthread
+        tests/native/products.cpp "$native"/products_*.cpp -pthread
     "${@:3}" "$made/products"
 }
 
@@ -27,10 +27,11 @@ if [ "$(uname -m)" = x86_64 ]; then
     case "$flags" in *avx512_vnni*) check "${CXX:-g++}" cascadelake ;; esac
 fi
 check "${CXX:-g++}" native
-if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null; then
+qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static || true)
+if [ -n "$qemu" ] && command -v aarch64-linux-gnu-g++ >/dev/null; then
     linked=-static
-    check aarch64-linux-gnu-g++ armv8-a qemu-aarch64-static
-    check aarch64-linux-gnu-g++ armv8.2-a+dotprod qemu-aarch64-static
+    check aarch64-linux-gnu-g++ armv8-a "$qemu"
+    check aarch64-linux-gnu-g++ armv8.2-a+dotprod "$qemu"
 else
-    echo "ARM is left out: it needs aarch64-linux-gnu-g++ and qemu-aarch64-static"
+    echo "ARM is left out: it needs aarch64-linux-gnu-g++ and qemu-aarch64"
 fi

@@ -18,8 +18,7 @@ from hypothesis import settings
 
 import trtla
 from trtla.runtime.models.cpu.compiler import NotCompiled
-from trtla.runtime.models.cpu.library import CODE
-from trtla.runtime.tree.library import CODE as TREES
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES
 from trtla.trtllm.library import installed
 
 torch.set_num_threads(1)
@@ -42,12 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
     with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
-        libraries = [code.compiled() for code in (CODE, TREES)]
+        libraries = [code.compiled() for code in (FORWARD, TREES)]
         if cache:
-            kept = Path(folder.name) / "trtla"
-            kept.mkdir()
             for library in libraries:
-                (kept / library.name).symlink_to(library.resolve())
+                kept = Path(folder.name, library.relative_to(os.environ["XDG_CACHE_HOME"]))
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.symlink_to(library.resolve())
     os.environ["XDG_CACHE_HOME"] = folder.name
 
 

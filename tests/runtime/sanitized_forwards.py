@@ -6,6 +6,7 @@ error. What the forwards compute is tested elsewhere: here they must only stay i
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 
@@ -58,7 +59,7 @@ def rows(size: int) -> torch.Tensor:
 
 def main() -> None:
     """Go through models, arithmetics and threads."""
-    library = native.Library(sys.argv[1])
+    library = native.Library(ctypes.CDLL(sys.argv[1]))
     native.library = lambda: library  # type: ignore[assignment]
     for number, kind in enumerate(KINDS):
         config = config_of(**KINDS[kind])

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -22,8 +17,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import rank_plan
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
-from trtla.runtime.models.cpu.compiler import NotCompiled
-from trtla.runtime.models.cpu.library import CODE, library
+from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import load_model, not_compiled
@@ -371,66 +365,3 @@ def test_what_cannot_be_compiled_runs_through_pytorch(monkeypatch):
 )
 def test_models_that_do_not_fit_are_told_apart(keys, dtype, reason):
     assert reason in (native_problem(config_of(**keys), dtype) or "")
-
-
-def test_a_compiler_that_fails_or_is_missing_is_no_error(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name, words in (("false", "failed"), ("no-such-compiler", "no C++ compiler")):
-        monkeypatch.setenv("CXX", name)
-        with pytest.raises(NotCompiled, match=words.replace("+", r"\+")):
-            CODE.compiled()
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
-
-
-def test_another_level_of_instructions_is_another_library(monkeypatch):
-    monkeypatch.delenv("TRTLA_MARCH", raising=False)
-    native = CODE.compiled()
-    assert native.is_file()
-    monkeypatch.setenv("TRTLA_MARCH", "no-such-processor")
-    with pytest.raises(NotCompiled, match="no-such-processor"):
-        CODE.compiled()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(NotCompiled, match="cannot be written"):
-        CODE.compiled()
-
-
-COMPILER = """#!/bin/sh
-for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
-head -c 5000 '{library}' >"$made"
-until [ -e '{sign}' ]; do sleep 0.01; done
-cat '{library}' >"$made"
-"""
-
-
-def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
-    """The compiler writes half a library, waits for a sign, and then writes the other half."""
-    compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
-    compiler.write_text(COMPILER.format(library=CODE.compiled(), sign=sign))
-    compiler.chmod(0o755)
-    code = "from trtla.runtime.models.cpu.library import library; print(library().lanes)"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
-
-    def start():
-        command = [sys.executable, "-c", code]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    killed = start()
-    while not list(cache.glob(".compile-*/*.so")):
-        assert killed.poll() is None
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert list(cache.glob("*.so")) == []
-    both = [start(), start()]
-    while len(list(cache.glob(".compile-*/*.so"))) < 3:  # the killed one's and theirs
-        assert both[0].poll() is both[1].poll() is None
-        time.sleep(0.01)
-    sign.touch()
-    assert [process.communicate()[0].strip() for process in both] == [str(library().lanes)] * 2
-    assert len(list(cache.glob("*.so"))) == 1

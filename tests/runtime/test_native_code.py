@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import trtla as command
-from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
+from trtla.runtime.models.cpu import native_code
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of
+from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.native_code import FORWARD, NativeCode
 
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
+)
 NO_COMPILER = {"CXX": "no-such-compiler"}
 COST = (
     "note: no C++ compiler was found (no-such-compiler): decoding is at least 3 times slower; "
@@ -51,13 +61,151 @@ def test_doctor_tells_who_runs_forward_and_candidate_trees():
     assert shown["candidate trees"] == f"Python: {missing}"
 
 
-@pytest.mark.parametrize("missing", ["main", "includes"])
+@pytest.mark.parametrize("missing", ["own", "included"])
 def test_sources_that_are_not_there_are_no_error(tmp_path, missing):
     (tmp_path / "there").mkdir()
-    folders = {"main": "there", "includes": "there", missing: "gone"}
-    code = NativeCode(
-        "a test", "nothing", tmp_path / folders["main"] / "a.cpp", [tmp_path / folders["includes"]]
-    )
+    (tmp_path / "there" / "a.cpp").write_text("")
+    folders = {"own": "there", "included": "there", missing: "gone"}
+    own, included = (tmp_path / folders[name] for name in ("own", "included"))
+    code = NativeCode("a", "nothing", own, [included])
     with pytest.raises(NotCompiled, match="gone cannot be read: No such file"):
-        code.compiled()
-    assert code.state().startswith("nothing: ")
+        code.load()
+    assert code.state() == f"nothing: {tmp_path / 'gone'} cannot be read: No such file or directory"
+
+
+def test_a_compiler_that_fails_or_is_missing_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, words in (("false", "failed"), ("no-such-compiler", "no C++ compiler")):
+        monkeypatch.setenv("CXX", name)
+        with pytest.raises(NotCompiled, match=words.replace("+", r"\+")):
+            FORWARD.compiled()
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_level_that_this_processor_does_not_run_is_refused(monkeypatch):
+    monkeypatch.setenv("TRTLA_MARCH", "x86-64-v9")
+    with pytest.raises(NotCompiled, match="x86-64-v9: this processor runs native, "):
+        FORWARD.compiled()
+
+
+def test_libraries_differ_by_level_sources_flags_and_named_compiler(monkeypatch, tmp_path):
+    (tmp_path / "a.cpp").write_text("int a;")
+    code = NativeCode("a", "nothing", tmp_path)
+    names = {code.file_name(level) for level in LEVELS["x86_64"]}
+    assert len(names) == len(LEVELS["x86_64"])
+    level = LEVELS["x86_64"][0]
+    before = code.file_name(level)
+    assert NativeCode("a", "nothing", tmp_path, flags=["-g"]).file_name(level) != before
+    (tmp_path / "a.cpp").write_text("int b;")
+    assert code.file_name(level) != before
+    monkeypatch.setenv("CXX", "/usr/bin/c++")
+    assert FORWARD.state().startswith(("c++ compiles it", "compiled here"))
+
+
+V3 = "fma avx2 bmi1 bmi2 f16c abm movbe cx16 popcnt ssse3 sse4_1 sse4_2"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "level"),
+    [
+        ("x86_64", "sse2", "native"),
+        ("x86_64", "cx16 popcnt ssse3 sse4_1 sse4_2 avx", "x86-64-v2"),
+        ("x86_64", V3, "x86-64-v3"),
+        ("x86_64", f"{V3} avx_vnni", "x86-64-v3-vnni"),
+        ("x86_64", f"{V4} avx512_vnni avx_vnni", "x86-64-v4-vnni"),
+        ("x86_64", V4, "x86-64-v4"),
+        ("x86_64", f"{V4} avx512_vnni avx512_bf16", "x86-64-v4-bf16"),
+        ("x86_64", f"{V4} avx512_vnni avx512_bf16 amx_tile amx_int8", "x86-64-v4-bf16"),
+        ("x86_64", f"{V4} avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16", "x86-64-v4-amx"),
+        ("aarch64", "fp asimd", "armv8-a"),
+        ("aarch64", "fp asimd asimddp", "armv8.2-a-dotprod"),
+        ("riscv64", "", "native"),
+    ],
+)
+def test_the_fastest_level_that_a_processor_runs_is_taken(machine, features, level):
+    assert levels_of(machine, frozenset(features.split()))[-1].name == level
+
+
+@pytest.fixture
+def wheel(monkeypatch, tmp_path):
+    """A folder of prebuilt libraries, where there is nothing else and no compiler."""
+    monkeypatch.setattr(native_code, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (tmp_path / "prebuilt").mkdir()
+    return tmp_path / "prebuilt"
+
+
+@pytest.fixture
+def library_file():
+    """What this machine has compiled."""
+    return FORWARD.compiled()
+
+
+@needs_compiler
+def test_a_prebuilt_library_needs_no_compiler(library_file, wheel):
+    (wheel / library_file.name).write_bytes(library_file.read_bytes())
+    assert FORWARD.load()._name == str(wheel / library_file.name)
+    assert FORWARD.state() == f"prebuilt for {chosen_level().name}"
+
+
+@needs_compiler
+def test_a_prebuilt_library_that_cannot_be_loaded_or_is_of_other_sources_is_left(
+    library_file, wheel, monkeypatch
+):
+    other = f"{library_file.stem[:-16]}0123456789abcdef.so"
+    (wheel / other).write_bytes(library_file.read_bytes())
+    with pytest.raises(NotCompiled, match="no C\\+\\+ compiler was found"):
+        FORWARD.load()
+    (wheel / library_file.name).write_bytes(b"for another libc")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(library_file.parents[1]))
+    assert FORWARD.load()._name == str(library_file)
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(NotCompiled, match="cannot be written"):
+        FORWARD.compiled()
+
+
+COMPILER = """#!/bin/sh
+for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
+case "$*" in *" -c "*) touch "$made"; exit ;; esac
+head -c 5000 '{library}' >"$made"
+until [ -e '{sign}' ]; do sleep 0.01; done
+cat '{library}' >"$made"
+"""
+
+
+@needs_compiler
+def test_processes_that_compile_at_once_or_are_killed_leave_a_whole_library(tmp_path):
+    """The compiler writes half a library, waits for a sign, and then writes the other half."""
+    compiler, sign, cache = tmp_path / "c++", tmp_path / "go-on", tmp_path / "cache" / "trtla"
+    compiler.write_text(COMPILER.format(library=FORWARD.compiled(), sign=sign))
+    compiler.chmod(0o755)
+    asked = "from trtla.runtime.models.cpu.library import library; print(library().lanes)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "CXX": str(compiler)}
+
+    def start():
+        command = [sys.executable, "-c", asked]
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    killed = start()
+    while not list(cache.rglob(".compile-*/*.so")):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert list(cache.glob("*/*.so")) == []
+    both = [start(), start()]
+    while len(list(cache.rglob(".compile-*/*.so"))) < 3:  # the killed one's and theirs
+        assert both[0].poll() is both[1].poll() is None
+        time.sleep(0.01)
+    sign.touch()
+    assert [process.communicate()[0].strip() for process in both] == [str(library().lanes)] * 2
+    assert len(list(cache.glob("*/*.so"))) == 2  # and the candidate trees

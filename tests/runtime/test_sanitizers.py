@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.runtime.models.cpu.compiler import FLAGS
-from trtla.runtime.models.cpu.library import SOURCES
-from trtla.runtime.tree.library import SOURCE as TREE
+from trtla.runtime.models.cpu.native_code import FLAGS, FORWARD, TREES
 
 pytestmark = pytest.mark.sanitizer
 COMPILER = shutil.which("g++")
@@ -35,13 +33,13 @@ def runtime_libraries() -> list[str]:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    """Compiles a source as the library is, with sanitizers; gives its path."""
+    """Compiles files as the library is, with sanitizers; gives its path."""
     if not runtime_libraries():
         pytest.skip("needs a g++ with sanitizers")
 
-    def compile_(source):
-        made = tmp_path_factory.mktemp("sanitized") / "step.so"
-        command = [COMPILER, *FLAGS, *SANITIZED, "-o", str(made), str(source)]
+    def compile_(*files):
+        made = tmp_path_factory.mktemp("sanitized") / "library.so"
+        command = [COMPILER, *FLAGS, "-shared", *SANITIZED, "-o", str(made), *map(str, files)]
         subprocess.run(command, check=True)
         return made
 
@@ -62,12 +60,12 @@ def run(library, *command):
 
 
 def test_forwards_and_choices_stay_inside_their_arrays(build):
-    done = run(build(SOURCES / "step.cpp"), "-m", "tests.runtime.sanitized_forwards")
+    done = run(build(*FORWARD.files), "-m", "tests.runtime.sanitized_forwards")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 
 def test_candidate_trees_stay_inside_their_arrays(build):
-    done = run(build(TREE), "-m", "tests.runtime.sanitized_trees")
+    done = run(build(*TREES.files), "-m", "tests.runtime.sanitized_trees")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtla.runtime.models.cpu.library import SOURCES
+from trtla.runtime.models.cpu.native_code import FORWARD
 
 DRIVER = Path(__file__).parent / "native" / "team.cpp"
 
@@ -26,7 +26,7 @@ def test_jobs_of_several_callers_run_whole_and_in_order(tmp_path: Path, kind: st
     if not sanitizes(kind, tmp_path):
         pytest.skip(f"g++ has no sanitizer {kind}")
     program = tmp_path / "team"
-    flags = ["-O1", "-g", "-std=gnu++17", "-pthread", f"-fsanitize={kind}", f"-I{SOURCES}"]
+    flags = ["-O1", "-g", "-std=gnu++17", "-pthread", f"-fsanitize={kind}", f"-I{FORWARD.folder}"]
     subprocess.run(["g++", *flags, str(DRIVER), "-o", str(program)], check=True)
     env = {"TSAN_OPTIONS": "die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([program, "300"], env=env, capture_output=True, text=True, check=False)

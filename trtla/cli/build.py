@@ -189,13 +189,12 @@ def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
 
 def _compile_forward() -> None:
     """Have the CPU's forward and the candidate trees ready for the first run."""
-    from trtla.runtime.models.cpu.compiler import SLOWER, NotCompiled, tell_slower
-    from trtla.runtime.models.cpu.library import CODE
-    from trtla.runtime.tree.library import CODE as TREES
+    from trtla.runtime.models.cpu.compiler import NotCompiled
+    from trtla.runtime.models.cpu.native_code import FORWARD, SLOWER, TREES, tell_slower
 
     try:
-        CODE.compiled()
-        TREES.compiled()
+        FORWARD.load()
+        TREES.load()
     except NotCompiled as error:
         tell_slower(error, SLOWER)
 

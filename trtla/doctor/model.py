@@ -15,7 +15,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.gguf.folder import model_folder
 from trtla.formats.plan import block_names
 from trtla.machine import Gpu
-from trtla.runtime.models.cpu.library import CODE
+from trtla.runtime.models.cpu.native_code import FORWARD
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import require_backend, same_release
 from trtla.trtllm.rules import Verdict
@@ -88,8 +88,8 @@ def _block_arithmetic(config: CheckpointConfig, report: Report) -> str | None:
 
 def _not_compiled(config: CheckpointConfig) -> str | None:
     """Why the CPU's forward is not compiled for a model, without compiling it; None: it is."""
-    if not CODE.is_compiled():
-        return CODE.problem()
+    if not FORWARD.is_there():
+        return FORWARD.problem()
     import torch
 
     from trtla.runtime.models.load import not_compiled

@@ -9,8 +9,7 @@ from typing import Any
 
 from trtla.errors import TrtlaError, sentence
 from trtla.machine import Gpu, Machine, look
-from trtla.runtime.models.cpu.library import CODE
-from trtla.runtime.tree.library import CODE as TREES
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.library import Library
@@ -43,7 +42,7 @@ def examine() -> Report:
     machine, library = look(), trtllm_library.probe()
     backend, reason, device = _choice()
     findings = tuple(_findings(machine, library))
-    states = (CODE.state(), TREES.state(), _cuda_forward() if machine.usable else None)
+    states = (FORWARD.state(), TREES.state(), _cuda_forward() if machine.usable else None)
     return Report(machine, library, backend, reason, device, *states, findings)
 
 

@@ -118,7 +118,7 @@ class Chains:
             self._planner = Planner()
         except NotCompiled as error:
             raise TrtlaError(
-                f"candidate trees cannot be compiled: {error}", "install g++, or name one with CXX"
+                f"there are no compiled candidate trees: {error}", error.hint
             ) from None
         self._requests: OrderedDict[int, _Known] = OrderedDict()
         self._now = 0

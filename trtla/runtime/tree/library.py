@@ -1,4 +1,4 @@
-"""The candidate trees as Python calls them: C++ code, compiled once for this processor.
+"""The candidate trees as Python calls them, by ctypes.
 
 What the methods mean is said in `open.py`.
 """
@@ -20,12 +20,11 @@ from ctypes import (
     c_void_p,
 )
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
-from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
+from trtla.runtime.models.cpu.native_code import TREES
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.evidence import FIRST_WEIGHTS
 from trtla.runtime.tree.texts import MOST_TOKENS
@@ -37,15 +36,6 @@ if TYPE_CHECKING:
 READ = 16
 """Tokens of a row that a tree learns from; as in `rows.h`."""
 COUNTED_DEPTHS = 32
-SOURCE = Path(__file__).parent / "native" / "tree.cpp"
-_CPU = Path(__file__).parents[1] / "models" / "cpu" / "native"
-CODE = NativeCode(
-    "the candidate trees for this processor, once: some seconds",
-    "Python",
-    SOURCE,
-    (_CPU,),
-    ("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit
-)
 
 
 class _Settings(Structure):
@@ -84,10 +74,7 @@ class _Plan(Structure):
 @lru_cache(maxsize=1)
 def _library() -> CDLL:
     """Raises `NotCompiled` where there is none."""
-    try:
-        return declared(CDLL(str(CODE.compiled())))
-    except OSError as error:
-        raise NotCompiled(str(error)) from None
+    return declared(TREES.load())
 
 
 def declared(library: CDLL) -> CDLL:
@@ -145,7 +132,7 @@ class SharedTrees:
         most_tokens: of texts, see `Trees.add_text`.
 
     Raises:
-        NotCompiled: there is no compiler on this machine.
+        NotCompiled: there is no library for this processor.
     """
 
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import Draft, TopRows
-from trtla.runtime.models.cpu.compiler import NotCompiled, tell_slower
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.native_code import tell_slower
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees

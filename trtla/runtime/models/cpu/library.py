@@ -1,4 +1,4 @@
-"""The compiled forward as Python calls it: compiled once for this processor, loaded by ctypes."""
+"""The compiled forward as Python calls it, by ctypes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtla.runtime.models.cpu.compiler import NativeCode, NotCompiled
+from trtla.runtime.models.cpu.native_code import FORWARD
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,8 +111,8 @@ class Filters(Structure):
 class Library:
     """The calls of the compiled library; a `RowSampler` of contiguous float32 logits."""
 
-    def __init__(self, path: str) -> None:
-        self._library = ctypes.CDLL(path)
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         for name in ("trtla_lanes", "trtla_has_bfloat16_products"):
             getattr(self._library, name).restype = c_int64
         self.forward = self._library.trtla_forward
@@ -173,18 +172,7 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
     return logits.data_ptr() + row * size * logits.itemsize, size
 
 
-SOURCES = Path(__file__).parent / "native"
-CODE = NativeCode(
-    "the CPU forward for this processor, once: up to a minute",
-    "PyTorch's operations",
-    SOURCES / "step.cpp",
-)
-
-
 @lru_cache(maxsize=1)
 def library() -> Library:
     """The library for this processor; raises `NotCompiled` where there is none."""
-    try:
-        return Library(str(CODE.compiled()))
-    except OSError as error:  # a library that cannot be loaded, such as one for another processor
-        raise NotCompiled(str(error)) from None
+    return Library(FORWARD.load())

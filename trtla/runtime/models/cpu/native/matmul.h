@@ -54,6 +54,23 @@ void multiply_panels(const typename Product::Operand& x, const Matrix& matrix, i
     }
 }
 
+// Each is compiled in one of products_*.cpp: they take longest, so several are compiled at a time.
+#define TRTLA_PRODUCT(...)                                                                         \
+    template void multiply_panels<__VA_ARGS__>(const __VA_ARGS__::Operand&, const Matrix&, int, int, \
+                                               const Sink&)
+extern TRTLA_PRODUCT(FloatProduct<float, float>);
+extern TRTLA_PRODUCT(FloatProduct<float, Float16>);
+extern TRTLA_PRODUCT(FloatProduct<float, BFloat16>);
+extern TRTLA_PRODUCT(FloatProduct<BFloat16, BFloat16>);
+extern TRTLA_PRODUCT(BlockProduct<Q8_0>);
+extern TRTLA_PRODUCT(BlockProduct<Q4_0>);
+extern TRTLA_PRODUCT(BlockProduct<Q4_1>);
+extern TRTLA_PRODUCT(BlockProduct<Q5_0>);
+extern TRTLA_PRODUCT(BlockProduct<Q5_1>);
+extern TRTLA_PRODUCT(BlockProduct<Q4_K>);
+extern TRTLA_PRODUCT(BlockProduct<Q5_K>);
+extern TRTLA_PRODUCT(BlockProduct<Q6_K>);
+
 template <class T>
 struct Named {
     typedef T type;

@@ -1,31 +1,7 @@
-// The calls that Python makes: the Llama forward of one step on CPUs (all fed tokens of all sequences,
-// no allocation once buffers have grown), and what the target says after a row.
+// The calls for what the target says after a row.
 #include "choice.h"
-#include "forward.h"
-
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
-EXPORTED int64_t trtla_lanes() { return LANES; }
-EXPORTED int64_t trtla_has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS && tiles_are_given(); }
-
-namespace {
-
-template <class C>
-void forward(const Model& model, const Step& step) {
-    static thread_local Buffers buffers;
-    Forward<C> job(model, step, buffers);
-    Team::shared().run(job, step.threads);
-}
-
-}  // namespace
-
-EXPORTED void trtla_forward(const Model* model, const Step* step) {
-    switch (model->cache_type) {
-        case CACHE_FLOAT32: return forward<float>(*model, *step);
-        case CACHE_BFLOAT16: return forward<BFloat16>(*model, *step);
-        case CACHE_INT8: return forward<Int8>(*model, *step);
-    }
-}
+#include "exported.h"
+#include "team.h"
 
 EXPORTED int64_t trtla_most_probable(const float* logits, int64_t size) {
     return most_probable(logits, size);

@@ -1,0 +1,80 @@
+"""What this machine's library computes, as digests: run as `python -m tests.packaging.bits`.
+
+Its JSON document says from where the libraries came, and of every type of weights the digest of
+logits, of choices, and of what candidate trees plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from random import Random
+
+import torch
+
+from tests.runtime.sanitized_forwards import rows, step
+from tests.runtime.test_block_products import NAMES, sized, weights_in
+from tests.runtime.test_compiled_forward import KINDS, config_of, text, weights_of
+from tests.runtime.trees import Session
+from trtla.runtime.models.cpu import library as native
+from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES
+from trtla.runtime.tree.library import SharedTrees
+from trtla.settings.sampling import SamplingParams
+
+PROMPTS = (70, 33, 1)
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def logits(config, weights, dtype, **more) -> str:
+    prompts = [text(i, length, config.vocab_size) for i, length in enumerate(PROMPTS)]
+    model = NativeLlama(config, weights, dtype, **more)
+    return digest(step(model, prompts, 2).numpy().tobytes())
+
+
+def forwards() -> dict[str, str]:
+    """Of weights in floats and in blocks, in every arithmetic that this processor has."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, keys in KINDS.items():
+            config = config_of(**keys)
+            if native_problem(config, dtype) is None:
+                found[f"{name} {dtype}"] = logits(config, weights_of(config, torch.float16), dtype)
+        for name in NAMES:
+            config = sized(quantization={"quant_algo": None})
+            blocks = weights_in(config, lambda _, name=name: name)
+            found[f"{name} {dtype}"] = logits(config, blocks, dtype, int8_cache=name == "Q8_0")
+    return found
+
+
+def choices() -> str:
+    """Tokens and log probabilities of rows of every sort."""
+    library, found = native.library(), rows(333)
+    params = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
+    drawn = [library.draw(found, row, params, 0.37) for row in range(len(found))]
+    ids, logs = library.top_rows(found, range(len(found)), 16)
+    return digest(json.dumps(drawn).encode(), ids.numpy().tobytes(), logs.numpy().tobytes())
+
+
+def trees() -> str:
+    """The nodes that random requests are given."""
+    session, planned = Session(SharedTrees(12), Random(5)), []
+    for _ in range(25):
+        session.step()
+        planned.append(repr(session.drafts))
+    return digest("".join(planned).encode())
+
+
+def main() -> None:
+    """Print the document."""
+    torch.set_num_threads(1)
+    loaded = [code.load()._name for code in (FORWARD, TREES)]
+    computed = {**forwards(), "choices": choices(), "trees": trees()}
+    print(json.dumps({"libraries": loaded, "computed": computed}))
+
+
+if __name__ == "__main__":
+    main()

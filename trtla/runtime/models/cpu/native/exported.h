@@ -1,0 +1,4 @@
+// What Python can call.
+#pragma once
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))

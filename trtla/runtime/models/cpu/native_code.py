@@ -1,0 +1,192 @@
+"""The C++ parts: the forward and the candidate trees, prebuilt in a wheel or compiled here once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from trtla.console import Console
+from trtla.files import user_cache
+from trtla.runtime.models.cpu.compiler import Build, NotCompiled, find_compiler, make
+from trtla.runtime.models.cpu.levels import NATIVE, Level, UnknownLevel, chosen_level, processor
+
+SLOWER = "decoding is at least 3 times slower"
+"""What it costs on CPUs that there is no compiled forward."""
+FLAGS = ("-O3", "-std=gnu++17", "-pthread", "-fvisibility=hidden", "-fPIC")
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Where a wheel for one platform has its libraries."""
+_NATIVE = Path(__file__).parent / "native"
+_log = logging.getLogger(__name__)
+_told: list[NotCompiled] = []
+
+
+def tell_slower(error: NotCompiled, cost: str) -> None:
+    """Say on stderr what it costs that a library is not there: once in a process, the first."""
+    if not _told:
+        _told.append(error)
+        _log.warning("note: %s: %s; %s", error, cost, error.hint)
+
+
+class NativeCode:
+    """C++ sources that make one shared library for each level of processors.
+
+    Args:
+        name: of the library.
+        instead: what runs without it.
+        folder: its C++ files; each is compiled on its own.
+        includes: folders that they include files of.
+        flags: for the compiler, beside those of all sources.
+        beside: what is compiled at the same time, since it is needed soon.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instead: str,
+        folder: Path,
+        includes: Iterable[Path] = (),
+        flags: Iterable[str] = (),
+        beside: Iterable[NativeCode] = (),
+    ) -> None:
+        self.folder, self.flags = folder, (*FLAGS, *flags)
+        self._name, self._instead = name, instead
+        self._folders, self._beside = (folder, *includes), tuple(beside)
+        self._failed: dict[Path, NotCompiled] = {}
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is compiled."""
+        return tuple(sorted(self.folder.glob("*.cpp")))
+
+    def load(self) -> ctypes.CDLL:
+        """The library for this processor: the prebuilt one, else one that is compiled here.
+
+        Raises:
+            NotCompiled: neither can be had.
+        """
+        prebuilt = PREBUILT / self.file_name(_level())
+        if prebuilt.is_file():
+            with suppress(OSError):  # it is for another libc, or in a folder without programs
+                return ctypes.CDLL(str(prebuilt))
+        try:
+            return ctypes.CDLL(str(self.compiled()))
+        except OSError as error:
+            raise NotCompiled(str(error)) from None
+
+    def compiled(self) -> Path:
+        """The library that this machine has compiled, now unless it is in the cache.
+
+        Raises:
+            NotCompiled: no compiler, or it failed; it is not tried again.
+        """
+        level = _level()
+        library = self._place(level)
+        if library in self._failed:
+            raise self._failed[library]
+        try:
+            if not library.is_file():
+                self._compile(level)
+        except NotCompiled as error:
+            self._failed[library] = error
+            raise
+        return library
+
+    def _compile(self, level: Level) -> None:
+        compiler = find_compiler()
+        missing = [code for code in (self, *self._beside) if not code._place(level).is_file()]
+        builds = [code.build(level, compiler, code._place(level)) for code in missing]
+        console = Console(quiet=not _log.isEnabledFor(logging.WARNING))
+        label = f"note: compiling for {level.name}, once"
+        try:
+            with console.progress(label, "files") as progress:
+                make(builds, progress)
+        except OSError as error:
+            raise NotCompiled(
+                f"{user_cache()} cannot be written: {error.strerror}",
+                "name a folder that can be with XDG_CACHE_HOME",
+            ) from None
+
+    def build(self, level: Level, compiler: str, library: Path, *flags: str) -> Build:
+        """How a library is made for a level; `flags` change nothing that it computes."""
+        return Build(library, (compiler, *level.flags, *self.flags, *flags), self.files)
+
+    def is_prebuilt(self) -> bool:
+        """Whether a wheel has brought it."""
+        return (PREBUILT / self.file_name(_level())).is_file()
+
+    def is_there(self) -> bool:
+        """Whether `load` has nothing to compile."""
+        try:
+            return self.is_prebuilt() or self._place(_level()).is_file()
+        except NotCompiled:
+            return False
+
+    def problem(self) -> str | None:
+        """Why `load` would fail, as far as is known without compiling; None: nothing is."""
+        try:
+            if not self.is_there():
+                self.file_name(_level())
+                find_compiler()
+        except NotCompiled as error:
+            return str(error)
+        return None
+
+    def state(self) -> str:
+        """What runs, or what `load` would do, for people."""
+        problem = self.problem()
+        if problem:
+            return f"{self._instead}: {problem}"
+        if not self.is_there():
+            return f"{Path(find_compiler()).name} compiles it when it is first needed"
+        made = "prebuilt" if self.is_prebuilt() else "compiled here"
+        return f"{made} for {_level().name}"
+
+    def file_name(self, level: Level) -> str:
+        """That of its library: another one for other sources, flags or levels.
+
+        Raises:
+            NotCompiled: the sources cannot be read.
+        """
+        return f"{self._name}-{level.name}-{self._digest(level)}.so"
+
+    def _place(self, level: Level) -> Path:
+        """In the user's cache; a compiler that is named has libraries of its own."""
+        return user_cache() / os.environ.get("CXX", "").replace("/", "_") / self.file_name(level)
+
+    def _digest(self, level: Level) -> str:
+        digest = hashlib.sha256(" ".join((*self.flags, *level.flags)).encode())
+        if level is NATIVE:
+            digest.update(" ".join(processor()).encode())
+        try:
+            for folder in self._folders:
+                for source in sorted(folder.iterdir()):
+                    digest.update(source.name.encode() + source.read_bytes())
+        except OSError as error:
+            raise NotCompiled(
+                f"{error.filename} cannot be read: {error.strerror}", "install trtla again"
+            ) from None
+        return digest.hexdigest()[:16]
+
+
+def _level() -> Level:
+    try:
+        return chosen_level()
+    except UnknownLevel as error:
+        raise NotCompiled(str(error), "omit it for the fastest") from None
+
+
+TREES = NativeCode(
+    "trees",
+    "Python",
+    Path(__file__).parents[2] / "tree" / "native",
+    includes=(_NATIVE,),
+    flags=("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit
+)
+FORWARD = NativeCode(
+    "forward", "PyTorch's operations", _NATIVE, flags=("-ffp-contract=fast",), beside=(TREES,)
+)
