@@ -165,7 +165,7 @@ def _print_table(runs: dict[str, list[Any]]) -> None:
         run, rates = rounds[0], speeds[name]
         same = agreement(run, runs[AR][0])
         cells = [name, f"{median(rates):.0f}", f"{min(rates):.0f}-{max(rates):.0f}"]
-        cells += [f"{run.committed_per_step:.2f}", f"{run.fed_per_step:.1f}"]
+        cells += [f"{run.tokens_per_step:.2f}", f"{run.fed_per_step:.1f}"]
         cells += [f"{same['equal_texts']} of {same['texts']}"]
         for base in bases:
             ratios = [mine / other for mine, other in zip(rates, speeds[base], strict=True)]

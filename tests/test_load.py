@@ -122,7 +122,7 @@ def test_figures_follow_from_the_answers() -> None:
     assert (found.median_itl_ms, found.mean_itl_ms) == (1000.0, pytest.approx(4000 / 3))
     assert (found.median_e2el_ms, found.std_e2el_ms) == (4000.0, 0.0)
     assert (found.steps, found.drafted, found.accepted) == (4, 16, 6)
-    assert (found.acceptance_rate, found.tokens_per_step) == (6 / 16, 2.5)
+    assert (found.acceptance_rate, found.tokens_per_step) == (6 / 16, 7 / 4)
     assert [(one.reason, one.count) for one in found.failures] == [("cut", 1)]
 
 

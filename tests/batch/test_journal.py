@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ LINES = [b'{"id": "3"}', '{"text": "é\u2028 x"}'.encode(), b"{}", b'{"id": "1",
 
 
 def records() -> list[Record]:
-    return [Record(n, n == 2, n, 2 * n, LINES[i], 5, n) for i, n in enumerate((3, 1, 4, 2))]
+    return [Record(n, n == 2, n, 2 * n, LINES[i], 5, n, 4 + n) for i, n in enumerate((3, 1, 4, 2))]
 
 
 def filled(path: Path, key: str = "job") -> bytes:
@@ -33,7 +34,17 @@ def test_records_come_back_in_the_order_of_the_input(tmp_path: Path) -> None:
         counts = journal.counts
     totals = (counts.answered, counts.failed, counts.prompt_tokens, counts.output_tokens)
     assert totals == (3, 1, 10, 20)
-    assert (counts.steps, counts.accepted, counts.tokens_per_step) == (20, 10, 1.5)
+    assert (counts.steps, counts.accepted, counts.tokens_per_step) == (20, 10, 26 / 20)
+
+
+def test_records_of_earlier_releases_count(tmp_path: Path) -> None:
+    """They lack the tokens of the steps: as many as steps and accepted drafts."""
+    content, data = b"3 a 7 9 5 2", LINES[1]
+    checksum = crc32(data, crc32(content, crc32(b"job")))
+    (tmp_path / "journal").write_bytes(b"%b %08x %b\n" % (content, checksum, data))
+    with Journal(tmp_path / "journal", "job", 5) as journal:
+        assert list(journal.ordered(failed=False)) == [Record(3, False, 7, 9, data, 5, 2, 7)]
+        assert journal.counts.tokens_per_step == 1.4
 
 
 def test_a_torn_end_is_dropped_wherever_it_tears(tmp_path: Path) -> None:
@@ -53,8 +64,8 @@ def test_a_torn_end_is_dropped_wherever_it_tears(tmp_path: Path) -> None:
 def test_a_checksum_in_capitals_is_damage_too(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lines = filled(path).splitlines(keepends=True)
-    fields = lines[0].split(b" ", 7)
-    fields[6] = fields[6].upper()
+    fields = lines[0].split(b" ", 8)
+    fields[7] = fields[7].upper()
     damaged = b" ".join(fields)
     assert damaged != lines[0]
     path.write_bytes(damaged + b"".join(lines[1:]))

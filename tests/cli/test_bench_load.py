@@ -146,7 +146,7 @@ def test_our_server_reports_its_drafts(tmp_path: Path) -> None:
     assert server.bodies[-1]["prompt"] == "four"  # it has no template
     [one] = ran.json["runs"]
     assert (one["steps"], one["drafted"], one["accepted"]) == (16, 32, 8)
-    assert (one["acceptance_rate"], one["tokens_per_step"]) == (0.25, 1.5)
+    assert (one["acceptance_rate"], one["tokens_per_step"]) == (0.25, 20 / 16)
 
 
 def test_texts_are_checked_alone(tmp_path: Path) -> None:

@@ -41,7 +41,20 @@ def test_positions_are_those_that_the_steps_accepted(asked, salt, end_id) -> Non
         ]
         assert all(1 >= one >= other > 0 for one, other in pairwise([1.0, *shares]))
         assert sum(shares) * found.steps == pytest.approx(found.accepted)
-        assert 1 + sum(shares) == pytest.approx(found.tokens_per_step)
+        behind = sum(found.step_lengths) - 1
+        assert found.steps * found.tokens_per_step == pytest.approx(behind if found.steps else 0)
+
+
+def test_steps_times_tokens_per_step_are_the_tokens() -> None:
+    """A text that ends within its draft has no token of the target's own in its last step."""
+    llm_stats = RequestStats(steps=1, accepted=1, step_lengths=[1, 1])
+    assert (llm_stats.decoded, llm_stats.tokens_per_step) == (1, 1.0)
+    begun = RequestStats(steps=2, accepted=1, step_lengths=[40, 2, 1])  # by another executor
+    assert (begun.decoded, begun.tokens_per_step) == (3, 1.5)
+    together = RequestStats(steps=4, accepted=3, step_lengths=[1, 5, 2])  # several steps as one
+    assert (together.decoded, together.tokens_per_step) == (7, 1.75)
+    for nothing in ([], [1]):
+        assert RequestStats(step_lengths=nothing).tokens_per_step == 1.0
 
 
 def test_a_text_that_ends_within_its_draft_has_the_whole_last_step() -> None:

@@ -203,7 +203,7 @@ class Writer:
             "drafted": drafted,
             "accepted": accepted,
             "acceptance_rate": accepted / drafted if drafted else None,
-            "tokens_per_step": tokens_per_step(steps, accepted),
+            "tokens_per_step": tokens_per_step(sum(one.decoded for one in stats), steps),
             "reused_tokens": sum(one.reused_tokens for one in stats),
             "sources": sources,
         }

@@ -191,7 +191,7 @@ def _read(folder: Path) -> Job | None:
         if data["format"] != _FORMAT:
             raise foreign
         identity = Identity(data["input"], data["model"], dict(data["settings"]))
-        finished = None if data["finished"] is None else Counts(**data["finished"])
+        finished = None if data["finished"] is None else _counts(data["finished"])
         return Job(folder, identity, int(data["created"]), finished)
     except FileNotFoundError:
         return None
@@ -241,3 +241,8 @@ def failure(job: Job) -> TrtlaError | None:
         f"{counts.failed} of {lines} failed; the first, {first_failure(job)}",
         f"all are in {job.errors}",
     )
+
+
+def _counts(found: dict[str, int]) -> Counts:
+    """Of a finished job; earlier releases did not count the tokens of the steps."""
+    return Counts(**{"decoded": found["steps"] + found["accepted"], **found})

@@ -1,8 +1,8 @@
 """Lines that are finished, as they finish: a killed job goes on behind them.
 
 A record is a line: the input line's number, `a` (answered) or `f` (failed), its prompt and output
-tokens, its steps and accepted drafts, a checksum, then the line of output. What follows the first
-record that is not whole, or is another job's, is dropped.
+tokens, its steps, accepted drafts and the tokens of the steps, a checksum, then the line of output.
+What follows the first record that is not whole, or is another job's, is dropped.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Record:
     """Its line of output, without the line break."""
     steps: int = 0
     accepted: int = 0
+    decoded: int = 0
+    """Tokens of the steps."""
 
 
 @contextmanager
@@ -60,11 +62,12 @@ class Counts:
     output_tokens: int = 0
     steps: int = 0
     accepted: int = 0
+    decoded: int = 0
 
     @property
-    def tokens_per_step(self) -> float | None:
-        """S; None: there was no step."""
-        return tokens_per_step(self.steps, self.accepted) if self.steps else None
+    def tokens_per_step(self) -> float:
+        """S, the step compression."""
+        return tokens_per_step(self.decoded, self.steps)
 
     @property
     def done(self) -> int:
@@ -79,6 +82,7 @@ class Counts:
         self.output_tokens += record.output_tokens
         self.steps += record.steps
         self.accepted += record.accepted
+        self.decoded += record.decoded
 
 
 class Journal:
@@ -171,24 +175,23 @@ class Journal:
 
 def _packed(record: Record, key: bytes) -> bytes:
     kind = b"f" if record.failed else b"a"
-    counts = (record.prompt_tokens, record.output_tokens, record.steps, record.accepted)
-    content = b"%d %b %d %d %d %d" % (record.number, kind, *counts)
+    own = (record.steps, record.accepted, record.decoded)
+    counts = (record.number, kind, record.prompt_tokens, record.output_tokens, *own)
+    content = b"%d %b %d %d %d %d %d" % counts
     return b"%b %08x %b\n" % (content, _checksum(key, content, record.data), record.data)
 
 
 def _unpacked(line: bytes, key: bytes) -> Record | None:
     """A record; None: it is not whole, or of another job."""
-    try:
-        number, kind, *counts, found, data = line.split(b" ", 7)
-        if not data.endswith(b"\n"):
-            return None
-        content, data = b" ".join((number, kind, *counts)), data[:-1]
-        if found != b"%08x" % _checksum(key, content, data):
-            return None
-        read, written, steps, accepted = map(int, counts)
-        return Record(int(number), kind == b"f", read, written, data, steps, accepted)
-    except ValueError:
-        return None
+    for counted in (5, 4):  # earlier releases did not count the tokens of the steps
+        with suppress(ValueError):
+            number, kind, *counts, found, data = line.split(b" ", 3 + counted)
+            content, whole = b" ".join((number, kind, *counts)), data.endswith(b"\n")
+            if whole and found == b"%08x" % _checksum(key, content, data[:-1]):
+                read, written, *own = map(int, counts)
+                steps = own if counted == 5 else [*own, sum(own)]
+                return Record(int(number), kind == b"f", read, written, data[:-1], *steps)
+    return None
 
 
 def _checksum(key: bytes, content: bytes, data: bytes) -> int:

@@ -54,7 +54,7 @@ class _Work:
     started: float
     first: float | None
     tokens: int
-    steps = accepted = 0
+    steps = accepted = decoded = 0
     """Of the choices that have ended."""
 
     def add(self, output: Output) -> None:
@@ -78,8 +78,10 @@ class _Work:
         except TrtlaError as error:
             raise refused(error) from None
         if chunk.completion is not None:
-            self.steps += chunk.completion.stats.steps
-            self.accepted += chunk.completion.stats.accepted
+            stats = chunk.completion.stats
+            self.steps += stats.steps
+            self.accepted += stats.accepted
+            self.decoded += stats.decoded
 
 
 class Decoding:
@@ -182,7 +184,8 @@ class Decoding:
         body = work.writer.whole()
         read, written = body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]
         line = self._line(work.ask, 200, body)
-        return Record(work.ask.number, False, read, written, line, work.steps, work.accepted)
+        own = (work.steps, work.accepted, work.decoded)
+        return Record(work.ask.number, False, read, written, line, *own)
 
     def _give_up(self, work: _Work, error: ApiError) -> Record:
         """One choice failed: the line has, and the others are not waited for."""

@@ -47,7 +47,7 @@ def _row(measured: Measured, name: str, hardware: Hardware) -> BenchRow:
     """Counters and what follows from them are those of the first round."""
     runs, plain, arm = measured.runs[name], measured.runs[AR], measured.arms[name]
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-    step, gb_per_s = runs[0].committed_per_step, _median(runs, hardware.gb_per_s)
+    step, gb_per_s = runs[0].tokens_per_step, _median(runs, hardware.gb_per_s)
     equal = agreement(runs[0], plain[0])
     if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
         equal |= {"equal_texts": None, "first_divergence": None}

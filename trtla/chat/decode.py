@@ -60,7 +60,7 @@ class Metrics:
     @property
     def tokens_per_step(self) -> float:
         """S, the step compression."""
-        return tokens_per_step(self.steps, self.accepted)
+        return tokens_per_step(self.decoded, self.steps)
 
     @property
     def tokens_per_s(self) -> float:

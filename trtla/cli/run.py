@@ -172,8 +172,8 @@ def run(console: Console, /, **flags: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
     Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
-    Tokens per step (1 + accepted / steps, the prefill not counted) is what lookahead gains; a low
-    share of distinct 4-grams shows that the text loops, which flatters it.
+    Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
+    distinct 4-grams shows that the text loops, which flatters it.
     """
     given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter

@@ -91,16 +91,9 @@ class Metrics:
 
     @property
     def tokens_per_step(self) -> float:
-        """S, the step compression: 1 + accepted / steps."""
-        return tokens_per_step(self.steps, self.accepted or 0)
-
-    @property
-    def committed_per_step(self) -> float:
-        """S of arms that do not report what they accept: tokens after the first over steps.
-
-        It is below 1 + accepted / steps where texts end within a draft; 1.0 before any step.
-        """
-        return (self.output_tokens - len(self.outputs)) / self.steps if self.steps else 1.0
+        """S, the step compression."""
+        decoded = sum(len(output) - 1 for output in self.outputs if output)
+        return tokens_per_step(decoded, self.steps)
 
     @property
     def acceptance_rate(self) -> float | None:

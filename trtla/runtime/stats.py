@@ -9,9 +9,10 @@ from itertools import zip_longest
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 
-def tokens_per_step(steps: int, accepted: int) -> float:
-    """S, the step compression: 1 + accepted / steps; 1.0 before the first step."""
-    return 1.0 + accepted / steps if steps else 1.0
+def tokens_per_step(decoded: int, steps: int) -> float:
+    """S, the step compression: tokens behind the first of each text over steps; 1.0 where there was
+    no step, as in plain decoding."""
+    return decoded / steps if steps else 1.0
 
 
 def accepted_lengths(
@@ -176,7 +177,14 @@ class RequestStats:
     @property
     def tokens_per_step(self) -> float:
         """S, the step compression."""
-        return tokens_per_step(self.steps, self.accepted)
+        return tokens_per_step(self.decoded, self.steps)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of the steps: those behind the first, and behind what was known of the output."""
+        lengths = self.step_lengths
+        each = len(lengths) == self.steps + 1  # else several steps are reported as one
+        return sum(lengths) - (lengths[0] if each else min(1, sum(lengths)))
 
     @property
     def accepted_lengths(self) -> tuple[int, ...] | None:

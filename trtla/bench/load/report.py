@@ -81,7 +81,8 @@ def _drafting(done: Sequence[Answer]) -> dict[str, Any]:
     if not done or any(one.metrics is None for one in done):
         return {}
     steps, drafted, accepted = (_sum(done, name) for name in names)
-    step = None if steps is None or accepted is None else tokens_per_step(steps, accepted)
+    decoded = sum(one.output_tokens - 1 for one in done if one.output_tokens)
+    step = None if steps is None else tokens_per_step(decoded, steps)
     return {
         "steps": steps,
         "drafted": drafted,
