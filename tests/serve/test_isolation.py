@@ -35,7 +35,6 @@ def test_isolated_keys_share_nothing():
         assert asked(served, "b") == alone
         again = asked(served, "a")
         assert again[0] > 0
-        assert again[1] > 0
         assert again[2] == alone[2]
         assert asked(served, "b", cache="private") == alone
 
