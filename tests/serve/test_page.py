@@ -250,3 +250,68 @@ def test_fits_a_phone_in_both_themes(browser: Any, served: Served, theme: str) -
     assert (sum(map(int, re.findall(r"\d+", ink))) > 384) == (theme == "dark")
     assert visit.complaints == []
     visit.page.context.close()
+
+
+def streamed(visit: Visit, text: str, size: int = 3) -> None:
+    """Let the server answer with a text, in pieces of some letters, every second one drafted."""
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    chunks = [
+        {"choices": [{"pieces": [{"text": part, "source": (None, "own")[number % 2]}]}]}
+        for number, part in enumerate(parts)
+    ]
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    visit.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events))
+
+
+ANSWER = (
+    "Use `len(x)` and ``a ` b``, not `this:\n\n```python\ndef f(x):\n    return `x`  # <b>\n```\n"
+    "Then:\n~~~~\n```\nstays\n~~~\n~~~~\nEnd of *it*.\n```\nopen"
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_code_stands_in_monospace_and_the_text_is_whole(visit: Visit, size: int) -> None:
+    streamed(visit, ANSWER, size)
+    visit.ask(ANSWER)
+    assert visit.texts() == [ANSWER]
+    for place in (".text", ".question"):
+        inline, blocks = (
+            visit.page.locator(f"{place} code{kind}") for kind in (":not(.block)", ".block")
+        )
+        assert [one.inner_text() for one in inline.all()] == ["len(x)", "a ` b"]
+        shown = [one.inner_text().strip("\n") for one in blocks.all()]
+        assert shown == ["python\ndef f(x):\n    return `x`  # <b>", "```\nstays\n~~~", "open"]
+        families = blocks.evaluate_all("all => all.map(one => getComputedStyle(one).fontFamily)")
+        assert all("monospace" in family for family in families)
+        assert "code" not in visit.page.locator(place).inner_text()
+    assert visit.page.locator("#log :is(img, script, b:not(.figures b))").count() == 0
+
+
+def test_a_long_line_of_backticks_holds_up_nothing(visit: Visit) -> None:
+    text = "` `` ``` x" * 3000
+    streamed(visit, text, 100)
+    visit.ask("?")
+    assert visit.texts() == [text]
+
+
+def test_a_key_that_is_none_is_told_and_the_right_one_connects_once(browser: Any) -> None:
+    with serving(keys=(b"secret",)) as served:
+        visit = Visit(browser, served.address)
+        state, key = visit.page.locator("#model"), visit.page.get_by_label("API key")
+        expect(key).to_be_focused()
+        for wrong in ("\u043a\u043b\u044e\u0447", "k\u00e9y"):
+            key.fill(wrong)
+            key.press("Tab")
+            expect(state).to_contain_text("This is no API key")
+        for _ in range(2):
+            key.fill("wrong")
+            key.press("Tab")
+            expect(state).to_contain_text("The server asks for an API key")
+        key.fill("secret")
+        visit.page.evaluate("for (let i = 0; i < 3; i++) document.getElementById('key').onchange()")
+        visit.ready()
+        visit.page.wait_for_load_state("networkidle")
+        offered = visit.page.locator("#drafting input")
+        values = offered.evaluate_all("all => all.map(one => one.value)")
+        assert len(values) == len(set(values)) > 2
+        visit.page.context.close()

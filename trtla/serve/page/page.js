@@ -1,8 +1,9 @@
 // The page of `trtla serve`: a chat that streams, and shows that drafts change the speed and not the text.
 // What the model writes is hostile: it only ever becomes text nodes.
 import { Refused, call, events, keepKey, patiently } from "./server.js";
+import { Text, el } from "./text.js";
+import { PLAIN, choiceName, same, showVerdict } from "./verdict.js";
 
-const PLAIN = [1, 1, 0];
 const SMALLER = [[3, 3, 3], [5, 5, 5]];
 const SOURCES = {
   own: "what followed the same words earlier in this conversation",
@@ -23,26 +24,21 @@ const IDEAS = [
 const NUMBERS = ["temperature", "top_p", "seed", "max_tokens"];
 
 const $ = (id) => document.getElementById(id);
-const same = (one, other) => String(one) === String(other);
-const choiceName = (choice) => (same(choice, PLAIN) ? "plain" : String(choice));
 const seen = (node) => Math.abs(node.getBoundingClientRect().bottom) <= window.innerHeight;
 const show = (node) => node.scrollIntoView({ block: "nearest" });
 
 let model = null; // an item of /v1/models
 let turns = [];
 let running = null; // the AbortController of the answers in flight
-
-function el(name, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(name), properties);
-  node.append(...children);
-  return node;
-}
+let connecting = null; // and of the connection that is being made
 
 function mark(source, text = source) {
   const node = el("mark", { textContent: text, title: `${source}: ${SOURCES[source] ?? "drafted"}` });
   node.dataset.source = source;
   return node;
 }
+
+const shown = ({ text, source }) => (source === null ? document.createTextNode(text) : mark(source, text));
 
 // --- one answer
 
@@ -81,7 +77,7 @@ function take(run, pieces, tokens = run.tokens + pieces.length) {
   run.first ??= { tokens, time: performance.now() }; // by the prompt's own pass, which is no step
   for (const { text, source } of pieces) {
     run.text += text;
-    run.body.append(source === null ? text : mark(source, text));
+    run.shown.add(text, source);
   }
   if (follow) show(run.sources);
 }
@@ -90,8 +86,8 @@ function showFigures({ metrics, tokens, steps, first, finish, figures, sources }
   const more = tokens - first.tokens;
   const seconds = (performance.now() - first.time) / 1000;
   const live = more && { tokens_per_s: more / seconds, tokens_per_step: more / (steps - 1) };
-  const shown = (name, digits) => el("b", { textContent: (metrics ?? live)?.[name]?.toFixed(digits) ?? "–" });
-  const parts = [shown("tokens_per_s", 1), " tokens/s · ", shown("tokens_per_step", 2), " tokens per step"];
+  const figure = (name, digits) => el("b", { textContent: (metrics ?? live)?.[name]?.toFixed(digits) ?? "–" });
+  const parts = [figure("tokens_per_s", 1), " tokens/s · ", figure("tokens_per_step", 2), " tokens per step"];
   if (metrics) parts.push(` · first token after ${(metrics.ttft_ms / 1000).toFixed(2)}\u00a0s`);
   else parts.unshift("about ");
   if (finish === "length") parts.push(" · cut at max tokens");
@@ -113,7 +109,8 @@ function newTurn(question) {
   for (const id of NUMBERS) turn.settings[id] = Number($(id).value);
   turn.box = el("div", { className: "runs" });
   turn.verdict = el("div");
-  const asked = el("p", { className: "question", textContent: question });
+  const asked = el("div", { className: "question" });
+  new Text(asked, shown).add(question, null);
   $("log").append(el("article", {}, asked, turn.box, turn.verdict));
   turns.push(turn);
   return turn;
@@ -121,7 +118,8 @@ function newTurn(question) {
 
 function newRun(turn, choice, alone) {
   const run = { choice, alone, text: "", tokens: 0, steps: 0, done: false };
-  run.body = el("p", { className: "text", ariaBusy: "true" });
+  run.body = el("div", { className: "text", ariaBusy: "true" });
+  run.shown = new Text(run.body, shown);
   run.note = el("p", { className: "note" });
   run.figures = el("p", { className: "figures", ariaLive: "off" });
   run.sources = el("p", { className: "figures" });
@@ -156,44 +154,6 @@ function drop(turn, runs) {
   for (const run of runs) run.node.remove();
   turn.runs = turn.runs.filter((run) => !runs.includes(run));
   turn.verdict.replaceChildren();
-}
-
-// --- the comparison
-
-function showVerdict(place, first, run) {
-  const whole = first.done && run.done;
-  const length = whole ? Infinity : Math.min(first.text.length, run.text.length);
-  const at = difference(first.text.slice(0, length), run.text.slice(0, length));
-  const lines = at < 0 ? [agreement(whole, Math.min(length, run.text.length))] : disagreement(first, run, at);
-  if (first.metrics?.tokens_per_s && run.metrics?.tokens_per_s) lines.push(speeds(first, run));
-  place.replaceChildren(el("div", { className: at < 0 ? "verdict" : "verdict differs" }, ...lines));
-}
-
-function difference(one, other) {
-  if (one === other) return -1;
-  let at = 0;
-  while (at < one.length && one[at] === other[at]) at += 1;
-  return at;
-}
-
-function agreement(whole, count) {
-  const text = whole ? `✓ The text is the same, all ${count} characters.`
-    : `✓ The text is the same as far as both go, ${count} characters.`;
-  return el("p", {}, el("b", { textContent: text }));
-}
-
-function disagreement(first, run, at) {
-  const near = ({ choice, text }) => [`${choiceName(choice)}: `, el("q", { textContent: text.slice(Math.max(at - 20, 0), at + 20) })];
-  const text = `✗ The texts differ from character ${at + 1} on.`;
-  return [el("p", {}, el("b", { textContent: text })), el("p", {}, ...near(first), "; ", ...near(run))];
-}
-
-function speeds(first, run) {
-  const [was, is] = [first.metrics, run.metrics];
-  const change = (name, digits) => `${was[name].toFixed(digits)} → ${is[name].toFixed(digits)}`;
-  const times = `${(is.tokens_per_s / was.tokens_per_s).toFixed(2)} times the speed`;
-  return el("p", {}, `${choiceName(first.choice)} → ${choiceName(run.choice)}: `, el("b", { textContent: times }),
-    ` (${change("tokens_per_s", 1)} tokens/s), ${change("tokens_per_step", 2)} tokens per step.`);
 }
 
 // --- what the buttons do
@@ -285,12 +245,16 @@ function offer(choice) {
   return el("label", { title: title ?? "lookahead: window, n-gram size, verification set" }, input, choiceName(choice));
 }
 
+// One at a time: another key begins anew.
 async function connect() {
+  connecting?.abort();
+  const { signal } = connecting = new AbortController();
   const say = (text) => $("model").replaceChildren(text);
   try {
-    const response = await patiently(() => call("v1/models"), say, [0, 503]);
+    const response = await patiently(() => call("v1/models", null, signal), say, [0, 503], signal);
     [model] = (await response.json()).data;
   } catch (error) {
+    if (signal.aborted) return;
     say(error.message);
     if (error.status === 401) askKey();
     return;
@@ -300,7 +264,7 @@ async function connect() {
   $("max_tokens").value = Math.min($("max_tokens").value, Math.ceil(model.max_model_len / 2));
   $("system-row").hidden = !model.chat;
   $("no-template").hidden = model.chat;
-  $("drafting").append(...choices(model).map(offer));
+  $("drafting").replaceChildren($("drafting").querySelector("legend"), ...choices(model).map(offer));
   $("compare").hidden = same(model.max_lookahead, PLAIN);
   showState();
 }

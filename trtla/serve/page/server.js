@@ -1,6 +1,7 @@
 // What the page asks of the server: requests with the key, errors as sentences, streams as events.
 
 const KEY = "trtla-api-key"; // in sessionStorage, which ends with the tab
+const NO_KEY = "This is no API key, which has letters, digits and signs of ASCII alone: enter it under Settings.";
 const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
 export class Refused extends Error {
@@ -14,6 +15,7 @@ export const keepKey = (key) => sessionStorage.setItem(KEY, key);
 
 export async function call(path, body, signal) {
   const key = sessionStorage.getItem(KEY);
+  if (/[^ -~]/.test(key ?? "")) throw new Refused(401, NO_KEY);
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   const options = body && { method: "POST", body: JSON.stringify(body) };
   const response = await unlessLost(fetch(path, { ...options, headers, signal, cache: "no-store" }));
