@@ -20,15 +20,24 @@ setup_python() {
     fi
 }
 
-# pip's many lines become one for each download.
-setup_progress() {
-    local line
-    while IFS= read -r line; do
-        case "$line" in
-            *Downloading*.whl*"("*) line="${line##*Downloading }"; echo "    ${line##*/}" ;;
-            "Installing collected"*) echo "    installing" ;;
-        esac
-    done
+# Runs a command with one line of progress: label, log, command. What it prints goes to the log, and
+# its end is shown only when the command fails.
+setup_step() {
+    local label="$1" log="$2" started=$SECONDS
+    shift 2
+    printf '%-72s ' "$label"
+    if "$@" >"$log" 2>&1; then
+        printf '%4d s\n' $((SECONDS - started))
+    else
+        printf 'failed\n\n'
+        tail -n 40 "$log" >&2
+        return 1
+    fi
+}
+
+setup_pip() {
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
+        -c constraints.txt "$@"
 }
 
 setup_stamp() {
@@ -37,7 +46,7 @@ setup_stamp() {
 
 # $1: demo or dev
 setup_venv() {
-    local wanted stamp start
+    local wanted stamp
     if [ -f .venv/trtla-dev ] && [ "$(cat .venv/trtla-dev)" = "$(setup_stamp)" ]; then
         return 0
     fi
@@ -46,22 +55,16 @@ setup_venv() {
         return 0
     fi
     setup_python || return 1
-    start=$SECONDS
     case "$1" in
         demo) wanted=(-e . rouge-score) ;;
         *) wanted=(-e '.[dev]') ;;
     esac
-    echo "==> making .venv with $("$PYTHON" --version)"
     "$PYTHON" -m venv .venv || return 1
-    echo "==> installing packages; the first time this downloads PyTorch"
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
-        -c constraints.txt "${wanted[@]}" | setup_progress
-    if [ "${PIPESTATUS[0]}" -ne 0 ]; then
-        setup_fail "pip could not install the packages" "see its messages above; is the network reachable?"
+    if ! setup_step "installing packages into .venv (once; PyTorch is large)" .venv/setup.log setup_pip "${wanted[@]}"; then
+        setup_fail "pip could not install the packages" "all of its messages are in .venv/setup.log; is the network reachable?"
         return 1
     fi
     setup_stamp >"$stamp"
-    echo "==> set up in $((SECONDS - start)) s"
 }
 
 # TRTLA, the program that a script runs, unless the caller has named one.
