@@ -173,11 +173,8 @@ def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
     model = tmp_path / "a_model.gguf"
     model.touch()
     refused(trtla(model), 2, f"{model} is not a command", f"trtla chat -m {model}")
-    refused(trtla("run", model, "hi"), 2, "missing option", "give -m a model folder or a GGUF")
-    for command in ("serve", "chat"):
-        refused(trtla(command, model), 2, f"trtla {command} -m MODEL")
-    for command in ("doctor", "inspect"):
-        refused(trtla(command, "-m", model), 2, "hint: give the path without a flag")
+    refused(trtla("run", "-p", "hi"), 2, "missing option", "give -m a model folder or a GGUF")
+    refused(trtla("bench", model), 2, "trtla bench -m MODEL")
 
 
 def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
@@ -191,7 +188,7 @@ def test_a_mistyped_flag_is_guessed() -> None:
         ("--verbos", "--verbose"),
         ("--max-output", "--max-output-len"),
         ("--max-new-tokens", "--max-output-len"),
-        ("--model", "--engine-dir"),
+        ("--model-path", "--model"),
     ):
         ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
         refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")

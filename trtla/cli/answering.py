@@ -94,7 +94,7 @@ def checked(kind: type[Flags], flags: Mapping[str, Any]) -> tuple[Flags, list[st
 
 def answering_name(served: str | None, named: str | None, given: AnsweringFlags) -> str:
     """The model's name in requests and answers; without one its folder's or file's."""
-    return served or Path(named or given.engine_dir).resolve().stem
+    return served or Path(named or given.engine_dir).resolve().name.removesuffix(".gguf")
 
 
 def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **more: Any) -> LLM:

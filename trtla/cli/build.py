@@ -38,7 +38,8 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
     ],
 )
 @setting(
-    "--checkpoint-dir",
+    "checkpoint_dir",
+    *("-m", "--model", "--checkpoint-dir"),
     type=MODEL,
     help="Checkpoint made by trtla convert; a Hugging Face folder or a GGUF file is converted "
     "on the way.",

@@ -32,6 +32,7 @@ from trtla.cli.options import (
     draft_flags,
     engine_flags,
     length_flag,
+    model_argument,
     opening_flags,
     processor_flag,
     sampling_flags,
@@ -84,6 +85,7 @@ class ChatFlags(CorpusFlags):
     cls=Command,
     short_help="A conversation at the terminal, or from a script.",
     examples=[
+        "trtla chat model.gguf",
         "trtla chat --engine-dir engine",
         "trtla chat --engine-dir engine --system 'Answer in one sentence.'",
         "trtla chat --engine-dir engine --drafter ngram,lookahead --processor nucleus:0.8:0.9",
@@ -92,6 +94,7 @@ class ChatFlags(CorpusFlags):
         "trtla chat --engine-dir engine",
     ],
 )
+@model_argument()
 @engine_flags("Model", type=PATH, required=False, show_default="that of the last chat")
 @opening_flags
 @length_flag(**_LENGTH)

@@ -19,6 +19,7 @@ from trtla.errors import UsageError, closest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_ENGINE = "engine_dir"
 _AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completing
 
 
@@ -94,6 +95,51 @@ class ModelPath(click.Path):
     """A model: its folder, a GGUF file or a name on the hub; the command gets a folder."""
 
 
+class Positional(click.Argument):
+    """A value without a flag; a shell that completes a flag's value is not offered this one's."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell is offered."""
+        awaited: click.Option | None = ctx.meta.get(_AWAITED)
+        if awaited is not None:
+            return awaited.shell_complete(ctx, incomplete)
+        return super().shell_complete(ctx, incomplete)
+
+
+class ModelArgument(Positional):
+    """A model named without a flag: it becomes the value of --engine-dir.
+
+    Args:
+        needed: whether it must be given in one of both ways.
+    """
+
+    def __init__(self, *args: Any, needed: bool = False, **kwargs: Any) -> None:
+        kwargs |= {"type": click.Path(), "required": False}
+        super().__init__(*args, **kwargs)
+        self.needed = needed
+
+    def hand_over(self, ctx: click.Context) -> None:
+        """Give the value that was parsed to the flag.
+
+        Raises:
+            UsageError: the flag names another model.
+            click.MissingParameter: a model is needed, and none is named.
+        """
+        value, flag = ctx.params.pop(str(self.name)), ctx.params[_ENGINE]
+        by_flag = ctx.get_parameter_source(_ENGINE) is ParameterSource.COMMANDLINE
+        if value is not None and by_flag and value != flag:
+            raise UsageError(
+                f"two models are named: {flag} and {value}",
+                "name one, without a flag or with -m; a prompt is given with -p",
+            )
+        if value is not None:
+            ctx.params[_ENGINE] = value
+            ctx.set_parameter_source(_ENGINE, ParameterSource.COMMANDLINE)
+        elif flag is None and self.needed and not ctx.resilient_parsing:
+            option = next(param for param in ctx.command.params if param.name == _ENGINE)
+            raise click.MissingParameter(ctx=ctx, param=option)
+
+
 class Command(click.Command):
     """A command with sections, examples, --config, --verbose and --quiet."""
 
@@ -116,7 +162,7 @@ class Command(click.Command):
             ctx.meta[_AWAITED] = self._awaited(ctx, args, several)
         rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
         for param in self.params:
-            if isinstance(param, Former):
+            if isinstance(param, Former | ModelArgument):
                 param.hand_over(ctx)
         return rest
 
@@ -159,7 +205,7 @@ class Command(click.Command):
         """Write the options by section, in the order they were declared."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if record := param.get_help_record(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 sections.setdefault(getattr(param, "section", "Options"), []).append(record)
         sections["Options"] = sections.pop("Options")  # the common ones come last
         for section, records in sections.items():

@@ -44,8 +44,8 @@ _quantised = partial(setting, section="Quantisation")
     ],
 )
 @_conversion(
-    "-m",
-    "--model-dir",
+    "model_dir",
+    *("-m", "--model", "--model-dir"),
     type=MODEL,
     required=True,
     help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "

@@ -6,13 +6,12 @@ The facts come from `trtla.doctor`; `cli.doctor_rows` makes the tables.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtla.cli.command import Command
-from trtla.cli.options import json_flag
+from trtla.cli.options import PATH, json_flag, model_argument, model_flag
 from trtla.console import Console, counted, size
 from trtla.errors import CheckFailed
 
@@ -29,16 +28,17 @@ SCHEMA_VERSION = 1
     config=False,
     examples=["trtla doctor", "trtla doctor engine", "trtla doctor --json > machine.json"],
 )
-@click.argument("model", type=click.Path(), required=False)
+@model_argument()
+@model_flag(type=PATH, required=False)
 @json_flag("Print one JSON document.")
 @click.pass_obj
-def doctor(console: Console, model: str | None) -> None:
+def doctor(console: Console, engine_dir: str | None) -> None:
     """Show versions, GPUs, whether TensorRT-LLM has its TensorRT backend, and what to do about it.
 
     With MODEL, a Hugging Face model, checkpoint or engine folder or a GGUF file, also whether it
     can run here with lookahead decoding; exit code 3 when not.
     """
-    check = None
+    check, model = None, engine_dir
     if model is not None:
         from trtla.formats.folder import folder_kind
         from trtla.formats.gguf.folder import model_folder
@@ -93,10 +93,11 @@ def _way_out(check: ModelCheck) -> str:
     config=False,
     examples=["trtla inspect engine", "trtla inspect llama-3-8b --json"],
 )
-@click.argument("path", type=click.Path())
+@model_argument(required=True)
+@model_flag(type=PATH, required=False)
 @json_flag("Print one JSON document.")
 @click.pass_obj
-def inspect_path(console: Console, path: str) -> None:
+def inspect_path(console: Console, engine_dir: str) -> None:
     """Show what a folder is: Hugging Face model, checkpoint or engine; or a GGUF file.
 
     Prints shape, dtype, sizes, limits and the lookahead triple, and what is wrong with it (exit
@@ -104,7 +105,7 @@ def inspect_path(console: Console, path: str) -> None:
     """
     from trtla.doctor.folder import inspect
 
-    found = inspect(Path(path))
+    found = inspect(engine_dir)
     problems = found["problems"]
     if console.json:
         console.document({"schema_version": SCHEMA_VERSION, **found})
@@ -114,7 +115,7 @@ def inspect_path(console: Console, path: str) -> None:
             console.out(f"problem: {problem}")
     if problems:
         raise CheckFailed(
-            f"{path} has {counted(len(problems), 'problem')}",
+            f"{engine_dir} has {counted(len(problems), 'problem')}",
             "make the folder again, or copy the files again",
         )
 

@@ -150,10 +150,10 @@ def _usage(error: click.ClickException) -> Failure:
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):
         hint = _meant(error) + hint
-    if context and message.startswith(_EXTRA) and "engine_dir" in context.params:
-        hint = f"a model is named with -m, as in {context.command_path} -m MODEL; {hint}"
+    if context and message.startswith(_EXTRA):
+        hint = _placed(context) + hint
     missing = error.param if isinstance(error, click.MissingParameter) else None
-    if missing and isinstance(missing.type, ModelPath):
+    if missing and (isinstance(missing.type, ModelPath) or missing.name == "engine_dir"):
         hint = f"give {missing.opts[0]} a model folder or a GGUF file; {hint}"
     before, found, guess = message.partition(" Did you mean ")
     if found:
@@ -163,13 +163,23 @@ def _usage(error: click.ClickException) -> Failure:
     return Failure(message[0].lower() + message[1:], hint, "UsageError", 2)
 
 
+def _placed(context: click.Context) -> str:
+    """How the hint begins: where what was left over belongs."""
+    params = context.command.params
+    places = {param.name for param in params if isinstance(param, click.Argument)}
+    if "prompt" in places:
+        return "put quotes around a prompt; "
+    if "model" not in places and any(isinstance(param.type, ModelPath) for param in params):
+        return f"a model is named with -m, as in {context.command_path} -m MODEL; "
+    return ""
+
+
 _EXTRA = "Got unexpected extra argument"  # click's
 _ELSEWHERE = {
-    "--model": "--engine-dir",
     "--prompt": "--input-text",
     "--max-new-tokens": "--max-output-len",
     "--n-predict": "--max-output-len",
-    "--model-path": "--engine-dir",
+    "--model-path": "--model",
     "--alias": "--served-model-name",
     "--parallel": "--max-batch-size",
     "--max-num-seqs": "--max-batch-size",
@@ -185,9 +195,6 @@ def _meant(error: click.NoSuchOption) -> str:
     """How the hint begins: the flag that is most like a wrong one, or means the same elsewhere."""
     command = error.ctx.command if error.ctx else None
     known = {name for param in command.params for name in param.opts} if command else set()
-    argument = command and any(isinstance(param, click.Argument) for param in command.params)
-    if argument and error.option_name in ("-m", "--engine-dir", "--model"):
-        return "give the path without a flag; "
     same = _ELSEWHERE.get(error.option_name)
     if same in known:
         return f"did you mean {same}? "

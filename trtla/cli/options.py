@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.command import Former, ModelPath, Setting, Several
+from trtla.cli.command import Former, ModelArgument, ModelPath, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
@@ -82,19 +82,30 @@ def tokenizer_flag(section: str) -> Decorator:
     )
 
 
+def model_flag(section: str = "Options", **other: Any) -> Decorator:
+    """--engine-dir by all its names; `other`: arguments in place of the usual."""
+    return setting(
+        "engine_dir",
+        *("-m", "--model", "--engine-dir"),
+        section=section,
+        **{"type": MODEL, "required": True, "metavar": "MODEL", "help": _MODEL, **other},
+    )
+
+
+_MODEL = (
+    "Engine made by trtla build; a Hugging Face folder, its name on the hub such as org/name, "
+    "or a GGUF file, on the hub org/name:Q4_K_M, works too, and is converted in memory."
+)
+
+
+def model_argument(required: bool = False) -> Decorator:
+    """MODEL without a flag: another way to give --engine-dir; one of both is there."""
+    return click.argument("model", cls=ModelArgument, needed=required)
+
+
 def engine_flags(section: str, **other: Any) -> Decorator:
     """--engine-dir and --tokenizer-dir; `other`: arguments of the first in place of the usual."""
-    return stack(
-        setting(
-            "-m",
-            "--engine-dir",
-            section=section,
-            help="Engine made by trtla build; a Hugging Face folder, its name on the hub such as "
-            "org/name, or a GGUF file works too, and is converted in memory.",
-            **{"type": MODEL, "required": True, **other},
-        ),
-        tokenizer_flag(section),
-    )
+    return stack(model_flag(section, **other), tokenizer_flag(section))
 
 
 def options_of(
@@ -226,8 +237,10 @@ opening_flags = stack(
 )
 """How a model is opened."""
 
-model_flags = stack(engine_flags("Model"), opening_flags)
-"""What opens a model."""
+
+def model_flags(**other: Any) -> Decorator:
+    """What opens a model; `other` as in `engine_flags`."""
+    return stack(engine_flags("Model", **other), opening_flags)
 
 
 def color_flag(help_text: str, section: str = "Output") -> Decorator:

@@ -18,7 +18,7 @@ from trtla.cli.beam_options import (
     beams_wanted,
     search_and_report,
 )
-from trtla.cli.command import Command
+from trtla.cli.command import Command, Positional
 from trtla.cli.drafter_options import (
     CorpusFlags,
     check_comparable,
@@ -35,6 +35,7 @@ from trtla.cli.options import (
     draft_flags,
     json_flag,
     length_flag,
+    model_argument,
     model_flags,
     options_of,
     processor_flag,
@@ -98,6 +99,7 @@ class RunFlags(CorpusFlags):
     cls=Command,
     short_help="Prompts -> text, with lookahead decoding.",
     examples=[
+        "trtla run model.gguf 'Once upon a time'",
         "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
         "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
         "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
@@ -106,6 +108,8 @@ class RunFlags(CorpusFlags):
         "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
     ],
 )
+@model_argument(required=True)
+@click.argument("prompt", cls=Positional, type=TEXT, required=False)
 @several(
     "-p",
     "--input-text",
@@ -129,7 +133,7 @@ class RunFlags(CorpusFlags):
     "auto takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
 )
 @chat_flags
-@model_flags
+@model_flags(required=False)
 @several(
     "--request-lookahead",
     section="Model",
@@ -175,6 +179,8 @@ def run(console: Console, /, **flags: Any) -> None:
     Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
     distinct 4-grams shows that the text loops, which flatters it.
     """
+    if (prompt := flags.pop("prompt")) is not None:
+        flags["input_text"] = (prompt, *flags["input_text"])
     given = parsed(RunFlags, with_processor(flags))
     console.color, drafter = given.color, given.drafter
     by_beams = beams_wanted(given.beams, given.num_return_sequences)

@@ -20,7 +20,7 @@ from trtla.cli.answering import (
 )
 from trtla.cli.command import Command
 from trtla.cli.engine_check import is_trtllm
-from trtla.cli.options import PATH, engine_flags, options_of
+from trtla.cli.options import PATH, engine_flags, model_argument, options_of
 from trtla.cli.values import SIZE
 from trtla.console import Console, counted
 from trtla.errors import TrtlaError, UsageError
@@ -47,12 +47,14 @@ class ServeFlags(AnsweringFlags):
     cls=Command,
     short_help="An OpenAI-compatible server with a web page.",
     examples=[
+        "trtla serve model.gguf",
         "trtla serve --engine-dir engine",
         "trtla serve --engine-dir model.gguf --port 8080 --api-key-file keys.txt --json-logs",
         "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         '    -d \'{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
     ],
 )
+@model_argument()
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
 @answering_model_flags
 @options_of(ServeSettings, "Server", port={"type": int}, max_body={"type": SIZE, "default": "1MiB"})

@@ -82,7 +82,7 @@ class SummarizeFlags(CorpusFlags):
         "trtla summarize --engine-dir engine --dataset articles.jsonl --max-ite 10 --json",
     ],
 )
-@model_flags
+@model_flags()
 @setting(
     "--hf-model-dir",
     section="Model",

@@ -15,6 +15,7 @@ from trtla.cli.options import (
     chat_flags,
     json_flag,
     length_flag,
+    model_flag,
     options_of,
     place_flags,
     setting,
@@ -74,11 +75,9 @@ class TuneFlags:
 
 
 tune_flags = stack(
-    setting(
-        "-m",
-        "--engine-dir",
-        section="Model",
-        type=MODEL,
+    model_flag(
+        "Model",
+        required=False,
         help="What to tune: an engine made by trtla build, whose triple is the limit, or a Hugging "
         "Face Llama folder, which takes any.",
     ),

@@ -24,6 +24,7 @@ from trtla.formats.gguf.folder import model_folder, weight_file
 from trtla.formats.gguf.header import is_gguf, read_header, shards
 from trtla.formats.hf import HFModel, model_problems, stored_parameters
 from trtla.formats.hf_config import read_hf_config
+from trtla.formats.hub import hub_folder
 from trtla.formats.plan import LM_HEAD, hf_shapes, stored_plan
 from trtla.formats.t5_config import decoder_config, is_encoder_decoder, read_t5_config
 
@@ -92,7 +93,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: the path is no folder, or of none of the three kinds.
     """
-    folder, given = model_folder(path), Path(path)
+    given = hub_folder(path)
+    folder = model_folder(given)
     files = shards(given) if is_gguf(given) else folder.iterdir()
     result: dict[str, Any] = {
         "path": str(given),
