@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -134,15 +135,19 @@ class JsonError(ValueError):
         self.line = line
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
     """Parse a JSON text; of keys that are there twice the last one counts.
+
+    Args:
+        unique: refuse such keys.
 
     Raises:
         JsonError: it is not JSON, or holds NaN or Infinity, a number of thousands of digits, or
             more than 100 levels.
     """
+    hook = _unique if unique else None
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=hook)
     except JsonError:
         raise
     except json.JSONDecodeError as error:
@@ -162,9 +167,10 @@ def parse_texts(text: str) -> Any:
     anything.
 
     Raises:
-        JsonError: as `parse_json`, or a string holds half of a surrogate pair.
+        JsonError: as `parse_json`, or a key is there twice, or a string holds half of a surrogate
+            pair.
     """
-    value = parse_json(text)
+    value = parse_json(text, unique=True)
     if _HALF_PAIR.search(text):
         _check_pairs(value)
     return value
@@ -172,6 +178,14 @@ def parse_texts(text: str) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise JsonError(f"it holds {name}, which is not a number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise JsonError(f"it has the key {twice[:100]!r} twice")
+    return found
 
 
 def _check_depth(value: Any) -> None:

@@ -60,12 +60,12 @@ def test_a_template_that_fails_costs_one_request(tmp_path, template, said):
 
 
 def test_after_a_conversation_that_does_not_end_others_do(tmp_path):
-    with serving(opened(tmp_path, FILLING), request_timeout=3) as served:
+    with serving(opened(tmp_path, FILLING), request_timeout=8) as served:
         for text, status in (("x", 400), ("a", 200), ("x", 400), ("a", 200)):
             asked = [{"role": "user", "content": text}]
             answer = served.chat(messages=asked, max_tokens=1)
             assert answer.status_code == status
-            assert ("it took more than 1.5 s" in answer.text) == (status == 400)
+            assert ("it took more than 4 s" in answer.text) == (status == 400)
         assert served.complete(**SHORT).status_code == 200
         assert served.http.get("/health").status_code == 200
 

@@ -27,6 +27,7 @@ _RULES = {
     "stop": "a text, or up to 16 texts, none of them empty",
 }
 """Of fields that take several kinds of values."""
+_LONGEST_NAME = 100  # in an error
 
 
 def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
@@ -50,6 +51,7 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
 
 
 def _unknown(name: str, last: str) -> ApiError:
+    name, last = name[:_LONGEST_NAME], last[:_LONGEST_NAME]
     guess = did_you_mean(last, _FIELDS)
     return ApiError(
         400,

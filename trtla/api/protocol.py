@@ -73,7 +73,13 @@ class Strict(BaseModel):
         """Clients write out what they do not ask for."""
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if cls._asks(name, value)}
+        known, kept, unknown = cls.model_fields, {}, None
+        for name, value in data.items():
+            if name in known and value is not None:
+                kept[name] = value
+            elif unknown is None and cls._asks(name, value):  # one is enough to refuse it
+                unknown = name
+        return kept if unknown is None else {**kept, unknown: data[unknown]}
 
     @classmethod
     def _asks(cls, name: str, value: Any) -> bool:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ValidationError
-
-from trtla.api.body_errors import body_error
+from trtla.api.bodies import check_body
 from trtla.api.errors import ApiError
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import UsageError
@@ -242,10 +240,7 @@ def _body(data: dict[str, Any], number: int, first: Firsts) -> ChatBody | Comple
             "custom_id",
             "duplicate_custom_id",
         )
-    try:
-        body = URLS[data["url"]].model_validate(data["body"])
-    except ValidationError as error:
-        raise body_error(error.errors(include_url=False, include_context=False)) from None
+    body = check_body(URLS[data["url"]], data["body"])
     if body.stream:
         raise ApiError(400, "stream is not for batches; leave it out", "stream", "no_stream")
     return body

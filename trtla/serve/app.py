@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
@@ -20,7 +19,6 @@ from starlette.exceptions import HTTPException
 
 from trtla.api.answers import Labels, Writer
 from trtla.api.asking import chat_answers, check_name, completion_answers
-from trtla.api.body_errors import body_error
 from trtla.api.errors import ApiError, unavailable
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
@@ -31,6 +29,7 @@ from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import Answering, error_response, while_there
+from trtla.serve.routing import LONG, BodyRoute
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 
@@ -41,8 +40,6 @@ _POLICY = (
 )
 _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
 _WHO = "this server"
-_LONG = 1 << 15
-"""Bytes of a body; those with more wait for each other, and no others wait for them."""
 _SCRAPE_S = 2.0  # for the executor's own figures; steps may be long
 
 
@@ -90,6 +87,7 @@ def new_app(served: Served) -> FastAPI:
     app = FastAPI(
         title="trtla", version=__version__, docs_url=None, redoc_url=None, responses=_REFUSALS
     )
+    app.router.route_class, app.state.model = BodyRoute, served.model
     _handle_errors(app, served.log)
     _answer_health(app, served)
     _answer_texts(app, served)
@@ -191,7 +189,7 @@ async def _answer(
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
     lane = CHAT if isinstance(body, ChatBody) else TEXTS
-    if len(await request.body()) > _LONG:
+    if len(await request.body()) > LONG:
         lane = f"long-{lane}"
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)
@@ -226,10 +224,6 @@ def _handle_errors(app: FastAPI, log: RequestLog) -> None:
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
         return answer(request, error)
-
-    @app.exception_handler(RequestValidationError)
-    async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, body_error(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.console import counted
@@ -19,6 +20,7 @@ from trtla.serve.engine import NewEngine
 from trtla.serve.metrics import Metrics
 from trtla.serve.preparing import Preparing
 
+T = TypeVar("T")
 CHAT, TEXTS = "chat", "texts"
 """Lanes of requests that are being made ready."""
 
@@ -283,6 +285,10 @@ class Model:
         self._metrics.prompts(generation.prompt_tokens)
         self.engine.submit((answer.request for answer in generation.answers), whole)
         return generation
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Have work done in a thread, after other such work."""
+        return await asyncio.wrap_future(self._preparing.submit("aside", work))
 
     def cancel(self, generation: Generation) -> None:
         """Nobody wants its texts any more; does nothing to those that have ended."""

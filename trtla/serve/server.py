@@ -7,6 +7,7 @@ have somebody to ask.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -125,7 +126,12 @@ def serve(
         TrtlaError: the model cannot be opened here.
     """
     keys = read_keys(Path(settings.api_key_file)) if settings.api_key_file else ()
-    service = Service(settings, keys, new_engine, name, log, ready)
+
+    def begin(maker: RequestMaker, address: str) -> None:
+        gc.freeze()  # looking through all that was loaded again would hold up all streams
+        ready(maker, address)
+
+    service = Service(settings, keys, new_engine, name, log, begin)
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code

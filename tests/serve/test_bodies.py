@@ -1,0 +1,84 @@
+"""Large and odd bodies: they hold up nobody, and what is said of them is short."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pydantic import ValidationError
+
+from tests.serve.conftest import JSON
+from tests.serve.test_refusals import ASK, refused
+from trtla.api.bodies import read_body
+from trtla.api.protocol import ChatBody
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_of_many_unknown_fields_one_is_looked_at():
+    many = {**{f"f{i}": i for i in range(1000)}, "messages": HELLO, "temprature": 1}
+    with pytest.raises(ValidationError) as found:
+        ChatBody.model_validate(many)
+    assert [error["loc"] for error in found.value.errors()] == [("f0",)]
+
+
+def test_an_unknown_field_does_not_hide_a_nearer_fault(served):
+    refused(served.chat(messages=[{**HELLO[0], "x": 1}], y=1), 400, "y", "unsupported_parameter")
+    refused(served.chat(messages=[{**HELLO[0], "x": 1}]), 400, "messages.0.x")
+
+
+@pytest.mark.parametrize("where", ["body", "message"])
+def test_a_long_name_is_cut(served, where):
+    odd = {"x" * 200_000: 1}
+    more = odd if where == "body" else {}
+    answer = served.chat(messages=[{**HELLO[0], **({} if more else odd)}], **more)
+    assert answer.status_code == 400
+    assert "x" * 50 in answer.json()["error"]["param"]
+    assert len(answer.text) < 600
+
+
+def test_a_body_is_read_beside_the_loop(served, monkeypatch):
+    came, may_go = threading.Event(), threading.Event()
+
+    def read(kind, data):
+        if len(data) > 100_000:
+            came.set()
+            assert may_go.wait(60)
+        return read_body(kind, data)
+
+    monkeypatch.setattr("trtla.serve.routing.read_body", read)
+    with ThreadPoolExecutor(1) as clients:
+        long = clients.submit(served.complete, **ASK, user="a" * 200_000)
+        assert came.wait(60)
+        assert served.http.get("/health").status_code == 200
+        assert served.complete(**ASK).status_code == 200
+        may_go.set()
+        assert long.result(60).status_code == 200
+
+
+def test_lists_and_objects_are_counted_before_they_are_made(served):
+    message = refused(
+        served.chat(messages=HELLO * 12_000, max_tokens=1), 400, code="body_too_large"
+    )
+    assert "12002 lists and objects" in message
+    brackets = '[{"\\' * 5_000
+    assert served.chat(messages=HELLO, user=brackets, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "max_tokens": 1, "max_tokens": 2}',
+        b'{"prompt": "a", "stream_options": {"max_tokens": 1, "max_tokens": 1}}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(served, body):
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
+    assert "'max_tokens' twice" in refused(answer, 400, code="invalid_json")
+
+
+def test_half_a_surrogate_pair_in_a_prediction_is_refused(served):
+    body = b'{"prompt": "a", "prediction": {"type": "content", "content": "\\udfff"}}'
+    answer = served.http.post("/v1/completions", content=body, headers=JSON)
+    refused(answer, 400, "prediction")
