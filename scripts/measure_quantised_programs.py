@@ -120,7 +120,7 @@ class Trtla(Program):
         plan = CostPlan(
             (1,), tuple(sizes), context=CONTEXT, row_budget_s=_BUDGET_S, repeats=TRIES, sweeps=1
         )
-        table = self._llm.measure_costs(plan)
+        table = self._llm.executor.call(lambda executor: executor.measure_costs(plan))
         return {size: table.seconds(size) for size in sizes}
 
 

@@ -8,6 +8,7 @@ TYPE_CHECKING = False  # typing and the rest wait until they are used: Ctrl-C co
 if TYPE_CHECKING:
     from trtla.errors import CheckFailed, TrtlaError, TrtlaWarning, UsageError
     from trtla.llm.answer import BeamText
+    from trtla.llm.async_llm import AsyncLLM
     from trtla.llm.llm import LLM, Chunk, Completion
     from trtla.settings.drafting import DrafterSettings, DraftOptions
     from trtla.settings.lookahead import LookaheadConfig, max_draft_len
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSettings",
     "BeamText",
     "CheckFailed",
@@ -35,6 +37,7 @@ __all__ = [
 _HOME = {
     "LLM": "trtla.llm.llm",
     "BeamSettings": "trtla.settings.sampling",
+    "AsyncLLM": "trtla.llm.async_llm",
     "BeamText": "trtla.llm.answer",
     "CheckFailed": "trtla.errors",
     "Chunk": "trtla.llm.llm",

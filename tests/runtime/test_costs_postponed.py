@@ -33,7 +33,7 @@ def test_costs_are_measured_as_soon_as_there_is_room(tiny_llama, tables):
         assert all(len(chunk.token_ids) == 1 for chunk in chunks)
         assert tables() == []
         with pytest.raises(TrtlaError, match="no block of the K/V cache is free"):
-            llm.measure_costs(CostPlan())
+            llm.executor.call(lambda executor: executor.measure_costs(CostPlan()))
         pool.release(others)
         chunks += stream
         done = chunks[-1].completion

@@ -57,15 +57,20 @@ class _Work:
     steps = accepted = decoded = 0
     """Of the choices that have ended."""
 
+    def lacks(self, output: Output) -> bool:
+        """Whether it goes on where its choice ends so far: a step may have failed."""
+        answer = self.growing.get(output.request_id)
+        return answer is not None and output.start >= answer.length
+
     def add(self, output: Output) -> None:
-        """Take what came for a choice, if it is not known already: a step may have failed.
+        """Take what came for a choice, if it is not known already.
 
         Raises:
             ApiError: the choice failed.
         """
-        answer = self.growing.get(output.request_id)
-        if answer is None or output.start < answer.length:
+        if not self.lacks(output):
             return
+        answer = self.growing[output.request_id]
         if output.finish_reason is not None:
             del self.growing[output.request_id]
         if output.error is not None:
@@ -95,6 +100,7 @@ class Decoding:
     def __init__(self, llm: LLM, labelling: Labelling, log: Callable[[str], None]) -> None:
         self._llm, self._labelling, self._log = llm, labelling, log
         self._caller = Caller()
+        self._failures = 0
         self._works: dict[int, _Work] = {}
         """By the requests that are in flight."""
         self._room = _AHEAD * llm.limits.max_batch_size
@@ -161,6 +167,8 @@ class Decoding:
             self._llm.executor.forget(output.request_id)
         if work is None:
             return None
+        if work.lacks(output):  # else a failed step had it sent once more
+            self._failures = 0
         try:
             work.add(output)
         except ApiError as error:
@@ -170,14 +178,13 @@ class Decoding:
         return None if work.growing else self._answered(work)
 
     def _received(self) -> Output:
-        failures = 0
         while True:
             try:
                 return self._llm.executor.receive(self._caller)
             except Exception as error:
-                failures += 1
-                self._log(f"a step failed ({failures} in a row): {sentence(error)}")
-                if failures >= _MOST_FAILURES:
+                self._failures += 1
+                self._log(f"a step failed ({self._failures} in a row): {sentence(error)}")
+                if self._failures >= _MOST_FAILURES:
                     raise
 
     def _answered(self, work: _Work) -> Record:

@@ -187,7 +187,7 @@ class EngineArm(Arm):
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
-        self._llm.use_memory(self._memory)
+        self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
         given = (list(prompts), list(sampling), self._triple)

@@ -205,10 +205,11 @@ def _engine_sides(
     from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
     from trtla.runtime.request import DraftMemory
 
+    def forget() -> None:
+        llm.executor.call(lambda executor: executor.use_memory(DraftMemory()))
+
     engine = engine_side(llm, given.sampling)
-    yield measure(
-        ENGINE, engine, prompts, given.batch_size, stages, lambda: llm.use_memory(DraftMemory())
-    )
+    yield measure(ENGINE, engine, prompts, given.batch_size, stages, forget)
     if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
         plain = engine_side(llm, given.sampling, NO_DRAFTER)
         yield measure(PLAIN, plain, prompts, given.batch_size, stages)

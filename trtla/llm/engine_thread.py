@@ -64,7 +64,8 @@ class EngineThread:
     ) -> None:
         self._open, self._post, self._log = open_model, post, log
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, int] = {}
+        """Output tokens that each request has reported."""
         self._failures = 0
         self._llm: LLM | None = None
         self._caller: Caller
@@ -174,10 +175,11 @@ class EngineThread:
             self.llm.executor.drop(self._caller, [request.request_id])
             self._post([(request.request_id, _as_error(error))])
         else:
-            self._in_flight.add(request.request_id)
+            self._in_flight[request.request_id] = 0
 
     def _cancel(self, request_ids: Sequence[int]) -> None:
-        self._in_flight.difference_update(request_ids)
+        for request_id in request_ids:
+            self._in_flight.pop(request_id, None)
         try:
             self.llm.executor.abandon(self._caller, request_ids)
         except Exception as error:  # the next step cancels them
@@ -195,16 +197,27 @@ class EngineThread:
             if self._failures >= _MOST_FAILURES:
                 raise
             return
-        self._failures = 0
         with suppress(Empty):
             while True:
                 output = self._caller.inbox.get_nowait()
                 outputs += [] if output is None else [output]
+        news = [output for output in outputs if self._is_news(output)]
+        if news:  # else a failed step had the last ones sent once more
+            self._failures = 0
         self._post([(one.request_id, one) for one in outputs if one.request_id in self._in_flight])
         for output in outputs:
             if output.finish_reason is not None:
-                self._in_flight.discard(output.request_id)
+                self._in_flight.pop(output.request_id, None)
                 self.llm.executor.forget(output.request_id)
+
+    def _is_news(self, output: Output) -> bool:
+        """Whether it goes on where a request's last one ended, which it then is."""
+        known = self._in_flight.get(output.request_id)
+        length = output.start + len(output.new_tokens)
+        if known is None or (output.finish_reason is None and length <= known):
+            return False
+        self._in_flight[output.request_id] = length
+        return True
 
     def _end(self) -> None:
         """Let nobody wait for what will not be done."""

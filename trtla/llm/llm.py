@@ -11,17 +11,17 @@ from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_te
 from trtla.llm.asked import asked, check_opened_with, warn_unread
 from trtla.llm.corpus import Corpus
 from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
-from trtla.llm.prompt import ExpectedOutput, Prompt
+from trtla.llm.prompt import ExpectedOutput, Prompt, conversations
 from trtla.llm.request_maker import RequestMaker
 from trtla.llm.shared_executor import Caller, SharedExecutor
-from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch, DraftMemory
+from trtla.runtime.request import DrafterWatch
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.arguments import named_arguments
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import Lookahead
+from trtla.settings.messages import Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
@@ -204,6 +204,26 @@ class LLM(RequestMaker):
         return sorted(done, key=attrgetter("index", "choice"))
 
     @named_arguments(SamplingParams, DrafterSettings)
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
+        *,
+        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
+        expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
+        logprobs: int | Sequence[int | None] | None = None,
+        private: bool | Sequence[bool] = False,
+        margins: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """`generate` for one conversation or several, and for nothing else."""
+        return self.generate(
+            conversations(messages), sampling, lookahead, drafter=drafter, margins=margins,
+            expected_output=expected_output, logprobs=logprobs, private=private, names=names,
+        )  # fmt: skip
+
+    @named_arguments(SamplingParams, DrafterSettings)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -236,22 +256,6 @@ class LLM(RequestMaker):
         if any(one.expected_ids and not one.adaptive for one in requests):
             warn_unread(["expected_output"])
         return answers
-
-    def use_memory(self, memory: DraftMemory) -> None:
-        """Draft with what this memory holds; `UsageError` while prompts are being answered."""
-        self.executor.call(lambda executor: executor.use_memory(memory))
-
-    def measure_costs(self, plan: CostPlan) -> CostTable:
-        """Time forwards of made-up sequences, anew and beside nothing else; torch engines only.
-
-        Raises:
-            UsageError: the engine is TensorRT-LLM's.
-        """
-        return self.executor.call(lambda executor: executor.measure_costs(plan))
-
-    def kept_costs(self) -> CostTable | None:
-        """What forwards cost, where `auto` has measured it before; None: it is not known."""
-        return self.executor.call(lambda executor: executor.kept_costs())
 
     def beam_search(
         self,

@@ -35,6 +35,22 @@ def as_prompts(prompts: object) -> list[Any]:
     return [prompts] if alone else list(prompts)
 
 
+def conversations(messages: object) -> list[Any]:
+    """The conversations of an argument that may be one of them.
+
+    Raises:
+        UsageError: one of them is no list of messages.
+    """
+    many = as_prompts(messages)
+    for one in many:
+        if not is_conversation(one):
+            raise UsageError(
+                f"chat is asked {shown(one)}, which is no list of messages",
+                'give messages such as [{"role": "user", "content": "..."}], or use generate',
+            )
+    return many
+
+
 def prompt_ids(
     prompt: Prompt, name: str, tokenizer: Tokenizer | None, model: str, most: int | None = None
 ) -> tuple[int, ...]:

@@ -76,10 +76,10 @@ class RequestMaker:
 
     def _choices(self, request: Request) -> Iterator[Request]:
         """A request for each of its `n` texts."""
-        for sampling in request.sampling.choices():
-            request = replace(request, sampling=sampling)
-            yield request
-            request = replace(request, request_id=next(self._ids))
+        first, *others = request.sampling.choices()
+        yield replace(request, sampling=first)
+        for sampling in others:
+            yield replace(request, sampling=sampling, request_id=next(self._ids))
 
     def answer(self, index: int, one: Asked) -> Answer:
         """The answer to a prompt that has one."""

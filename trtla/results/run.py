@@ -131,7 +131,9 @@ def lookahead_loss(llm: LLM, requests: Sequence[PromptRequest], decoded: Decoded
         return None
     together = min(len(done), llm.limits.max_batch_size)
     fed = totals.fed / totals.steps
-    costs = llm.kept_costs() or _few_costs(llm, together, round(fed))
+    costs = llm.executor.call(lambda executor: executor.kept_costs()) or _few_costs(
+        llm, together, round(fed)
+    )
     if costs is None:
         return None
     factor = costs.seconds(fed * together, together) / costs.seconds(together, together)
@@ -151,7 +153,8 @@ def _few_costs(llm: LLM, sequences: int, fed: int) -> CostTable | None:
     if not stats.forward_s or 4 * stats.forward_s / stats.steps > _PROBE_S:
         return None
     sizes = tuple(sorted({1, fed}))
-    return llm.measure_costs(CostPlan((sequences,), sizes, row_budget_s=_PROBE_S / 8, sweeps=1))
+    plan = CostPlan((sequences,), sizes, row_budget_s=_PROBE_S / 8, sweeps=1)
+    return llm.executor.call(lambda executor: executor.measure_costs(plan))
 
 
 def divergence(completion: Completion, plain: Completion) -> Divergence | None:

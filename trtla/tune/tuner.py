@@ -148,7 +148,7 @@ class _Tuning:
             self._note("the cost curve is measured")
             share = _COST_SHARE * self._settings.budget_s
             plan = CostPlan(tuple(sizes), _SIZES, context=context, row_budget_s=share)
-            rows = self._llm.measure_costs(plan).rows
+            rows = self._llm.executor.call(lambda executor: executor.measure_costs(plan)).rows
             self._kept.put(f"costs {sizes}", rows)
         return CostTable(tuple((count, tuple((n, s) for n, s in points)) for count, points in rows))
 
