@@ -79,7 +79,7 @@ def may_have_chat_template(folder: Path) -> bool:
     """Whether a tokenizer's files look like it."""
     if any(folder.glob("chat_template*")):
         return True
-    return bool(_json_object(folder / "tokenizer_config.json").get("chat_template"))
+    return bool(json_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def no_chat_template(folder: Path) -> UsageError:
@@ -109,7 +109,7 @@ def copy_side_files(source: Path, target: Path) -> None:
         if name != GENERATION_CONFIG:
             shutil.copyfile(source / name, target / name)
     if GENERATION_CONFIG in names:
-        generation = _json_object(source / GENERATION_CONFIG)
+        generation = json_object(source / GENERATION_CONFIG)
         if not _ids(generation.get("eos_token_id")):
             found = sorted(end_ids(source))
             generation["eos_token_id"] = found[0] if len(found) == 1 else (found or None)
@@ -122,7 +122,7 @@ def end_ids(folder: Path) -> frozenset[int]:
     Broken or absent files count as saying nothing; an empty set means that no end id is known.
     """
     for name in (GENERATION_CONFIG, "config.json"):
-        found = _ids(_json_object(folder / name).get("eos_token_id"))
+        found = _ids(json_object(folder / name).get("eos_token_id"))
         if found:
             return found
     return _tokenizer_eos(folder)
@@ -134,7 +134,7 @@ def _ids(value: Any) -> frozenset[int]:
 
 
 def _tokenizer_eos(folder: Path) -> frozenset[int]:
-    config = _json_object(folder / "tokenizer_config.json")
+    config = json_object(folder / "tokenizer_config.json")
     eos = config.get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
     added = config.get("added_tokens_decoder")
@@ -143,14 +143,15 @@ def _tokenizer_eos(folder: Path) -> frozenset[int]:
         for key, token in (added.items() if isinstance(added, dict) else ())
         if isinstance(token, dict) and str(key).isdigit()
     ]
-    more = _json_object(folder / "tokenizer.json").get("added_tokens")
+    more = json_object(folder / "tokenizer.json").get("added_tokens")
     tokens += [token for token in more if isinstance(token, dict)] if isinstance(more, list) else []
     if not text:
         return frozenset()
     return _ids([token.get("id") for token in tokens if token.get("content") == text])
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """A file's object; an empty one where it is broken or absent."""
     try:
         data = read_json(path)
     except UsageError:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from trtla.formats.generation import unapplied
 from trtla.llm.answer import Answer, new_answer
 from trtla.llm.asked import Asked
 from trtla.llm.open import is_adaptive, open_model, open_tokenizer
 from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
+from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.sampling import SamplingParams
+
+_log = logging.getLogger(__name__)
 
 
 class RequestMaker:
@@ -36,6 +41,9 @@ class RequestMaker:
         self._drafter = drafter or LOOKAHEAD
         self._auto = lookahead == "auto"
         self.engine = open_model(Path(model), None if lookahead == "auto" else lookahead)
+        said = None if process_rank() else unapplied(self.engine.path)
+        if said:
+            _log.warning("note: %s", said)
         self._adaptive = is_adaptive(self.engine, lookahead)
         self.tokenizer = open_tokenizer(tokenizer_dir, self.engine, parse_special=parse_special)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
