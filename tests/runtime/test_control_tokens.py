@@ -229,6 +229,24 @@ def test_no_message_makes_a_control_token(
     assert controls(tokenizer, ids) == controls(tokenizer, plain)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "gguf_byte_level"])
+@many
+@given(texts=st.lists(attacks, min_size=1, max_size=4))
+def test_what_stands_between_control_tokens_is_what_was_written(
+    opened: Callable[..., Tokenizer], kind: str, texts: list[str]
+) -> None:
+    tokenizer, messages = opened(kind, "chatml"), conversation(texts)
+    parts: list[list[int]] = [[]]
+    for token in tokenizer.prompt_ids(messages):
+        if controls(tokenizer, (token,)):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    turns = [(f"{one['role']}\n{one['content']}", "\n") for one in messages]
+    expected = ["", *(part for turn in turns for part in turn), ""]
+    assert [tokenizer.inner.decode(part) for part in parts] == expected
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12)

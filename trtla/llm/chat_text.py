@@ -8,6 +8,7 @@ of that text are the template's.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -81,23 +82,25 @@ def unused(text: str, number: int) -> tuple[str, ...]:
     return found
 
 
-def chat_text(render: Render, finder: Finder, messages: Messages) -> ChatText:
+def chat_text(render: Render, finder: Finder, messages: Messages, text: str) -> ChatText:
     """A conversation with control tokens from the template alone.
 
     The text is what the template makes of the messages. Only where it looks into contents, and they
     hold control tokens too, it is shown contents in which those are hidden.
 
+    Args:
+        text: what the template makes of the messages.
+
     Raises:
         UsageError: the template fails.
     """
-    text = render(messages)
     found = finder.names(text)
     if not found:
         return ChatText(text)
     (fill,) = unused("".join((text, *_texts(messages))), 1)
     skeleton = _skeleton(render, messages, fill)
     own = None if skeleton is None else finder.names(re.sub(f"{fill}+", fill, skeleton))
-    inside = any(finder.names(one) for one in _texts(messages))
+    inside = bool(finder.names(fill.join(_texts(messages))))
     if found == own and not inside:
         return ChatText(text)
     if skeleton is not None and (runs := _aligned(text, skeleton, fill)) is not None:
@@ -146,10 +149,10 @@ def _placed(finder: Finder, skeleton: str, runs: Sequence[tuple[int, int]]) -> I
     """The skeleton's control tokens, found where every run of fillers is one of them."""
     fill = skeleton[runs[0][0]] if runs else ""
     short = re.sub(f"{fill}+", fill, skeleton) if runs else skeleton
-    left, longer = list(runs), 0
+    left, longer = deque(runs), 0
     for one in finder.find(short):
         while left and left[0][0] < one.start + longer:
-            start, stop = left.pop(0)
+            start, stop = left.popleft()
             longer += stop - start - 1
         yield Control(one.start + longer, one.stop + longer, one.token)
 

@@ -167,17 +167,23 @@ class Tokenizer:
         )
         return self._apart
 
-    def chat(self, messages: Messages) -> ChatText:
+    def chat(self, messages: Messages, most: int | None = None) -> ChatText:
         """Messages in the chat template, with the control tokens that are the template's own.
+
+        Args:
+            most: as of `prompt_ids`.
 
         Raises:
             UsageError: as `chat_text`.
+            PromptTooLong: it has more than `most` tokens for certain.
         """
+        text = self.chat_text(messages)
+        self._check_length(text, most)
         if self._parse_special:
-            return ChatText(self.chat_text(messages))
+            return ChatText(text)
         for message in messages:
             check_text("".join(filter(None, message.values())), "the text")
-        return chat_text(self.chat_text, self._control, messages)
+        return chat_text(self.chat_text, self._control, messages, text)
 
     def encode_chat(self, chat: ChatText) -> tuple[int, ...]:
         """Ids of a conversation, or of a part of it.
@@ -207,14 +213,18 @@ class Tokenizer:
             UsageError: as `encode` and `encode_chat`.
             PromptTooLong: it has more than `most` tokens for certain.
         """
-        chat = ChatText(prompt) if isinstance(prompt, str) else self.chat(prompt)
-        least = 0 if most is None else self.lengths.least(chat.text)
+        if not isinstance(prompt, str):
+            return self.encode_chat(self.chat(prompt, most))
+        self._check_length(prompt, most)
+        return self.encode(prompt)
+
+    def _check_length(self, text: str, most: int | None) -> None:
+        least = 0 if most is None else self.lengths.least(text)
         if most is not None and least > most:
             raise PromptTooLong(
                 f"the text has at least {least} tokens, but the model takes {most} of a prompt",
                 "shorten it",
             )
-        return self.encode(chat.text) if isinstance(prompt, str) else self.encode_chat(chat)
 
     @cached_property
     def lengths(self) -> TokenLengths:
