@@ -18,10 +18,11 @@ import torch
 from tests.build.gguf_models import BYTE_LEVEL, write_gguf
 from tests.cli.conftest import ROOT, trtla
 from trtla.cli.app import cli
+from trtla.files import user_cache
 from trtla.formats.hf import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-RUN = tuple(page for page in PAGES if re.search("README|migrate|gguf|batch", page))
+RUN = tuple(page for page in PAGES if re.search("README|install|guide|migrate|gguf|batch", page))
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 
 MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")
@@ -180,6 +181,7 @@ def page(
     (tmp_path / "model.gguf").symlink_to(gguf_file)
     requests = next(text for _, text in blocks("docs/batch.md") if text.startswith("{"))
     (tmp_path / "requests.jsonl").write_text(requests)
+    (user_cache() / "chat_model").unlink(missing_ok=True)  # of another page's folder
     monkeypatch.chdir(tmp_path)
     return str(request.param)
 
@@ -204,7 +206,7 @@ def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
 
 def test_tensorrt_llm_is_installed_beside_a_torch_that_is_held() -> None:
     """One command alone would exchange PyTorch's CUDA 13.0 build, and the import would fail."""
-    section = (ROOT / "README.md").read_text().split("## With TensorRT-LLM", 1)[1]
+    section = (ROOT / "docs" / "install.md").read_text().split("## With TensorRT-LLM", 1)[1]
     section = section.split("\n## ", 1)[0]
     block = next(text for text in re.findall(r"```\n(.*?)```", section, re.DOTALL) if "pip" in text)
     lines = block.splitlines()

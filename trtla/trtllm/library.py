@@ -32,7 +32,7 @@ REMOVED = (
     f"pin tensorrt-llm{SUPPORTED} (trtla[tensorrt-llm]), the torch executor serves meanwhile"
 )
 
-HOW_TO_INSTALL = "how to install it: README.md, With TensorRT-LLM"
+HOW_TO_INSTALL = "how to install it: docs/install.md, With TensorRT-LLM"
 
 PROGRAM = "the program trtllm-build"
 
