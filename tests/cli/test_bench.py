@@ -44,6 +44,17 @@ def bench(model: Path, *args: str | Path) -> Ran:
     return trtla("bench", "--engine-dir", model, "--prompts", "code", *small, *args)
 
 
+def test_penalties_are_measured_and_peers_have_none(engine: Path) -> None:
+    own = ("--repetition-penalty", "1.3", "--logit-bias", "5:2", "--temperature", "0")
+    ran = bench(engine, *own, "-o", "json")
+    assert ran.code == 0, ran.err
+    settings = ran.json["settings"]
+    assert (settings["repetition_penalty"], settings["logit_bias"]) == (1.3, [[5, 2.0]])
+    assert {row["equal_texts"] for row in ran.json["rows"]} == {2}
+    refused(bench(engine, *own, "--compare", "hf", "--hf-model-dir", engine), 2,
+            "--repetition-penalty and --compare exclude each other", "omit one")  # fmt: skip
+
+
 def test_the_json_document(engine: Path, model: Path) -> None:
     ran = bench(
         engine, "--lookahead", "4,3,4", "auto", "-o", "json", "--hf-model-dir", model,

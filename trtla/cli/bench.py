@@ -27,6 +27,7 @@ from trtla.cli.engine_check import check_batch_size
 from trtla.cli.options import (
     MODEL,
     RANKS,
+    beyond_flags,
     chat_flags,
     draft_flags,
     engine_flags,
@@ -47,7 +48,7 @@ from trtla.formats.folder import folder_kind
 from trtla.settings.drafting import parse_drafter
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import parsed
-from trtla.settings.sampling import SamplingParams, filters_text
+from trtla.settings.sampling import BEYOND, SamplingParams, filters_text
 
 if TYPE_CHECKING:
     from trtla.bench.opened import Measured
@@ -163,6 +164,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 @processors_flag
 @length_flag(type=TOKENS, default=128, help="Tokens to write.")
 @filter_flags
+@beyond_flags
 @setting("--seed", section="Sampling", type=int, default=0, help="Prompt i samples with seed + i.")
 @setting(
     "--ignore-eos/--respect-eos",
@@ -247,7 +249,8 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     check_choices("--compare", given.compare, PEERS)
     check_peers(given, is_engine)
     filters = filters_of(given)
-    sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
+    own = {name: getattr(given, name) for name in BEYOND} | {"seed": given.seed}
+    sampling = [SamplingParams(given.max_output_len, *one, **own) for one in filters]
     lookahead = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     names = map(parse_drafter, dict.fromkeys(given.drafters))

@@ -18,7 +18,7 @@ from trtla.settings.drafting import DrafterSettings, NgramKind
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import Filters, parse_processor
+from trtla.settings.sampling import BEYOND, Filters, parse_processor
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class BenchFlags(FilterFlags, DraftFlags):
     prompt_len: tuple[int, ...]
     max_output_len: int
     seed: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: object
     ignore_eos: bool
     rounds: int
     output_format: str
@@ -175,6 +180,11 @@ def check_peers(given: BenchFlags, is_engine: bool) -> None:
         )
     if "hf-assisted" in given.compare and not given.assistant_dir:
         raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
+    context = click.get_current_context()
+    for name in (name for name in BEYOND if given.compare and source(context, name) != "default"):
+        raise UsageError(
+            f"{flag_of(name)} and --compare exclude each other: peers decode without", "omit one"
+        )
     single = [name for name in given.compare if name not in BATCHING]
     if single and 1 not in given.batch_size:
         raise UsageError(

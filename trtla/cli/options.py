@@ -16,7 +16,7 @@ from trtla.settings.drafting import DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import SamplingParams, parse_processor
+from trtla.settings.sampling import BEYOND, SamplingParams, parse_processor
 from trtla.settings.value_types import BiasesType
 
 Function = Callable[..., Any]
@@ -286,6 +286,8 @@ sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS)
 """How tokens are chosen."""
 filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
+beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
+"""min_p, penalties and biases."""
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
 

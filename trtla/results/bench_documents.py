@@ -96,6 +96,11 @@ class BenchSettings(Part):
     rounds: int | None = None
     max_output_len: int | None = None
     seed: int | None = None
+    min_p: FiniteFloat = 0.0
+    repetition_penalty: FiniteFloat = 1.0
+    presence_penalty: FiniteFloat = 0.0
+    frequency_penalty: FiniteFloat = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool | None = None
 
 
