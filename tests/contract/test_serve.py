@@ -21,7 +21,10 @@ CHAT = [{"role": "user", "content": "ab"}]
 
 
 @pytest.fixture
-def engine(standin: Standin, tiny_checkpoint: Path, tmp_path: Path) -> Path:
+def engine(
+    standin: Standin, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_KV_TOKENS", "2000")
     return build(standin, tiny_checkpoint, tmp_path / "engine")
 
 
@@ -71,3 +74,33 @@ def test_a_model_without_a_template_has_no_chats(served: Served, tiny_model: Pat
     assert answer.status_code == 400
     assert "/v1/completions" in answer.json()["error"]["message"]
     assert str(tiny_model) not in answer.text  # where its files are is nobody's business
+
+
+def gauges(served: Served) -> dict[str, float]:
+    """The series without labels."""
+    lines = served.http.get("/metrics").text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line[0] != "#" and "{" not in line)
+    return {name.removeprefix("trtla_"): float(value) for name, value in pairs}
+
+
+UNKNOWN = ("spec_decode_num_draft_tokens_total", "prefix_cache_hits_total")
+
+
+def test_figures_are_the_librarys_and_what_it_does_not_tell_is_absent(served: Served) -> None:
+    """A zero would be a fact: drafts accepted over drafts fed would divide by it."""
+    before = gauges(served)
+    assert not {"num_requests_running", *UNKNOWN} & before.keys(), "nothing has run"
+    body = {"prompt": PROMPTS[0], "max_tokens": 100, "stream": True}
+    most = dict.fromkeys(("num_requests_running", "kv_cache_usage_perc"), 0.0)
+    with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                now = gauges(served)
+                most = {name: max(most[name], now.get(name, 0.0)) for name in most}
+    assert most["num_requests_running"] == 1
+    assert 0 < most["kv_cache_usage_perc"] <= 1
+    after = gauges(served)
+    assert (after["num_requests_running"], after["num_requests_waiting"]) == (0, 0)
+    assert after["kv_cache_usage_perc"] == 0
+    assert after["spec_decode_num_accepted_tokens_total"] > 0
+    assert not [name for name in UNKNOWN if name in after]

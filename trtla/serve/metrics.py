@@ -6,6 +6,7 @@ Each application has a registry of its own, so several can live in one process.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -38,30 +39,41 @@ _PER_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _POSITIONS = 16  # deeper drafts count at the last one
 
 
+_Kind = TypeVar("_Kind", Gauge, Counter)
+
+
+def _gauge(name: str, about: str) -> Gauge:
+    return Gauge(f"trtla_{name}", about, registry=None)
+
+
+def _counter(name: str, about: str, *labels: str) -> Counter:
+    return Counter(f"trtla_{name}", about, labels, registry=None)
+
+
 class Metrics:
     """Counters, gauges and histograms of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._running = self._gauge("num_requests_running", "Texts in the running batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Texts that wait for a place in it.")
-        self._cache = self._gauge("kv_cache_usage_perc", "Share of K/V blocks in use; 1 is full.")
+        self._running = _gauge("num_requests_running", "Texts in the running batch.")
+        self._waiting = _gauge("num_requests_waiting", "Texts that wait for a place in it.")
+        self._cache = _gauge("kv_cache_usage_perc", "Share of K/V blocks in use; 1 is full.")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
         self._generated = self._counter("generation_tokens", "Output tokens.")
-        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for.")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in kept K/V blocks.")
+        self._queries = _counter("prefix_cache_queries", "Prompt tokens looked for.")
+        self._hits = _counter("prefix_cache_hits", "Prompt tokens found in kept K/V blocks.")
         self._steps = self._counter("spec_decode_num_drafts", "Steps of finished texts.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens fed.")
+        self._drafted = _counter("spec_decode_num_draft_tokens", "Draft tokens fed.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         self._by_position = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted, by place in the draft.",
             "position",
         )
-        self._fed_by_source = self._counter(
+        self._fed_by_source = _counter(
             "spec_decode_num_draft_tokens_per_source", "Nodes of the tree fed.", "source"
         )
-        self._accepted_by_source = self._counter(
+        self._accepted_by_source = _counter(
             "spec_decode_num_accepted_tokens_per_source", "Nodes of the tree accepted.", "source"
         )
         self._ended = self._counter("request_success", "Texts that ended.", "finished_reason")
@@ -82,12 +94,26 @@ class Metrics:
         self._replicas: Gauge | None = None
         self._reruns: Counter
         self._counted = 0  # of them
-
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(f"trtla_{name}", about, registry=self.registry)
+        self._shown: set[Gauge | Counter] = set()
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"trtla_{name}", about, labels, registry=self.registry)
+        return self._show(_counter(name, about, *labels))
+
+    def _show(self, one: _Kind) -> _Kind:
+        self.registry.register(one)
+        return one
+
+    def _know(self, *ones: Gauge | Counter) -> None:
+        """Show what this executor tells; what is not known is absent, and no zero."""
+        for one in ones:
+            if one not in self._shown:
+                self._shown.add(one)
+                self.registry.register(one)
+
+    def _know_drafts(self) -> None:
+        """Where it is known what was fed, it is known what was not."""
+        drafts = (self._drafted, self._fed_by_source, self._accepted_by_source)
+        self._know(*drafts, self._queries, self._hits)
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
@@ -110,9 +136,11 @@ class Metrics:
             self._finish(output.stats)
 
     def _finish(self, stats: RequestStats) -> None:
-        self._hits.inc(stats.reused_tokens)
         self._steps.inc(stats.steps)
-        self._drafted.inc(stats.drafted or 0)
+        if stats.drafted is not None:
+            self._know_drafts()
+            self._drafted.inc(stats.drafted)
+            self._hits.inc(stats.reused_tokens)
         self._accepted.inc(stats.accepted)
         if stats.steps:
             self._per_step.observe(stats.tokens_per_step)
@@ -143,7 +171,7 @@ class Metrics:
         """How many replicas there are, and what became of their texts."""
         if self._replicas is None:
             about = "Texts that went on in another replica, since theirs was lost."
-            self._replicas = self._gauge("replicas", "Replicas of the model that run.")
+            self._replicas = self._show(_gauge("replicas", "Replicas of the model that run."))
             self._reruns = self._counter("replica_reruns", about)
         self._replicas.set(counts.running)
         self._reruns.inc(counts.reruns - self._counted)
@@ -152,11 +180,14 @@ class Metrics:
     def text(self, stats: ExecutorStats | None) -> bytes:
         """All of it for Prometheus; `stats` are the executor's now, where it can be asked."""
         if stats is not None:
+            if stats.drafted is not None:
+                self._know_drafts()
             for gauge, value in (
                 (self._running, stats.running),
                 (self._waiting, stats.waiting),
                 (self._cache, stats.kv_cache_usage),
             ):
                 if value is not None:
+                    self._know(gauge)
                     gauge.set(value)
         return generate_latest(self.registry)

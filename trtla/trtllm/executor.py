@@ -197,11 +197,20 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         are of no use: they come a step late, and include the time that the executor was idle.
         """
         for iteration in self._executor.get_latest_iteration_stats():
+            self._read_load(iteration)
             if not iteration.inflight_batching_stats.num_scheduled_requests:
                 continue
             self._stats.steps += 1
             running = iteration.num_active_requests
             self._stats.max_in_flight = max(self._stats.max_in_flight, running)
+
+    def _read_load(self, iteration: Any) -> None:
+        """What runs and waits after a pass; all records count, the one without work too."""
+        self._stats.running = iteration.num_active_requests
+        self._stats.waiting = iteration.num_queued_requests
+        cache = iteration.kv_cache_stats
+        if cache is not None and cache.max_num_blocks > 0:
+            self._stats.kv_cache_usage = cache.used_num_blocks / cache.max_num_blocks
 
     def _release(self) -> None:
         """Destroy the C++ executor; in a serving rank this returns when the leader has closed.

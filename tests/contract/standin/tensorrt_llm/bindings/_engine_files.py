@@ -40,6 +40,7 @@ class EngineFacts:
     context_fmha: bool
     paged_context_fmha: bool
     context_logits: bool
+    tokens_per_block: int
 
     @property
     def world_size(self) -> int:
@@ -84,6 +85,7 @@ def read_config(text: str) -> EngineFacts:
         bool(_get(plugin, "context_fmha")),
         bool(_get(plugin, "use_paged_context_fmha")),
         bool(build.get("gather_context_logits", False)),
+        int(plugin.get("tokens_per_block", 64)),
     )
 
 

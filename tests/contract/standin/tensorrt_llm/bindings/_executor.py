@@ -59,7 +59,7 @@ class Executor:
             self._destroy()
             raise
         model = EngineModel(engine.pretrained, tensors, engine.tp_size)
-        self._loop = Loop(engine, limits, model, config)
+        self._loop = Loop(engine, limits, model, config, pool.tokens)
         self._max_queue_size: int | None = config.max_queue_size
         self._burst = int(os.environ.get("TENSORRT_LLM_STANDIN_BURST", "1"))
         self._last_id = 0

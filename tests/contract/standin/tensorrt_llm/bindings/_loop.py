@@ -22,6 +22,7 @@ from ._start import Started, draft_len, mask_words
 from ._stats import (
     InflightBatchingStats,
     IterationStats,
+    KvCacheStats,
     RequestStats,
     RequestStatsPerIteration,
 )
@@ -31,9 +32,15 @@ class Loop:
     """Requests queued and active, and the responses that nobody has fetched."""
 
     def __init__(
-        self, engine: EngineFacts, limits: Started, model: EngineModel, config: Any
+        self,
+        engine: EngineFacts,
+        limits: Started,
+        model: EngineModel,
+        config: Any,
+        pool_tokens: int,
     ) -> None:
         self._engine, self._limits, self._model = engine, limits, model
+        self._pool_tokens = pool_tokens
         self._gather_logits = bool(config.gather_generation_logits)
         self.queued: list[tuple[int, Request]] = []
         self.active: list[Active] = []
@@ -169,11 +176,18 @@ class Loop:
                 num_queued_requests=len(self.queued),
                 num_completed_requests=len(finished),
                 max_num_active_requests=self._limits.max_batch_size * self._engine.pp_size,
+                kv_cache_stats=self._blocks(),
                 inflight_batching_stats=inflight,
             )
         )
         self._iterations += 1
         self._record_requests(finished, scheduled)
+
+    def _blocks(self) -> KvCacheStats:
+        size = self._engine.tokens_per_block
+        most = self._pool_tokens // size
+        used = sum(-(-(len(a.prompt) + len(a.output)) // size) for a in self.active)
+        return KvCacheStats(most, most - used, used, size)
 
     def _record_requests(self, finished: list[Active], scheduled: list[Active]) -> None:
         stats = [_stats(active, _stage(active), active in scheduled) for active in self.active]

@@ -12,7 +12,7 @@ from ._enums import RequestStage
 
 @dataclass
 class KvCacheStats:
-    """Blocks of the K/V cache; not modelled."""
+    """Blocks of the K/V cache: those that active requests need, none kept for later ones."""
 
     max_num_blocks: int = 0
     free_num_blocks: int = 0
