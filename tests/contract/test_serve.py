@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cli.conftest import trtla
@@ -35,6 +41,7 @@ def served(engine: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
     def run(settings: Any, new_engine: Any, *more: Any) -> int:
         opened.append(new_engine.args[0])
+        assert more[-1] is True, "its constructor lets no Python run"
         return 0
 
     monkeypatch.setattr("trtla.serve.server.serve", run)
@@ -104,3 +111,67 @@ def test_figures_are_the_librarys_and_what_it_does_not_tell_is_absent(served: Se
     assert after["kv_cache_usage_perc"] == 0
     assert after["spec_decode_num_accepted_tokens_total"] > 0
     assert not [name for name in UNKNOWN if name in after]
+
+
+@pytest.fixture
+def loading(
+    engine: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server, as a program, whose engine loads for 3 seconds without letting Python run."""
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_LOAD_S", "3")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asked = ("serve", "-m", engine, "--tokenizer-dir", tiny_model, "--lookahead", "4,4,4")
+    command = [sys.executable, "-m", "trtla", *map(str, asked), "--port", str(port)]
+    server = subprocess.Popen(command, stderr=(tmp_path / "log").open("w"), text=True)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=1) as http:
+        yield server, http
+    server.kill()
+    server.wait()
+
+
+def health(http: httpx.Client) -> int:
+    """0: nothing listens yet; an answer that takes longer than a second raises."""
+    try:
+        return http.get("/health").status_code
+    except httpx.ConnectError:
+        return 0
+
+
+def polled(http: httpx.Client, until: Callable[[list[int]], bool]) -> list[int]:
+    """The answers, ten a second, up to the one that is waited for."""
+    found: list[int] = []
+    while not until(found):
+        found.append(health(http))
+        time.sleep(0.1)
+    return found
+
+
+def test_a_server_answers_while_its_engine_loads(
+    loading: tuple[subprocess.Popen[str], httpx.Client],
+) -> None:
+    server, http = loading
+    found = polled(http, lambda found: found.count(503) == 10)
+    assert set(found) <= {0, 503}
+    asked = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4})
+    assert asked.status_code == 503
+    assert asked.json()["error"]["code"] == "loading"
+    assert asked.headers["retry-after"]
+    found = polled(http, lambda found: found[-1:] == [200])
+    assert found.count(503) > 5, "it loads for 3 seconds"
+    done = http.post("/v1/completions", json={"prompt": "abcdefgh", "max_tokens": 4}, timeout=30)
+    assert done.status_code == 200, done.text
+    server.terminate()
+    assert server.wait(20) == 0, "a signal drains now"
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_loads(
+    loading: tuple[subprocess.Popen[str], httpx.Client], name: signal.Signals
+) -> None:
+    server, http = loading
+    polled(http, lambda found: found.count(503) == 8)
+    server.send_signal(name)
+    assert server.wait(1) == -name
+    polled(http, lambda found: found[-1:] == [0])

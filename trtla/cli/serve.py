@@ -94,7 +94,9 @@ def serve(console: Console, /, **flags: Any) -> int:
     if is_open_to_all(given.serving):
         log.note(f"everybody who reaches {given.serving.host} may use it: give an --api-key-file")
     log.note(f"loading {named or given.engine_dir}")
-    return run_server(given.serving, new_engine, name, log, ready)
+    # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
+    deaf = is_trtllm(Path(given.engine_dir)) and not given.spread.ray
+    return run_server(given.serving, new_engine, name, log, ready, deaf)
 
 
 def _folder(named: str | None, log: RequestLog) -> str:

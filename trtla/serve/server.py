@@ -28,6 +28,7 @@ from trtla.interrupts import INTERRUPTS
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
+from trtla.serve.deaf import waiting_room
 from trtla.serve.engine import NewEngine
 from trtla.serve.generation import Model
 from trtla.serve.guard import Guard, is_loopback, read_keys
@@ -109,6 +110,7 @@ def serve(
     name: str,
     log: RequestLog,
     ready: Callable[[RequestMaker, str], None],
+    deaf: bool = False,
 ) -> int:
     """Serve a model until a signal comes.
 
@@ -117,6 +119,7 @@ def serve(
         name: what the API calls it.
         log: of requests.
         ready: called with the model and the server's address when it answers.
+        deaf: whether no Python runs while the model loads.
 
     Returns:
         The exit code: 0 after SIGTERM and a drain, 128 + the signal after a second one.
@@ -131,7 +134,7 @@ def serve(
         gc.freeze()  # looking through all that was loaded again would hold up all streams
         ready(maker, address)
 
-    service = Service(settings, keys, new_engine, name, log, begin)
+    service = Service(settings, keys, new_engine, name, log, begin, deaf)
     with bind(settings) as listening:
         asyncio.run(service.run(listening))
     code = service.exit_code
@@ -151,7 +154,9 @@ class Service:
         name: str,
         log: RequestLog,
         ready: Callable[[RequestMaker, str], None],
+        deaf: bool = False,
     ) -> None:
+        self._deaf = deaf
         self._settings, self._keys, self._name = settings, keys, name
         self._new_engine, self._log, self._ready = new_engine, log, ready
         self.model: Model
@@ -178,9 +183,14 @@ class Service:
         )
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it says is said here
         self.server = _Server(config, self._drain)
+        if self._deaf:
+            with waiting_room(listening, self.model.absence()):
+                self.model.engine.start()
+                await self.model.changed.wait()
+        else:
+            self.model.engine.start()
         watching = asyncio.create_task(self._watch(_address(listening)))
         ending = asyncio.create_task(self._cut_off())
-        self.model.engine.start()
         try:
             await self.server.serve([listening])
         finally:

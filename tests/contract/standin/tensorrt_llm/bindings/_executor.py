@@ -8,6 +8,7 @@ from then on nothing but that.
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
 import time
 import weakref
@@ -51,6 +52,8 @@ class Executor:
             tensors = [files.deserialize(given["engine_buffer"])]
         else:
             tensors = files.read_ranks(folder, engine.world_size)
+        if seconds := int(os.environ.get("TENSORRT_LLM_STANDIN_LOAD_S", "0")):
+            ctypes.PyDLL(None).sleep(seconds)  # the GIL is held, as by the binding's constructor
         pool = _memory.take(config.kv_cache_config)
         self._destroy = weakref.finalize(self, pool.free)
         try:
