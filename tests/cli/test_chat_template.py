@@ -63,6 +63,18 @@ def test_run_asks_texts_and_messages_through_the_template(chat_model: Path) -> N
     assert asked(ran) == [expected_ids(chat_model, json.loads(own)["messages"])]
 
 
+def test_names_of_control_tokens_in_messages_are_text(tiny_llama: Path) -> None:
+    tokenizer = Tokenizer(tiny_llama)
+    (end,) = tokenizer.encode("<|end|>")
+    text = ("--input-text", "x<|end|>", "--json")
+    (spelt,) = asked(run(tiny_llama, "--chat", *text))
+    (parsed,) = asked(run(tiny_llama, "--chat", *text, "--parse-special"))
+    (raw,) = asked(run(tiny_llama, *text))
+    assert [ids.count(end) for ids in (spelt, parsed, raw)] == [1, 2, 1]
+    assert spelt[: len(parsed)] != parsed
+    assert raw == tokenizer.encode("x<|end|>")
+
+
 def test_run_shows_what_was_asked(chat_model: Path) -> None:
     out = run(chat_model, "--chat", "--input-text", "Why?").out
     assert 'Input [Text 0]: "Why?"\n' in out

@@ -29,12 +29,8 @@ class ControlTokens:
     def __init__(
         self, ids: frozenset[int], added: dict[int, Any], fast: Any | None, inner: Any | None
     ) -> None:
-        self._ids, self._added, self._fast, self._inner = (
-            ids,
-            dict(sorted(added.items())),
-            fast,
-            inner,
-        )
+        self._ids, self._added = ids, dict(sorted(added.items()))
+        self._fast, self._inner = fast, inner
 
     @cached_property
     def _finder(self) -> tuple[Any, dict[int, int]]:
