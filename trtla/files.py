@@ -9,11 +9,12 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -64,6 +65,8 @@ def json_text(data: dict[str, Any]) -> str:
 def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: bool = False) -> Path:
     """Replace a file's content; a failure leaves what was there, and nothing else.
 
+    The umask says who may read it, and nobody may who could not before.
+
     Args:
         data: all of it, or piece by piece.
         durable: it is on the disk, under its name, when this returns.
@@ -71,15 +74,16 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
     Raises:
         OSError: the disk is full, or permission is missing.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    part = Path(name)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    file = part.open("xb")
     try:
-        with os.fdopen(handle, "wb") as file, INTERRUPTS.undone(part.unlink):
+        with file, INTERRUPTS.undone(part.unlink):
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), part.stat().st_mode & path.stat().st_mode & 0o777)
             file.writelines(_pieces(data))
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        part.chmod(0o644)
         part.replace(path)
         if durable:
             flush_folder(path.parent)
