@@ -109,6 +109,17 @@ def test_a_request_ends_when_its_time_is_over():
         assert empty(served)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_fails_is_counted_as_failed(capsys, stream):
+    with serving(request_timeout=0.3, quiet=False) as served:
+        served.complete(**LONG, lookahead=[1, 1, 0], stream=stream)
+        counts = served.http.get("/metrics").text.splitlines()
+        found = [one for one in counts if one.startswith("trtla_http_requests_total")]
+        assert found == ['trtla_http_requests_total{status="504"} 1.0']
+    (line,) = [json.loads(x) for x in capsys.readouterr().err.splitlines() if "completions" in x]
+    assert (line["status"], line["code"]) == (504, "request_timeout")
+
+
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     for name in ("KEEP_ALIVE_S", "_LOOK_EVERY_S", "_GRACE_S"):
         monkeypatch.setattr(f"trtla.serve.responses.{name}", 0.1)

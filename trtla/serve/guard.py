@@ -21,7 +21,7 @@ from trtla.api.errors import ApiError, gone
 from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.serve.connection import remember
-from trtla.serve.log import RequestLog, note_error
+from trtla.serve.log import STATUS, RequestLog, note_error
 from trtla.serve.metrics import Metrics
 from trtla.serve.responses import error_response
 
@@ -136,7 +136,7 @@ class Guard:
                 note_error(scope, error)
                 await error_response(error)(scope, receive, watched)
         finally:
-            status = status or _GONE
+            status = scope.get(STATUS) or status or _GONE
             self._metrics.answered(status)
             self._log.request(scope, status, time.monotonic() - started)
 

@@ -16,11 +16,16 @@ _QUIET = ("/health", "/ping", "/metrics")
 """Asked every few seconds by machines; what they are answered is worth no line."""
 
 
+STATUS = "trtla.status"
+"""Of the error that a request ended with, be it in the middle of a stream that began with 200."""
+
+
 def note_error(scope: Scope, error: ApiError) -> None:
-    """Let the log have what was wrong with a request: names, no values."""
+    """Let log and metrics have what was wrong with a request: names, no values."""
     names = {"param": error.param, "code": error.code}
     known = {name: _printable(value[:80]) for name, value in names.items() if value}
     scope.setdefault("trtla", {}).update(known)
+    scope[STATUS] = error.status
 
 
 class RequestLog:

@@ -14,6 +14,7 @@ from trtla.api.answers import Writer, dumps, event
 from trtla.api.errors import ApiError, gone, too_late
 from trtla.serve.connection import abort
 from trtla.serve.generation import Generation
+from trtla.serve.log import note_error
 
 KEEP_ALIVE_S = 15.0
 """A stream that says nothing for so long gets a comment, so that no proxy gives it up."""
@@ -81,7 +82,7 @@ class Answering(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client goes away before."""
-        work = self._stream(send) if self._is_stream else self._whole(scope, receive, send)
+        work = self._stream(scope, send) if self._is_stream else self._whole(scope, receive, send)
         answering = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(_until_gone(receive))
         late = False
@@ -96,6 +97,8 @@ class Answering(Response):
             leaving.cancel()
             answering.cancel()
             await asyncio.gather(answering, leaving, return_exceptions=True)
+        if late:
+            note_error(scope, too_late(self._timeout_s))
         if late and not self._sent:
             await error_response(too_late(self._timeout_s))(scope, receive, send)
         elif late:
@@ -112,7 +115,7 @@ class Answering(Response):
         self._sent = time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, scope: Scope, send: Send) -> None:
         headers = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **headers})
         self._sent = time.monotonic()
@@ -124,6 +127,7 @@ class Answering(Response):
                     await self._send(send, b"".join(events) or _KEEP_ALIVE)
             last = b"".join(self._writer.end())
         except ApiError as error:
+            note_error(scope, error)
             last = event(error.body)
         await self._send(send, last, more=False)
 
@@ -133,6 +137,7 @@ class Answering(Response):
                 for chunk in await self._generation.next():
                     self._writer.add(chunk)
         except ApiError as error:
+            note_error(scope, error)
             await error_response(error)(scope, receive, send)
             return
         self._sent, whole = time.monotonic(), dumps(self._writer.whole())
