@@ -41,12 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
     os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("trtla")) if cache else folder.name
     with contextlib.suppress(NotCompiled):  # then PyTorch's operations run, or the test says why
-        libraries = [code.compiled() for code in (FORWARD, TREES)]
-        if cache:
-            for library in libraries:
-                kept = Path(folder.name, library.relative_to(os.environ["XDG_CACHE_HOME"]))
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.symlink_to(library.resolve())
+        for code in (FORWARD, TREES):
+            code.compiled()
+    made = Path(os.environ["XDG_CACHE_HOME"])
+    for library in made.rglob("*.so") if cache else ():
+        kept = Path(folder.name, library.relative_to(made))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.symlink_to(library.resolve())
     os.environ["XDG_CACHE_HOME"] = folder.name
 
 
