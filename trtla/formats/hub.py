@@ -1,4 +1,5 @@
-"""Models by the name that they have on the Hugging Face hub: `org/name`, or `org/name@revision`.
+"""Models by the name that they have on the Hugging Face hub: `org/name`, or `org/name@revision`;
+a GGUF file among others as llama.cpp names it, `org/name:Q4_K_M` or `org/name:file.gguf`.
 
 The files come from huggingface_hub's cache, or are fetched into it; HF_HOME, HF_HUB_OFFLINE and
 HF_TOKEN count as they do for transformers.
@@ -13,8 +14,11 @@ from trtla.errors import UsageError, sentence
 from trtla.formats.folder import GENERATION_CONFIG, TOKENIZER_FILES
 
 _NAME = re.compile(
-    r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\w[\w./-]{0,95}))?", re.A
+    r"(?P<repo>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>\w[\w./-]{0,95}))?"
+    r"(:(?P<file>[\w./-]{1,200}))?",
+    re.A,
 )
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _SMALL = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "*.index.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 """The second only where the first is not there."""
@@ -23,7 +27,7 @@ _ELSEWHERE = ("*/*", "training_args.bin", "consolidated*")
 
 
 def hub_folder(path: str | Path) -> Path:
-    """The path itself, or the snapshot of the model that it names on the hub.
+    """The path itself, or the snapshot or GGUF file of the model that it names on the hub.
 
     Only what no local path can mean is looked up: one slash, the hub's letters, and no folder of
     the first part's name.
@@ -35,7 +39,11 @@ def hub_folder(path: str | Path) -> Path:
     if found is None or given.exists() or Path(given.parts[0]).exists():
         return given
     try:
+        if found["file"]:
+            return _gguf_file(found["repo"], found["revision"], found["file"])
         return _snapshot(found["repo"], found["revision"])
+    except UsageError:
+        raise
     except Exception as error:  # of the network, of the hub, of the cache's disk
         raise UsageError(
             f"{path} does not exist here, and the hub does not give it: {sentence(error)}",
@@ -58,3 +66,59 @@ def _snapshot(repo: str, revision: str | None) -> Path:
         if any(folder.glob(weights)):
             break
     return folder
+
+
+def _gguf_file(repo: str, revision: str | None, wanted: str) -> Path:
+    """The first part of the GGUF file that is wanted, all parts of which are in the cache."""
+    folder, names = _listed(repo, revision)
+    chosen = _chosen(repo, wanted, names)
+    if folder is not None:
+        return folder / chosen[0]
+    from huggingface_hub import hf_hub_download
+
+    parts = [Path(hf_hub_download(repo, name, revision=revision)) for name in chosen]
+    return parts[0]
+
+
+def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
+    """The names of the model's files; where the hub is not asked, those in the cache, and where."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    failure: Exception | None = None
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            return None, HfApi().list_repo_files(repo, revision=revision)
+        except HfHubHTTPError:  # it is there, and says no
+            raise
+        except Exception as error:  # of the network, of several libraries
+            failure = error
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except Exception as error:
+        raise failure or error from None
+    return folder, [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+
+
+def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
+    """The parts of the one file that is wanted, in their order.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    files: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):
+            files.setdefault(_PART.sub("", name.removesuffix(".gguf")), []).append(name)
+    if wanted.lower().endswith(".gguf"):
+        found = [stem for stem, parts in files.items() if wanted in (*parts, f"{stem}.gguf")]
+    else:
+        quant = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}$", re.I)
+        found = [stem for stem in files if quant.search(stem)]
+    if len(found) == 1:
+        return files[found[0]]
+    there = ", ".join(f"{Path(stem).name}.gguf" for stem in found or files) or "none"
+    raise UsageError(
+        f"{repo} has {'several GGUF files' if found else 'no GGUF file'} for {wanted}",
+        f"name one of these: {there}" if files else "name a model with GGUF files",
+    )
