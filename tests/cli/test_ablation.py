@@ -338,6 +338,10 @@ def test_bad_settings_are_refused_before_a_model_is_loaded(
         (("--categories", "poems"), ("poems", "dialogue")),
         (("--processor", "greedy", "--top-p", "0.9"), ("--ablation does not read --top-p",)),
         (("--batch-size", "4"), ("--ablation does not read --batch-size",)),
+        (
+            ("--batch-size", "4", "--compare", "hf"),
+            ("--ablation does not read --compare, --batch-size", "omit them"),
+        ),
         (("--compare", "hf"), ("--ablation does not read --compare",)),
         (("--lookahead-cells", "drawn"), ("--ablation does not read --lookahead-cells",)),
         (("--threads", "1,2"), ("--threads has 2 numbers",)),

@@ -224,3 +224,8 @@ def test_a_missing_matplotlib_is_told_before_the_run(no_weights, monkeypatch) ->
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = trtla("explain", "--engine-dir", no_weights, *PROMPT, "-o", "step.svg")
     refused(ran, 1, "matplotlib", "trtla[report]")
+
+
+def test_a_strip_without_a_file_is_explained(no_weights: Path) -> None:
+    flags = ("-m", no_weights, "--input-text", "a", "--strip", "--threads", "1")
+    refused(trtla("explain", *flags), 2, "--strip needs a file", "--strip run.svg")

@@ -108,19 +108,23 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
         modes: all that there are.
 
     Raises:
-        UsageError: one is given.
+        UsageError: some are given; all of them are named.
     """
     context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
+    unread: list[str] = []
     for param in context.command.params:
         name, owner = str(param.name), owners.get(getattr(param, "section", ""))
         if not param.expose_value or source(context, name) != "flag":
             continue
         if chosen is not None and owner is not chosen and name not in chosen.read:
-            raise UsageError(f"{chosen.flag} does not read {flag_of(name)}", "omit it")
+            unread.append(flag_of(name))
         if chosen is None and owner is not None:
             raise UsageError(
                 f"{flag_of(name)} is read by {owner.flag} alone", "add that, or omit it"
             )
+    if chosen is not None and unread:
+        hint = "omit it" if len(unread) == 1 else "omit them"
+        raise UsageError(f"{chosen.flag} does not read {', '.join(unread)}", hint)
 
 
 def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:

@@ -78,6 +78,16 @@ class ExplainFlags(ModelFlags):
     color: str
 
 
+def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse the next flag in place of a file's name."""
+    if value is not None and value.startswith("-"):
+        raise UsageError(
+            f"--strip needs a file, and {value} is a flag",
+            "name one, such as --strip run.svg; in the terminal the strip is always there",
+        )
+    return value
+
+
 @click.command(
     cls=Command,
     short_help="One decoding step, described and drawn.",
@@ -138,6 +148,7 @@ class ExplainFlags(ModelFlags):
     section="Output",
     type=click.Path(dir_okay=False),
     metavar="FILE",
+    callback=_a_file,
     help="Draw the whole run as well, a row a step: run.svg or run.png.",
 )
 @switch("--force", section="Output", help="Replace pictures that are there already.")
