@@ -95,6 +95,23 @@ def test_rows_are_those_of_transformers_at_every_node(sampling, prompt, data):
     assert torch.equal(rows, before)
 
 
+@pytest.mark.parametrize("size", [63, 64, 65, 128, 129, 1000])
+def test_texts_of_many_distinct_tokens(size):
+    """Of the prompt, of the output, and of biases."""
+    ids = random.Random(size).sample(range(3000), size)
+    rows = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)) * 5
+    for prompt, output, biases in (
+        (ids, ids[:1], {}),
+        (ids[:1], ids, {}),
+        (ids[:1], ids[:1], dict.fromkeys(ids, 2.0)),
+    ):
+        own = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": biases}
+        feed, before = feed_of(prompt, output, own), rows.clone()
+        with changed(rows, changed_rows([feed])):
+            assert torch.equal(rows[0], theirs(before[0], prompt, output, own))
+        assert torch.equal(rows, before)
+
+
 @examples(60)
 @given(st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([0.001, 0.05, 0.5, 1.0]), st.data())
 def test_min_p_is_that_of_transformers_and_of_the_compiled_draw(heat, least, data):

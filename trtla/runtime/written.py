@@ -24,9 +24,11 @@ class Written:
         self._ids = np.empty(_FIRST_ROOM, np.int64)
         self._numbers = np.zeros((3, _FIRST_ROOM), np.float32)  # biases, seen, counts
         for token, number in bias:
-            self._numbers[0, self._place(token)] = number
+            place = self._place(token)  # the arrays may grow
+            self._numbers[0, place] = number
         for token in dict.fromkeys(prompt):
-            self._numbers[1, self._place(token)] = 1
+            place = self._place(token)
+            self._numbers[1, place] = 1
 
     @property
     def ids(self) -> np.ndarray:
@@ -64,7 +66,7 @@ class Written:
 
     def _add(self, tokens: Sequence[int], number: int) -> None:
         for token in tokens:
-            place = self._place(token)  # the arrays may grow
+            place = self._place(token)
             self._numbers[1:, place] += number
 
     def _place(self, token: int) -> int:
