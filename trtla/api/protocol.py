@@ -73,13 +73,16 @@ class Strict(BaseModel):
         """Clients write out what they do not ask for."""
         if not isinstance(data, dict):
             return data
-        known, kept, unknown = cls.model_fields, {}, None
+        kept: dict[str, Any] = {}
+        refused = False
         for name, value in data.items():
-            if name in known and value is not None:
+            unknown = name not in cls.model_fields
+            if unknown and refused:  # one is enough
+                continue
+            if cls._asks(name, value):
                 kept[name] = value
-            elif unknown is None and cls._asks(name, value):  # one is enough to refuse it
-                unknown = name
-        return kept if unknown is None else {**kept, unknown: data[unknown]}
+                refused |= unknown
+        return kept
 
     @classmethod
     def _asks(cls, name: str, value: Any) -> bool:
