@@ -22,7 +22,9 @@ from trtla.files import user_cache
 from trtla.formats.hf import load_model, load_tokenizer
 
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-RUN = tuple(page for page in PAGES if re.search("README|install|guide|migrate|gguf|batch", page))
+RUN = tuple(
+    page for page in PAGES if re.search("README|install|guide|migrate|gguf|batch|python", page)
+)
 """Pages whose commands and Python run, each page from top to bottom in a folder of its own."""
 
 MODELS = ("Llama-3.1-8B", "Llama-2-7b-chat-hf", "vicuna-7b-v1.3")

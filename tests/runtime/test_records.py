@@ -80,3 +80,12 @@ def test_a_warning_names_the_line_that_asked(llm: LLM) -> None:
             ask(PROMPTS[0], HOT, LookaheadConfig(1, 1, 0), expected_output="x")
         (one,) = [w for w in caught if issubclass(w.category, TrtlaWarning)]
         assert one.filename == __file__
+
+
+def test_tab_completion_shows_the_public_api_alone(llm: LLM) -> None:
+    assert {name for name in dir(llm) if not name.startswith("_")} == {
+        "beam_search", "chat", "close", "description", "encode", "generate", "limits", "log_probs",
+        "lookahead", "save_corpus", "stats", "stream", "tokenizer",
+    }  # fmt: skip
+    documented = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    assert "`llm.tokenizer`" in documented

@@ -27,6 +27,10 @@ from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
+_INSIDE = {"answer", "answers", "end_ids", "engine", "executor", "is_leader", "request"}
+"""What of an `LLM` is there for the rest of the package."""
+
+
 class LLM(RequestMaker):
     """An engine directory or a Hugging Face folder, ready to generate. A context manager.
 
@@ -322,6 +326,10 @@ class LLM(RequestMaker):
             if output.error is not None:
                 raise output.error
             yield answer.add(output)
+
+    def __dir__(self) -> list[str]:
+        """What is offered to users; the package's own parts use the rest."""
+        return [name for name in super().__dir__() if name not in _INSIDE]
 
     def close(self) -> None:
         """Free the model, after the step that another thread may be in."""
