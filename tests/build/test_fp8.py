@@ -134,7 +134,8 @@ def test_scales_are_the_largest_value_over_448(biased_hf: Path, biased_fp8: Path
         load_file(biased_fp8 / "rank0.safetensors"),
     )
     ranges = hand_made_ranges(model, PROMPTS)
-    sources = (("qkv_proj", "q k v"), ("o_proj", "o"), ("gate_proj", "gate"), ("up_proj", "up"))
+    sources = (("qkv_proj", "q k v"), ("o_proj", "o"), ("gate_proj", "gate up"))
+    sources += (("up_proj", "gate up"),)  # one scale: the library fuses both and takes the larger
     for i in range(4):
         for ours, (name, parts) in zip(LINEARS, (*sources, ("down_proj", "down")), strict=True):
             where = f"model.layers.{i}.{'self_attn' if 'attention' in ours else 'mlp'}"

@@ -362,3 +362,10 @@ def test_an_old_release_takes_no_drafter(standin: Standin) -> None:
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ChainSettings(**{"max_draft_len": 4, "vocab_size": VOCAB, **wrong})
+
+
+@pytest.mark.parametrize("standin", ["1.0.0", "1.1.0"], indirect=True)
+def test_the_drafter_of_earlier_releases_takes_other_arguments(standin: Standin) -> None:
+    with pytest.raises(TrtlaError, match="takes other arguments") as caught:
+        open_drafter(ChainSettings(8, 100))
+    assert "from 1.2 on" in str(caught.value.hint)

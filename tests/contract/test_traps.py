@@ -23,6 +23,7 @@ from trtla.llm.open import open_executor
 from trtla.runtime.executor import Executor
 from trtla.runtime.request import Request
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
@@ -74,8 +75,8 @@ def test_llm_raises_the_error_of_its_own_prompt(engine: Engines) -> None:
     with LLM(engine()) as llm:
         loosened(llm._executor, max_input_len=999, max_text_len=999)
         with pytest.raises(TrtlaError, match=r"prompt 1 failed in TensorRT-LLM: .*Prompt length"):
-            llm.generate([PROMPT, tuple(range(160))])
-        assert len(llm.generate([PROMPT])) == 1, "the executor lives on"
+            llm.generate([PROMPT, tuple(range(160))], SamplingParams(16))
+        assert len(llm.generate([PROMPT], SamplingParams(16))) == 1, "the executor lives on"
 
 
 @pytest.mark.parametrize("lookahead", [None, AUTOREGRESSIVE])
@@ -201,3 +202,32 @@ def stream_and_fail(folder: Path) -> None:
 
 def interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("standin", ["0.20.0", "1.2.1"], indirect=True)
+def test_private_requests_keep_their_blocks_where_the_release_can(
+    standin: Standin, engine: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are reused by requests of one salt; those without one share them."""
+    options = ExecutorOptions(trtllm=TrtllmSettings(kv_cache_enable_block_reuse=True))
+    salts: list[int | None] = []
+    with open_executor(open_engine(engine()), options) as executor:
+        enqueue = executor._executor.enqueue_request
+
+        def seen(asked: Any) -> int:
+            salts.append(getattr(asked, "cache_salt_id", None))
+            return int(enqueue(asked))
+
+        monkeypatch.setattr(executor._executor, "enqueue_request", seen)
+        given = [{}, {"private": True}, {"private": True}, {"space": -3}, {"space": -3}]
+        if standin.version == "0.20.0":
+            with pytest.raises(UsageError, match="is private, and this executor shares"):
+                executor.submit(request(1, **given[1]))
+            return
+        for number, more in enumerate(given):
+            executor.submit(request(number, **more))
+        assert {done.finish_reason for done in drain(executor).values()} == {"length"}
+    shared, one, other, *space = salts
+    assert shared is None
+    assert len({None, one, other, space[0]}) == 4
+    assert space == [3, 3]

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
+from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,9 @@ def test_every_refused_field_is_there_with_what_asks_for_nothing():
 
 
 def test_the_dashboard_reads_what_there_is():
-    families = {f"{one.name}": one.type for one in Metrics().registry.collect()}
+    metrics = Metrics()
+    metrics.text(ExecutorStats(running=0, waiting=0, kv_cache_usage=0.0))  # all is known
+    families = {f"{one.name}": one.type for one in metrics.registry.collect()}
     dashboard = json.loads((ROOT / "configs" / "serve" / "grafana.json").read_text())
     expressions = [one["expr"] for panel in dashboard["panels"] for one in panel["targets"]]
     asked = {name for text in expressions for name in re.findall(r"trtla_\w+", text)}

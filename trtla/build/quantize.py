@@ -189,11 +189,20 @@ def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache | N
     model.base_model(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
 
 
+def _fused(linear: str, group: tuple[str, ...]) -> tuple[str, ...]:
+    """The weights that are rounded with the scale of a linear's."""
+    block, _, name = linear.rpartition(".")
+    if name not in ("gate_proj", "up_proj"):
+        return group
+    return tuple(f"{block}.{one}.weight" for one in ("gate_proj", "up_proj"))
+
+
 class Fp8Source:
     """A model as a source of FP8 weights and of their scales.
 
-    q, k and v are rounded once, with the largest of their three scales: requantising them, as
-    TensorRT-LLM's converters do, would round twice and give the same scale.
+    q, k and v are rounded once, with the largest of their three scales, and so are gate and up:
+    requantising them, as TensorRT-LLM does where it fuses them, would round twice and give the same
+    scale.
 
     Args:
         model: reads the unquantised weights.
@@ -208,6 +217,7 @@ class Fp8Source:
         self._model, self._shapes = model, hf_shapes(config)
         self._groups = fp8_groups(config)
         self._group_of = {weight: name for name, group in self._groups.items() for weight in group}
+        self._alike = {name: _fused(name, group) for name, group in self._groups.items()}
         self._scales = {name: scale_of(largest) for name, largest in ranges.items()}
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -228,7 +238,7 @@ class Fp8Source:
     def _weight_scale(self, linear: str) -> float:
         name = f"{linear}.weight_scale"
         if name not in self._scales:
-            self._scales[name] = scale_of(max(map(self._largest, self._groups[linear])))
+            self._scales[name] = scale_of(max(map(self._largest, self._alike[linear])))
         return self._scales[name]
 
     def _largest(self, weight: str) -> float:

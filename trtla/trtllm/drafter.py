@@ -12,6 +12,7 @@ chain takes the likeliest child of each node.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -220,6 +221,11 @@ def open_drafter(settings: ChainSettings) -> Any:
         TrtlaError: as `speculative_config`.
     """
     drafter = _part("_torch.speculative.drafter", "Drafter")
+    if "max_total_draft_tokens" not in inspect.signature(drafter.__init__).parameters:
+        raise TrtlaError(
+            f"the Drafter of TensorRT-LLM {installed_version()} takes other arguments",
+            "use a release from 1.2 on",
+        )
     manager = _part("_torch.pyexecutor.resource_manager", "BaseResourceManager")
     requests = type("ChainRequests", (_Requests, manager), {})()
     return type("ChainDrafter", (_Drafter, drafter), {})(settings, requests)

@@ -11,6 +11,7 @@ cancelled here. After an interrupt the state is rebuilt from each request's reco
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from datetime import timedelta
@@ -94,6 +95,9 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         }
         if end_id is not None:
             given["end_id"] = end_id
+        salt = _salt(request)
+        if salt is not None and has_salt(self._bindings):
+            given["cache_salt_id"] = salt
         if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
             given["lookahead_config"] = lookahead_config(self._bindings, lookahead)
         length = request.sampling.max_output_len
@@ -240,6 +244,18 @@ def effective_lookahead(request: Request, default: LookaheadConfig) -> Lookahead
     if triple.ngram_size <= longest:
         return triple
     return LookaheadConfig(triple.window_size, longest, triple.verification_set_size)
+
+
+def has_salt(bindings: Any) -> bool:
+    """Whether requests can keep their K/V blocks apart, from about 1.1 on (kvCacheManager.cpp)."""
+    return "cache_salt_id" in dir(bindings.Request)
+
+
+def _salt(request: Request) -> int | None:
+    """Blocks are shared by requests of one salt: a private one has its own."""
+    if request.private:
+        return 2**63 + secrets.randbits(63)
+    return -request.space or None
 
 
 def _end_id(end_ids: frozenset[int], vocab_size: int) -> int | None:

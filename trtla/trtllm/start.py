@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtla.console import counted
@@ -10,7 +11,7 @@ from trtla.runtime.limits import REBUILD_INPUT, REBUILD_LONGER, ExecutorLimits
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
-from trtla.trtllm.executor import TrtllmExecutor
+from trtla.trtllm.executor import TrtllmExecutor, has_salt
 from trtla.trtllm.executor_config import asked_of_executor, executor_config
 from trtla.trtllm.rules import gpu_capability, show
 
@@ -37,6 +38,8 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
     _check_ranks(engine)
     bindings = trtllm_library.load("bindings.executor")
     limits = _limits(engine, triple, batch_size, settings)
+    if has_salt(bindings):
+        limits = replace(limits, shares_blocks=False)
     description = _describe(engine, str(library.version))
     config = executor_config(bindings, triple, batch_size, settings)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, final
 
+from ..._version import at_least
 from ..pyexecutor.llm_request import get_draft_token_length
 from ..pyexecutor.scheduler import ScheduledRequests
 
@@ -24,6 +25,11 @@ class Drafter(ABC):
         self._static_max_total_draft_tokens = max_total_draft_tokens
         self.max_concurrency = max_concurrency
         self.draft_len_schedule = draft_len_schedule
+
+    if not at_least(1, 2):
+
+        def __init__(self, max_concurrency: int | None = None) -> None:  # type: ignore[no-redef]
+            self.max_concurrency = max_concurrency
 
     @abstractmethod
     def prepare_draft_tokens(
