@@ -162,6 +162,31 @@ def test_only_json_is_read(served):
     refused(answer, 400, code="content_type")
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"Content-Type": "application/json; charset=latin-1"}, 400, "content_type"),
+        ({"Content-Encoding": "gzip"}, 415, "content_encoding"),
+        ({"Content-Length": "2", "Transfer-Encoding": "chunked"}, 400, "body_length"),
+    ],
+)
+def test_headers_that_change_what_the_body_is_are_not_ignored(served, headers, status, code):
+    answer = served.http.post(
+        "/v1/completions", content=json.dumps(ASK), headers={**JSON, **headers}
+    )
+    refused(answer, status, code=code)
+
+
+def test_the_usual_headers_of_a_body_are_taken(served):
+    for more in (
+        {"Content-Type": 'application/json; charset="UTF-8"'},
+        {"Content-Encoding": "identity"},
+    ):
+        content = json.dumps(ASK)
+        answer = served.http.post("/v1/completions", content=content, headers={**JSON, **more})
+        assert answer.status_code == 200
+
+
 def test_pages_of_other_origins_are_kept_out(served):
     own = served.address
     for origin, host, status in (
@@ -291,5 +316,10 @@ def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
             read_until(one, b"}")  # it is answered before its body is there
             one.sendall(b"{")
             while one.recv(100):
+                pass
+        with socket.create_connection((host, int(port)), timeout=20) as one:
+            one.sendall(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{")
+            read_until(one, b"}")
+            while one.recv(100):  # nothing more comes of the body
                 pass
         assert served.complete(**ASK).status_code == 200

@@ -36,6 +36,12 @@ class Connection(H11Protocol):
         elif self._head_timer is None:
             self._await_head()
 
+    def on_response_complete(self) -> None:
+        """Go on to the next request; the rest of a body that was answered before has its time."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and self._head_timer is None:
+            self._await_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._cancel_timer()

@@ -215,12 +215,26 @@ class Guard:
 
     def _check_kind(self, headers: Headers) -> None:
         """JSON only: a page may send anything else to another origin without asking."""
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        kind, _, more = headers.get("content-type", "").lower().partition(";")
+        charset = more.partition("charset=")[2].strip(' "')
+        if kind.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
             raise ApiError(
                 400,
-                "the body must be JSON, with Content-Type: application/json",
+                "the body must be JSON in UTF-8, with Content-Type: application/json",
                 code="content_type",
+            )
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(
+                415,
+                f"the body is in the coding {headers['content-encoding'][:100]}; send it as it is",
+                code="content_encoding",
+            )
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise ApiError(
+                400,
+                "the body has both a Content-Length and a Transfer-Encoding; send one of them",
+                code="body_length",
+                headers={"Connection": "close"},
             )
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
