@@ -71,6 +71,7 @@ def serve(console: Console, /, **flags: Any) -> int:
     """
     named = flags["engine_dir"]
     _check_packages()
+    from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
     from trtla.serve.server import is_open_to_all
     from trtla.serve.server import serve as run_server
@@ -93,6 +94,8 @@ def serve(console: Console, /, **flags: Any) -> int:
     name = answering_name(given.serving.served_model_name, named, given)
     if is_open_to_all(given.serving):
         log.note(f"everybody who reaches {given.serving.host} may use it: give an --api-key-file")
+    if given.spread.ray and is_loopback(given.serving.host):
+        log.note(f"{given.serving.host} is the server's alone: Ray's ports are on all addresses")
     log.note(f"loading {named or given.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
     deaf = is_trtllm(Path(given.engine_dir)) and not given.spread.ray
