@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import ROOT, process, refused, trtla
 from trtla.cli.app import cli
+from trtla.cli.command import ALL
 
 COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
@@ -23,7 +24,7 @@ def render() -> str:
     """docs/commands.md: the help of every command, 100 columns wide."""
     parts = [
         "# The command line\n",
-        "The output of `trtla --help` and of each command's `--help`; made by\n"
+        "The output of `trtla --help` and of each command's `--help-all`; made by\n"
         "`TRTLA_UPDATE_DOCS=1 scripts/test.sh tests/cli/test_help.py`.\n",
     ]
     root = click.Context(cli, info_name="trtla", terminal_width=100, **cli.context_settings)
@@ -31,6 +32,7 @@ def render() -> str:
     for name in COMMANDS:
         command = cli.commands[name]
         ctx = click.Context(command, parent=root, info_name=name, terminal_width=100)
+        ctx.meta[ALL] = True
         parts.append(f"## trtla {name}\n\n```\n{command.get_help(ctx)}\n```\n")
     return "\n".join(parts)
 
@@ -91,7 +93,7 @@ def test_every_command_has_examples(name: str) -> None:
 
 
 def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:
-    text = " ".join(trtla("run", "--help").out.split())
+    text = " ".join(trtla("run", "--help-all").out.split())
     assert "-n, --max-output-len INTEGER Most tokens to write. [default: (256, " in text
     assert text.count("TRTLA_RUN_") == 2
     assert "set as TRTLA_RUN_<OPTION> in the environment" in text
@@ -195,3 +197,16 @@ def test_a_mistyped_flag_is_guessed() -> None:
     refused(trtla("serve", "--n-gpu-layers", 9), 2, "hint: did you mean --device?")
     for context in ("--ctx-size", "--max-model-len"):
         refused(trtla("serve", context, 9), 2, "set by trtla build --max-seq-len")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short_and_help_all_is_complete(name: str) -> None:
+    short = trtla(name, "--help").out.splitlines()
+    assert len(short) <= 25, len(short)
+    assert max(map(len, short)) <= 100
+    if any("--help-all shows all" in line for line in short):
+        ran = trtla(name, "--help-all")
+        assert ran.code == 0
+        shown = {param for param in cli.commands[name].params if isinstance(param, click.Option)}
+        for param in shown:
+            assert param.hidden or param.opts[-1] in ran.out, param.opts

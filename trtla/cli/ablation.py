@@ -54,6 +54,7 @@ _own = partial(setting, section=_SECTION)
 ablation_flags = stack(
     switch(
         "--ablation",
+        basic=True,
         section=_SECTION,
         help="In place of the tables: plain decoding, a draft model with fixed gamma and with "
         "EGAG, n-grams, prompt lookup, lookahead and a chain, on the shipped tasks. Rows are "

@@ -62,6 +62,7 @@ class BatchFlags(AnsweringFlags):
 @setting(
     "-o",
     "--output-dir",
+    basic=True,
     section="Output",
     type=PATH,
     required=True,
@@ -72,6 +73,7 @@ class BatchFlags(AnsweringFlags):
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
 @setting(
     "--served-model-name",
+    basic=True,
     section="Model",
     type=TEXT,
     metavar="NAME",

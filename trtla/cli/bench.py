@@ -97,6 +97,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 )
 @listed(
     "--compare",
+    basic=True,
     section="Arms",
     type=NAMES,
     metavar=",".join(PEERS),
@@ -115,6 +116,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 @setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
 @listed(
     "--prompts",
+    basic=True,
     section="Prompts",
     type=NAMES,
     default="code,chat,summarization",
@@ -189,6 +191,7 @@ axis = partial(listed, section="Lists: every combination is measured")
 @setting(
     "-o",
     "--output-format",
+    basic=True,
     section="Output",
     type=click.Choice(["md", "csv", "json"]),
     default="md",

@@ -39,6 +39,7 @@ _own = partial(setting, section=_SECTION)
 load_flags = stack(
     _own(
         "--serve",
+        basic=True,
         type=TEXT,
         metavar="URL",
         help="Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "

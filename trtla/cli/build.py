@@ -40,11 +40,12 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
 @setting(
     "checkpoint_dir",
     *("-m", "--model", "--checkpoint-dir"),
+    basic=True,
     type=MODEL,
     help="Checkpoint made by trtla convert; a Hugging Face folder or a GGUF file is converted "
     "on the way.",
 )
-@setting("--output-dir", type=PATH, help="Engine folder to write.")
+@setting("--output-dir", basic=True, type=PATH, help="Engine folder to write.")
 @setting(
     "--from-existing",
     type=PATH,
@@ -59,6 +60,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
 )
 @setting(
     "--lookahead",
+    basic=True,
     type=TRIPLE,
     show_default="none, a plain engine",
     help="window,ngram,verification: the largest triple the engine can run.",
@@ -72,6 +74,7 @@ _SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype",
 )
 @setting(
     "--max-seq-len",
+    basic=True,
     type=TOKENS,
     show_default="2048, at most the model's",
     help="Longest prompt and output together.",

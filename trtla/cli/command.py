@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,17 +20,26 @@ from trtla.errors import UsageError, closest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+ALL = "trtla.all"  # ctx.meta's key of whether the help has all options
+_SPEC = 34
+"""Most columns of an option's names in the short help."""
 _ENGINE = "engine_dir"
 _AWAITED = "trtla.awaited"  # ctx.meta's key of the flag that a shell is completing
 
 
 class Setting(click.Option):
-    """An option with its section in the help; its default is shown."""
+    """An option with its section in the help; its default is shown.
 
-    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+    Args:
+        basic: whether --help has it too, and not --help-all alone.
+    """
+
+    def __init__(
+        self, *args: Any, section: str = "Options", basic: bool = False, **kwargs: Any
+    ) -> None:
         kwargs.setdefault("show_default", True)
         super().__init__(*args, **kwargs)
-        self.section = section
+        self.section, self.basic = section, basic
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """What the shell is offered for the value."""
@@ -149,6 +159,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples, self.has_settings = examples, config
         self.params += [*([_config_flag()] if config else []), *switches()]
+        if self._basic():
+            self.params.append(_help_all_flag())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the flags that were given once for several values, then parse."""
@@ -201,6 +213,30 @@ class Command(click.Command):
         found: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
         return found
 
+    def _basic(self) -> list[click.Option]:
+        """What --help has; empty: all."""
+        return [one for one in self.params if isinstance(one, Setting) and one.basic]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what is needed first, in 25 lines at most; with --help-all all there is."""
+        basic = [one for one in self._basic() if not one.hidden]
+        if not basic or ctx.meta.get(ALL):
+            super().format_help(ctx, formatter)
+            return
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(self.get_short_help_str(limit=formatter.width))
+        with formatter.section("Options"):
+            records = [one.get_help_record(ctx) for one in basic]
+            specs = [record[0] for record in records if record]
+            room = formatter.width - min(max(map(len, specs)), _SPEC) - 4
+            shorts = [shorten(_sentence(one.help), room, placeholder=" ...") for one in basic]
+            formatter.write_dl(list(zip(specs, shorts, strict=True)), col_max=_SPEC)
+        write_lines(formatter, "Examples", [one for one in self.examples if "\n" not in one][:2])
+        formatter.write_paragraph()
+        count = sum(isinstance(one, click.Option) and not one.hidden for one in self.params)
+        formatter.write_text(f"--help-all shows all {count} options.")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, in the order they were declared."""
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -226,6 +262,12 @@ class Command(click.Command):
     def _named(self) -> str:
         """An option as the environment has it: the first."""
         return next(str(p.name).upper() for p in self.params if isinstance(p, click.Option))
+
+
+def _sentence(text: str | None) -> str:
+    """The first one of a help."""
+    first, stop, _ = (text or "").partition(". ")
+    return first + stop.strip()
 
 
 def write_lines(formatter: click.HelpFormatter, title: str, lines: Sequence[str]) -> None:
@@ -277,6 +319,24 @@ def _config_flag() -> Setting:
         metavar="PRESET.yaml",
         help="Settings from a YAML file, keys as the long flags with underscores. "
         "A flag wins over the environment, the environment over this file.",
+    )
+
+
+def _help_all_flag() -> Setting:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    return Setting(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        show_default=False,
+        help="Show all options.",
     )
 
 

@@ -46,6 +46,7 @@ _quantised = partial(setting, section="Quantisation")
 @_conversion(
     "model_dir",
     *("-m", "--model", "--model-dir"),
+    basic=True,
     type=MODEL,
     required=True,
     help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "
@@ -53,12 +54,14 @@ _quantised = partial(setting, section="Quantisation")
 )
 @_conversion(
     "--output-dir",
+    basic=True,
     type=PATH,
     required=True,
     help="Checkpoint folder to write: config.json and rank*.safetensors.",
 )
 @_conversion(
     "--dtype",
+    basic=True,
     type=click.Choice([*DTYPES.choices, *_QUANTISED]),
     default="auto",
     help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "

@@ -102,6 +102,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @setting(
     "-p",
     "--input-text",
+    basic=True,
     section="Prompts",
     type=TEXT,
     required=True,
@@ -129,6 +130,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @draft_flags
 @setting(
     "--step",
+    basic=True,
     section="Output",
     type=click.IntRange(0),
     metavar="K",
@@ -138,6 +140,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 @setting(
     "-o",
     "--output",
+    basic=True,
     section="Output",
     type=click.Path(dir_okay=False),
     metavar="FILE",
@@ -145,6 +148,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 )
 @setting(
     "--strip",
+    basic=True,
     section="Output",
     type=click.Path(dir_okay=False),
     metavar="FILE",

@@ -53,6 +53,7 @@ def json_flag(help_text: str, section: str = "Options") -> Decorator:
     """--json; the command reads it from the console."""
     return switch(
         "--json",
+        basic=True,
         section=section,
         is_eager=True,
         expose_value=False,
@@ -88,6 +89,7 @@ def model_flag(section: str = "Options", **other: Any) -> Decorator:
         "engine_dir",
         *("-m", "--model", "--engine-dir"),
         section=section,
+        basic=True,
         **{"type": MODEL, "required": True, "metavar": "MODEL", "help": _MODEL, **other},
     )
 
@@ -180,6 +182,7 @@ RANKS = ("tp_size", "lookahead_parallel")
 place_flags = stack(
     setting(
         "--device",
+        basic=True,
         section="Model",
         type=DEVICE,
         metavar="auto|cpu|cuda",
@@ -196,6 +199,7 @@ place_flags = stack(
     options_of(ExecutorOptions, "Model", but=RANKS),
     setting(
         "--threads",
+        basic=True,
         section="Model",
         type=COUNT,
         show_default="PyTorch's: one a core",
@@ -209,6 +213,7 @@ def lookahead_flag(default: str) -> Decorator:
     """--lookahead of commands that open one model; `default` is shown for it."""
     return setting(
         "--lookahead",
+        basic=True,
         section="Model",
         type=LOOKAHEAD,
         metavar="W,N,G|auto",
@@ -277,12 +282,17 @@ draft_flags = stack(
 
 def length_flag(**other: Any) -> Decorator:
     """--max-output-len; `other`: arguments of `click.option` in place of the declared ones."""
-    return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=other)
+    return options_of(
+        SamplingParams,
+        "Sampling",
+        only=("max_output_len",),
+        max_output_len={"basic": True, **other},
+    )
 
 
 ENDS = ("max_output_len", "stop", "allotted_time_ms")
 """Settings that say where a text ends."""
-sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS)
+sampling_flags = options_of(SamplingParams, "Sampling", but=ENDS, temperature={"basic": True})
 """How tokens are chosen."""
 filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 """Which tokens may be drawn."""
@@ -291,7 +301,7 @@ beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
 
 
-chat_flags = options_of(Asking, "Prompts")
+chat_flags = options_of(Asking, "Prompts", chat={"basic": True}, system={"basic": True})
 """Whether texts are asked in the chat template."""
 
 _FILTERS = ("temperature", "top_k", "top_p")

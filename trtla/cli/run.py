@@ -113,12 +113,14 @@ class RunFlags(CorpusFlags):
 @several(
     "-p",
     "--input-text",
+    basic=True,
     section="Prompts",
     type=TEXT,
     help="Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
 )
 @setting(
     "--input-file",
+    basic=True,
     section="Prompts",
     type=click.Path(allow_dash=True),
     help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
@@ -163,7 +165,7 @@ class RunFlags(CorpusFlags):
 @corpus_flags
 @draft_flags
 @trtllm_flags
-@switch("--stream", section="Output", help="Print text as it comes.")
+@switch("--stream", basic=True, section="Output", help="Print text as it comes.")
 @switch(
     "--check-lossless",
     section="Output",

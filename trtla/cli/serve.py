@@ -57,7 +57,14 @@ class ServeFlags(AnsweringFlags):
 @model_argument()
 @engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
 @answering_model_flags
-@options_of(ServeSettings, "Server", port={"type": int}, max_body={"type": SIZE, "default": "1MiB"})
+@options_of(
+    ServeSettings,
+    "Server",
+    port={"type": int, "basic": True},
+    host={"basic": True},
+    api_key_file={"basic": True},
+    max_body={"type": SIZE, "default": "1MiB"},
+)
 @options_of(ReplicaSettings, "Replicas")
 @answering_draft_flags
 @click.pass_obj

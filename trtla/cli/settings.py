@@ -16,7 +16,7 @@ from trtla.errors import UsageError, did_you_mean
 from trtla.settings.value_types import TripleType
 
 _CONFIG = "trtla.formats.config"  # click's ctx.meta key of the preset's path
-_NOT_IN_PRESETS = {"config", "help", "verbose", "quiet", "version"}
+_NOT_IN_PRESETS = {"config", "help", "help_all", "verbose", "quiet", "version"}
 
 
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

@@ -85,12 +85,14 @@ class SummarizeFlags(CorpusFlags):
 @model_flags()
 @setting(
     "--hf-model-dir",
+    basic=True,
     section="Model",
     type=MODEL,
     help="The Hugging Face folder: tokenizer for all sides, model for --test-hf.",
 )
 @setting(
     "--dataset",
+    basic=True,
     section="Data",
     default="cnn_dailymail",
     metavar="cnn_dailymail|PATH.jsonl",

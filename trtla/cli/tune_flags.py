@@ -108,6 +108,7 @@ tune_flags = stack(
     ),
     setting(
         "--prompts",
+        basic=True,
         section="Prompts",
         type=NAMES,
         default="code,chat,summarization",
@@ -135,6 +136,7 @@ tune_flags = stack(
     ),
     setting(
         "--budget",
+        basic=True,
         section="Search",
         type=DurationType(),
         default="2m",
@@ -157,6 +159,7 @@ tune_flags = stack(
     ),
     setting(
         "--write",
+        basic=True,
         section="Output",
         type=PATH,
         metavar="PRESET.yaml",
