@@ -101,13 +101,13 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Launch:
 def test_rank_0_alone_reads_the_prompt_and_gives_the_text_of_one_process(
     launch: Launch, split_engine: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    from trtla import LLM
+    from trtla import LLM, SamplingParams
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 
     build_engine(tiny_checkpoint, tmp_path / "one", BuildSettings(), backend="torch")
     with LLM(tmp_path / "one") as llm:
-        (expected,) = llm.generate(PROMPT)
+        (expected,) = llm.generate(PROMPT, SamplingParams(max_output_len=32))
     args = ("run", "-m", str(split_engine), "-p", "-", "-n", "32", "--json")
     ended = launch(2, *args, stdin=PROMPT)
     assert [code for code, _, _ in ended] == [0] * len(ended), ended

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-
 from trtla.machine import Capability
 from trtla.trtllm.library import installed, load
 
@@ -29,6 +27,8 @@ def order_is_right(capability: Capability) -> bool | None:
     """Whether weights are ordered for a GPU as for 8.0; None: it cannot be asked here."""
     if not installed():
         return None
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-128, 128, _SIZES, dtype=torch.int8, generator=generator)
     major, minor = capability
