@@ -29,6 +29,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}
 BASE: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 64,
@@ -76,6 +77,21 @@ VARIANTS = [
     Variant("dynamic-v3", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, 3),
     Variant("llama3", {"rope_parameters": LLAMA3}),
     Variant("llama3-v4", {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, 4),
+    Variant("yarn", {"rope_parameters": YARN}),
+    Variant("yarn-v4", {"rope_parameters": {**YARN, "attention_factor": 0.7}}, 4),
+    Variant(
+        "yarn-edges",
+        {
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 4.0,
+                "beta_slow": 0.5,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.2,
+                "truncate": False,
+            }
+        },
+    ),
     Variant("mistral", {"sliding_window": None}, family="mistral"),
     Variant("mistral-window", {"sliding_window": 32, "head_dim": 24}, family="mistral"),
     Variant(

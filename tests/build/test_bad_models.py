@@ -69,15 +69,17 @@ def drop(file: str) -> Change:
     return lambda folder: (folder / file).unlink()
 
 
-ROPE = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+ROPE = {"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4}
 Q = "model.layers.1.self_attn.q_proj.weight"
 QKV = "transformer.layers.1.attention.qkv.weight"
 HF_CASES = [
     ("no-config", drop("config.json"), "no config.json"),
     ("no-weights", drop("model.safetensors"), "has no weights"),
     ("architecture", config(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
-    ("rope", config(rope_parameters=ROPE), "yarn"),
-    ("rope-old", config(rope_parameters=None, rope_scaling={"type": "yarn"}), "yarn"),
+    ("rope", config(rope_parameters=ROPE), "longrope"),
+    ("rope-old", config(rope_parameters=None, rope_scaling={"type": "longrope"}), "longrope"),
+    ("yarn", config(rope_parameters={"rope_type": "yarn", "factor": None}), "factor"),
+    ("beta", config(rope_parameters={**ROPE, "rope_type": "yarn", "beta_fast": 0}), "beta_fast"),
     (
         "rope-factor",
         config(rope_parameters={"rope_type": "linear", "factor": None}),

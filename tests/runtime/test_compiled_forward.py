@@ -107,6 +107,7 @@ KINDS = {
     "head-size-16": {"head_size": 16},
     "odd-sizes": {"hidden_size": 80, "intermediate_size": 48, "vocab_size": 33},
     "linear": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
+    "yarn": {"rotary_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 20},
     "dynamic": {
         "rotary_scaling": {"type": "dynamic", "factor": 4.0},
         "max_position_embeddings": 20,

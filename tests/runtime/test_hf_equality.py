@@ -24,12 +24,12 @@ REPETITIVE = 2.0  # sharpens the random model's choices so that texts loop and d
 
 @functools.cache
 def folder_and_model(name):
-    """A variant with room for longer texts; dynamic scaling goes beyond 48 trained tokens."""
+    """A variant with room for longer texts; dynamic and yarn go beyond 48 trained tokens."""
     variant = next(v for v in VARIANTS if v.name == name)
     variant = dataclasses.replace(variant, keys={**variant.keys, "max_position_embeddings": 48})
     if variant.keys.get("sliding_window"):
         variant.keys["sliding_window"] = 96
-    if "dynamic" not in name and "linear" not in name:
+    if not any(kind in name for kind in ("dynamic", "linear", "yarn")):
         variant.keys["max_position_embeddings"] = 160
     model = make_model(variant)
     with torch.no_grad():

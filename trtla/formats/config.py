@@ -62,7 +62,7 @@ QWEN2 = "Qwen2ForCausalLM"
 TOKENS_PER_BLOCK = 32
 """Of the paged K/V cache: TensorRT-LLM's default, and what the torch executor has."""
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """Rotary scalings that trtla converts and runs."""
 
 LARGEST = 2**31 - 1
@@ -245,11 +245,16 @@ class CheckpointConfig(BaseModel):
 
     @property
     def max_positions(self) -> int:
-        """Tokens the model can read: linear and dynamic scaling stretch the trained length."""
-        if self.rope_type not in ("linear", "dynamic"):
-            return self.max_position_embeddings
-        factor = float((self.rotary_scaling or {}).get("factor", 1.0))
-        return int(self.max_position_embeddings * factor)
+        """Tokens the model can read: linear, dynamic and yarn scaling stretch the trained length.
+
+        With yarn `max_position_embeddings` is either of the two lengths.
+        """
+        scaling, trained = self.rotary_scaling or {}, self.max_position_embeddings
+        factor = float(scaling.get("factor") or 1.0)
+        if self.rope_type == "yarn":
+            before = scaling.get("original_max_position_embeddings") or trained
+            return max(trained, int(before * factor))
+        return int(trained * factor) if self.rope_type in ("linear", "dynamic") else trained
 
 
 class BuildConfig(BaseModel):

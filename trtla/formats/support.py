@@ -27,6 +27,7 @@ FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
 _SCALING_KEYS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "yarn": ("factor",),
     "llama3": (
         "factor",
         "low_freq_factor",
@@ -34,6 +35,16 @@ _SCALING_KEYS = {
         "original_max_position_embeddings",
     ),
 }
+
+_YARN_KEYS = (
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
+"""They have defaults."""
 
 
 def check_supported(config: CheckpointConfig, where: str) -> None:
@@ -186,8 +197,11 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
             f"{where}: partial_rotary_factor {partial} is not supported",
             "trtla runs models that rotate whole heads",
         )
-    for key in _SCALING_KEYS.get(kind, ()):
+    given = [key for key in _YARN_KEYS if kind == "yarn" and scaling.get(key) is not None]
+    for key in (*_SCALING_KEYS.get(kind, ()), *given):
         value = scaling.get(key)
+        if key in ("mscale", "mscale_all_dim") and value == 0:
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise UsageError(
                 f'{where}: rope scaling {kind} has "{key}" {value!r}', "give a number above 0"

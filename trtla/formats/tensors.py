@@ -188,6 +188,47 @@ def llama3_frequencies(inverse: Tensor, scaling: Mapping[str, Any], trained: int
     return (1 - smooth) * inverse / factor + smooth * inverse
 
 
+def yarn_frequencies(
+    inverse: Tensor, scaling: Mapping[str, Any], base: float, trained: int
+) -> Tensor:
+    """Rotary frequencies in yarn's scaling: those that turn seldom within the trained length are
+    divided by the factor, fast ones kept, those between interpolated by their index.
+
+    Args:
+        inverse: the frequencies without scaling.
+        trained: positions of the training, where the scaling does not say them.
+    """
+    size, factor = 2 * len(inverse), float(scaling["factor"])
+    length = float(scaling.get("original_max_position_embeddings") or trained)
+
+    def index(turns: float) -> float:
+        """Of the frequency that turns so often."""
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first = index(float(scaling.get("beta_fast") or 32))
+    last = index(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    last += 0.001 if first == last else 0
+    kept = 1 - ((torch.arange(len(inverse)).float() - first) / (last - first)).clamp(0, 1)
+    divided = 1.0 / (factor * (1.0 / inverse))
+    return divided * (1 - kept) + inverse * kept
+
+
+def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
+    """What yarn multiplies cosines and sines by: attention to longer texts is flatter."""
+    factor, given = float(scaling["factor"]), scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    own, all_ = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return grown(own) / grown(all_) if own and all_ else grown(1.0)
+
+
 def full_tensors(source: TensorSource, config: CheckpointConfig) -> Iterator[tuple[str, Weight]]:
     """Every tensor of the one-rank checkpoint of this model, one by one; no tied lm_head.
 

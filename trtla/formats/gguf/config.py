@@ -128,6 +128,11 @@ def _rope_scaling(path: Path, keys: _Keys, header: Header, head: int) -> dict[st
         return _llama3_scaling(path, keys, header, head)
     kind = keys.get("rope.scaling.type", "linear")  # as in llama.cpp: a factor alone scales
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    if kind == "yarn":
+        raise UsageError(
+            f"{path}: rope scaling yarn is not supported in GGUF files",
+            "use the model's Hugging Face folder",
+        )
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return None
     return {"rope_type": kind, "factor": factor}

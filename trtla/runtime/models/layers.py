@@ -16,7 +16,13 @@ from torch import Tensor
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.formats.tensors import E4M3, llama3_frequencies, quantize
+from trtla.formats.tensors import (
+    E4M3,
+    llama3_frequencies,
+    quantize,
+    yarn_frequencies,
+    yarn_magnitude,
+)
 from trtla.runtime.models.kv_cache import KVCache
 
 _STEP_TOKENS = 16
@@ -205,6 +211,8 @@ class Rotary:
         self._dynamic = config.rope_type == "dynamic"
         self._frequencies = frequencies(config).to(device)
         self._exponents = _exponents(config.head_size).to(device)
+        yarn = config.rope_type == "yarn"
+        self._magnitude = yarn_magnitude(config.rotary_scaling or {}) if yarn else None
 
     def __call__(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cosine and sine [tokens, 1, head_size / 2].
@@ -219,7 +227,10 @@ class Rotary:
         if self._dynamic and lengths is not None:
             inverse = self._dynamic_frequencies(lengths)
         angles = positions[:, None].float() * inverse
-        return angles.cos().to(self._dtype)[:, None], angles.sin().to(self._dtype)[:, None]
+        cosine, sine = angles.cos(), angles.sin()
+        if self._magnitude is not None:
+            cosine, sine = cosine * self._magnitude, sine * self._magnitude
+        return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
 
     def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
         """NTK frequencies, a row per token: the base grows beyond the trained length."""
@@ -250,9 +261,12 @@ def frequencies(config: CheckpointConfig) -> Tensor:
             return inverse / float(scaling["factor"])
         case "llama3":
             return llama3_frequencies(inverse, scaling, config.max_position_embeddings)
+        case "yarn":
+            trained = config.max_position_embeddings
+            return yarn_frequencies(inverse, scaling, config.rotary_base, trained)
     raise UsageError(
         f"rotary scaling {config.rope_type!r} is not supported",
-        "supported are default, linear, dynamic and llama3",
+        "supported are default, linear, dynamic, llama3 and yarn",
     )
 
 
