@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from trtla.cli.app import cli
-from trtla.cli.command import ModelPath
+from trtla.cli.params import ModelPath
 from trtla.cli.settings import origin
 from trtla.console import Console
 from trtla.errors import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.command import Former, ModelArgument, ModelPath, Setting, Several
+from trtla.cli.params import Former, ModelArgument, ModelPath, Setting, Several
 from trtla.cli.settings import source
 from trtla.cli.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console

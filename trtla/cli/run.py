@@ -18,7 +18,7 @@ from trtla.cli.beam_options import (
     beams_wanted,
     search_and_report,
 )
-from trtla.cli.command import Command, Positional
+from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
     CorpusFlags,
     check_comparable,
@@ -47,6 +47,7 @@ from trtla.cli.options import (
     trtllm_flags,
     with_processor,
 )
+from trtla.cli.params import Positional
 from trtla.cli.run_prompts import (
     announce_stdin,
     as_messages,

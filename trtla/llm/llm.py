@@ -39,6 +39,25 @@ class LLM(RequestMaker):
     in a step is raised in one thread, and the streams of the others go on. One stream is read by
     one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so does all
     use in a forked process, where the model has to be opened anew.
+
+    Args:
+        model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
+        lookahead: what requests that name nothing else are decoded with. A triple: every step
+            feeds all of it. `auto`: each step feeds what pays, at most the engine's triple or
+            (7,7,7). None: auto, and on engines of TensorRT-LLM the engine's triple.
+        tokenizer_dir: where the tokenizer files are, when not beside the model.
+        threads: that compute on a CPU, of all models that this process has open: the number
+            that was given last holds for all. None: as before, PyTorch's one a core at first.
+        draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
+        corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
+        parse_special: take names of control tokens in messages, such as <|im_end|>, as these
+            tokens; else they are text. In prompts that are texts they always are the tokens.
+
+    All others are those of `ExecutorOptions`; None is their default.
+
+    Raises:
+        UsageError: the folder or the settings are not usable.
+        TrtlaError: the engine's backend cannot run here.
     """
 
     @named_arguments(DraftOptions, DrafterSettings)
@@ -66,32 +85,10 @@ class LLM(RequestMaker):
         corpus: Sequence[str | Path] = (),
         parse_special: bool = False,
     ) -> None:
-        """Open the model.
-
-        Args:
-            model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
-            lookahead: what requests that name nothing else are decoded with. A triple: every step
-                feeds all of it. `auto`: each step feeds what pays, at most the engine's triple or
-                (7,7,7). None: auto, and on engines of TensorRT-LLM the engine's triple.
-            tokenizer_dir: where the tokenizer files are, when not beside the model.
-            threads: that compute on a CPU, of all models that this process has open: the number
-                that was given last holds for all. None: as before, PyTorch's one a core at first.
-            draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
-            corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
-            parse_special: take names of control tokens in messages, such as <|im_end|>, as these
-                tokens; else they are text. In prompts that are texts they always are the tokens.
-
-        All others are those of `ExecutorOptions`; None is their default.
-
-        Raises:
-            UsageError: the folder or the settings are not usable.
-            TrtlaError: the engine's backend cannot run here.
-        """
         check_opened_with(model, lookahead, drafter)
-        if threads is not None:
-            from trtla.runtime.models.load import set_threads
+        from trtla.runtime.models.load import set_threads
 
-            set_threads(threads)
+        set_threads(threads)
         super().__init__(model, lookahead, tokenizer_dir, drafter, parse_special)
         options = ExecutorOptions(
             None if lookahead == "auto" else lookahead,
