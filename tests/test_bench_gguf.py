@@ -22,7 +22,7 @@ from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face, open_engine
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.tensors import E4M3, without_blocks
-from trtla.runtime.models.layers import frequencies
+from trtla.runtime.models.rotary import frequencies
 
 gguf = pytest.importorskip("gguf")
 

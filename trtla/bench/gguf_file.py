@@ -21,7 +21,7 @@ from trtla.formats.blocks import BlockTensor
 from trtla.formats.config import BLOCK_SIZES, QWEN2, CheckpointConfig
 from trtla.formats.engine import Engine
 from trtla.formats.tensors import E4M3, Weight, dequantize, without_blocks
-from trtla.runtime.models.layers import frequencies
+from trtla.runtime.models.rotary import frequencies
 from trtla.runtime.models.tensors import numbers
 
 _MODEL_NAMES = {

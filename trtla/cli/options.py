@@ -282,12 +282,8 @@ draft_flags = stack(
 
 def length_flag(**other: Any) -> Decorator:
     """--max-output-len; `other`: arguments of `click.option` in place of the declared ones."""
-    return options_of(
-        SamplingParams,
-        "Sampling",
-        only=("max_output_len",),
-        max_output_len={"basic": True, **other},
-    )
+    length = {"basic": True, **other}
+    return options_of(SamplingParams, "Sampling", only=("max_output_len",), max_output_len=length)
 
 
 ENDS = ("max_output_len", "stop", "allotted_time_ms")
@@ -299,7 +295,6 @@ filter_flags = options_of(SamplingParams, "Sampling", only=("top_k", "top_p"))
 beyond_flags = options_of(SamplingParams, "Sampling", only=BEYOND)
 """min_p, penalties and biases."""
 stop_flag = options_of(SamplingParams, "Sampling", only=("stop",))
-
 
 chat_flags = options_of(Asking, "Prompts", chat={"basic": True}, system={"basic": True})
 """Whether texts are asked in the chat template."""

@@ -5,10 +5,8 @@ Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,18 +14,18 @@ import click
 from trtla.cli.beam_options import (
     beam_flags,
     beams_wanted,
+    check_beams,
     search_and_report,
 )
 from trtla.cli.command import Command
 from trtla.cli.drafter_options import (
-    CorpusFlags,
     check_comparable,
     check_corpus,
     check_drafters,
     corpus_flags,
     drafter_flags,
 )
-from trtla.cli.engine_check import check_triples, is_trtllm
+from trtla.cli.engine_check import check_triples
 from trtla.cli.loading import open_llm, save_corpus
 from trtla.cli.options import (
     chat_flags,
@@ -48,6 +46,7 @@ from trtla.cli.options import (
     with_processor,
 )
 from trtla.cli.params import Positional
+from trtla.cli.run_flags import RunFlags
 from trtla.cli.run_prompts import (
     announce_stdin,
     as_messages,
@@ -59,13 +58,11 @@ from trtla.cli.settings import source
 from trtla.cli.template import check_template
 from trtla.cli.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
-from trtla.errors import CheckFailed, UsageError, trtllm_cannot
+from trtla.errors import CheckFailed, UsageError
 from trtla.machine import process_rank
-from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
-from trtla.settings.messages import Asking
-from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import USUAL_LEN, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -76,24 +73,6 @@ if TYPE_CHECKING:
 _LENGTH = {
     "show_default": f"{USUAL_LEN}, or what the prompt leaves of the engine's room",
 }
-
-
-@dataclass(frozen=True)
-class RunFlags(CorpusFlags):
-    """The command's flags as click parsed them."""
-
-    request_lookahead: tuple[Lookahead, ...]
-    no_lookahead: bool
-    max_batch_size: int | None
-    input_text: tuple[str, ...]
-    input_file: str | None
-    expected_output: tuple[str, ...]
-    asking: Asking
-    stream: bool
-    check_lossless: bool
-    color: str
-    beams: BeamSettings
-    num_return_sequences: int | None
 
 
 @click.command(
@@ -276,83 +255,3 @@ def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
             "a margin near zero is rounding of a low-precision type, try --dtype float32; "
             "a large one is a bug",
         )
-
-
-def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
-    """Refuse what a beam search would have to ignore.
-
-    Raises:
-        UsageError: TensorRT-LLM runs the engine, or a flag or a line of a file does not go with
-            beams.
-    """
-    if is_trtllm(Path(given.engine_dir)):
-        raise trtllm_cannot(
-            given.engine_dir,
-            "and trtla builds none with beams",
-            "omit --num-beams, or build with --backend torch",
-        )
-    for what, reason in (*_excluded(given), *_excluded_in(requests)):
-        raise UsageError(
-            f"{what} does not go with --num-beams: {reason}",
-            "omit it, or --num-beams",
-        )
-
-
-_DRAWN = "beams are the most probable texts, nothing is drawn"
-_OWN_ROWS = "beams are compared by the model's own probabilities"
-_ENDS = "a beam ends with an end token or --max-output-len"
-_UNTIMED = "a search is not cut short"
-_ALONE = "a later turn waits for the answer to the first one"
-_UNDRAFTED = "beams are searched without drafts"
-
-
-def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
-    """(flag, why it is refused) of the command line."""
-    context = click.get_current_context()
-    sampling = given.sampling
-    if not sampling.greedy:
-        by_name = source(context, "processor") != "default"
-        flag = "--processor" if by_name else "--temperature"
-        yield f"{flag} (temperature {sampling.temperature:g})", _DRAWN
-    for name in sampling.beyond:
-        yield f"--{name.replace('_', '-')}", _OWN_ROWS
-    if sampling.stop:
-        yield "--stop", _ENDS
-    if sampling.allotted_time_ms is not None:
-        yield "--allotted-time-ms", _UNTIMED
-    if given.stream:
-        yield "--stream", "beams are known when all have ended"
-    if given.check_lossless:
-        yield "--check-lossless", "no draft could change them"
-    if given.request_lookahead:
-        yield "--request-lookahead", _UNDRAFTED
-    if given.lookahead == "auto":
-        yield "--lookahead auto", _UNDRAFTED
-    for flag in ("corpus", "save_corpus"):
-        if source(context, flag) == "flag":
-            yield f"--{flag.replace('_', '-')}", _UNDRAFTED
-    # Presets and the environment name a drafter for whatever can be drafted for.
-    if source(context, "drafter") == "flag" and given.drafter.name != NO_DRAFTER.name:
-        yield "--drafter", _UNDRAFTED
-
-
-def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
-    """(setting, why it is refused) of prompts that bring their own."""
-    for request in requests:
-        sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
-        if not sampling.greedy:
-            yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
-        if request.turn:
-            yield request.name, _ALONE
-        for name in sampling.beyond:
-            yield f"{name} of {request.name}", _OWN_ROWS
-        if sampling.stop:
-            yield f"stop of {request.name}", _ENDS
-        if sampling.allotted_time_ms is not None:
-            yield f"allotted_time_ms of {request.name}", _UNTIMED
-        if request.lookahead not in (None, AUTOREGRESSIVE):
-            yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
-        if request.expected_output:
-            yield f"expected_output of {request.name}", _UNDRAFTED
-        if drafter.drafter != NO_DRAFTER.drafter:
-            yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED

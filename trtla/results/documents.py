@@ -1,7 +1,6 @@
 """The JSON documents of run, summarize and tune: filled by the command, read by `trtla report`.
 
-Those of bench are in bench_documents. A reader passes unknown fields by, and takes documents of
-fewer fields: what it does not need has a default.
+Those of bench are in bench_documents. A reader ignores unknown fields; optional ones have defaults.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A model's layers: matrix products with plain and FP8 weights, rotary positions, and the small
-operations between products.
+"""A model's layers: matrix products with plain and FP8 weights, and the small operations between
+products.
 
 On CPUs a weight is kept in oneDNN's own block layout, made once at load; on CUDA as it comes.
 """
@@ -14,16 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import (
     E4M3,
-    llama3_frequencies,
     quantize,
-    yarn_frequencies,
-    yarn_magnitude,
 )
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.rotary import rotate
 
 _STEP_TOKENS = 16
 """Tokens that oneDNN shall expect: a layout for one token is slow for all other counts."""
@@ -201,84 +198,6 @@ def _sizes_fit(config: CheckpointConfig) -> bool:
     keys = config.num_key_value_heads * config.head_size
     sizes = (config.hidden_size, queries, queries + 2 * keys, config.intermediate_size)
     return all(size % _MULTIPLE == 0 for size in sizes)
-
-
-class Rotary:
-    """Cosines and sines for packed tokens, in the half-rotation layout of Hugging Face's Llama."""
-
-    def __init__(self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._dtype = config, dtype
-        self._dynamic = config.rope_type == "dynamic"
-        self._frequencies = frequencies(config).to(device)
-        self._exponents = _exponents(config.head_size).to(device)
-        yarn = config.rope_type == "yarn"
-        self._magnitude = yarn_magnitude(config.rotary_scaling or {}) if yarn else None
-
-    def __call__(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [tokens, 1, head_size / 2].
-
-        Args:
-            positions: absolute position of each token, int64 [tokens].
-            lengths: length of the text when the token was first seen (its prompt's, else position +
-                1), int64 [tokens]; only dynamic scaling depends on it. None: none is longer than
-                the trained length.
-        """
-        inverse = self._frequencies
-        if self._dynamic and lengths is not None:
-            inverse = self._dynamic_frequencies(lengths)
-        angles = positions[:, None].float() * inverse
-        cosine, sine = angles.cos(), angles.sin()
-        if self._magnitude is not None:
-            cosine, sine = cosine * self._magnitude, sine * self._magnitude
-        return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
-
-    def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
-        """NTK frequencies, a row per token: the base grows beyond the trained length."""
-        config = self._config
-        limit, size = config.max_position_embeddings, config.head_size
-        factor = float((config.rotary_scaling or {})["factor"])
-        growth = factor * lengths.clamp(min=limit).float() / limit - (factor - 1)
-        base = config.rotary_base * growth ** (size / (size - 2))
-        return 1.0 / base[:, None] ** self._exponents
-
-
-def _exponents(head_size: int) -> Tensor:
-    return torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-
-
-def frequencies(config: CheckpointConfig) -> Tensor:
-    """Inverse frequencies at the trained length, float32 [head_size / 2].
-
-    Raises:
-        UsageError: the scaling is not supported.
-    """
-    inverse = 1.0 / config.rotary_base ** _exponents(config.head_size)
-    scaling = config.rotary_scaling or {}
-    match config.rope_type:
-        case "default" | "dynamic":
-            return inverse
-        case "linear":
-            return inverse / float(scaling["factor"])
-        case "llama3":
-            return llama3_frequencies(inverse, scaling, config.max_position_embeddings)
-        case "yarn":
-            trained = config.max_position_embeddings
-            return yarn_frequencies(inverse, scaling, config.rotary_base, trained)
-    raise UsageError(
-        f"rotary scaling {config.rope_type!r} is not supported",
-        "supported are default, linear, dynamic, llama3 and yarn",
-    )
-
-
-def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply the rotation to [tokens, heads, head_size]."""
-    halves = states.view(*states.shape[:-1], 2, -1)
-    rotated = (halves * cosine.unsqueeze(-2)).flatten(-2)
-    first, second = states.chunk(2, dim=-1)
-    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
-    rotated_first.addcmul_(second, sine, value=-1)
-    rotated_second.addcmul_(first, sine)
-    return rotated
 
 
 class Operations(Protocol):

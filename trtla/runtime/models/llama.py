@@ -29,9 +29,9 @@ from trtla.runtime.models.layers import (
     LinearPair,
     Operations,
     PlainOperations,
-    Rotary,
     fp8_products,
 )
+from trtla.runtime.models.rotary import Rotary
 from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 from trtla.runtime.ranks.world import World
 from trtla.runtime.sampling.device import DeviceSampler, device_sampler

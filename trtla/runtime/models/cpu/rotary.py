@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
-from trtla.runtime.models.layers import Rotary
+from trtla.runtime.models.rotary import Rotary
 from trtla.runtime.sequence import Feed
 
 

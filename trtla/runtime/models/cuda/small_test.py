@@ -17,7 +17,8 @@ from trtla.formats.tensors import E4M3
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.cuda.fused import FusedOperations
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
-from trtla.runtime.models.layers import PlainOperations, Rotary
+from trtla.runtime.models.layers import PlainOperations
+from trtla.runtime.models.rotary import Rotary
 
 _FUSED, _PLAIN = FusedOperations(), PlainOperations()
 _TOKENS = 3
