@@ -7,4 +7,4 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
 setup_trtla
-exec "$TRTLA" bench --ablation --engine-dir trtla/assets/tiny-llama --dtype float32 --lookahead 3,4,2 "$@"
+exec "$TRTLA" bench --ablation --full --engine-dir trtla/assets/tiny-llama --dtype float32 --lookahead 3,4,2 "$@"

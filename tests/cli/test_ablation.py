@@ -61,7 +61,7 @@ def table(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ablation") / "results.csv"
     ran = ablation(model, path, "--categories", "translation,code")
     assert ran.code == 0, ran.err
-    assert "64 of 64: code 0, nucleus, repeat 1, chain: " in ran.err
+    assert "ablation: 64 of 64 decodings, code 0, nucleus, repeat 1, chain: " in ran.err
     assert ran.out.count("| chain ") == 2  # a line a processor
     return path
 
@@ -231,7 +231,6 @@ def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) ->
     assert len(rows) == len({row["run_id"] for row in rows}) == 64
     assert all(row["same_as_ar"] == "true" for row in rows)
     assert f"note: {kept.count(chr(10)) - 1} of 64 rows are there already" in ran.err
-    assert ran.err.count(" of 64: ") == 64 - (kept.count("\n") - 1)
     again = path.read_bytes()
     ran = trtla(*args)
     assert ran.code == 0
@@ -246,6 +245,29 @@ def test_a_half_written_line_is_dropped(table: Path, model: Path, tmp_path: Path
     assert ran.code == 0, ran.err
     assert path.read_text().splitlines()[:-1] == text.splitlines()[:-1]
     assert len(read(path)) == 64
+
+
+def test_it_says_beforehand_how_much_it_decodes_and_keeps_its_default_small(
+    model: Path, tmp_path: Path
+) -> None:
+    base = ("bench", "--ablation", "--engine-dir", model, "--threads", "1")
+    args = (*base, "--max-output-len", "1", "--arms", "ar", "--output", tmp_path / "results.csv")
+    ran = trtla(*args)
+    assert ran.code == 0, ran.err
+    said = "note: 16 decodings of up to 1 token: 1 arm, 8 prompts, 2 processors, 1 repeat\n"
+    assert ran.err.startswith(said)
+    assert "note: about 0 s in all, by the first 1 decoding\n" in ran.err
+    assert "ablation: 16 of 16 decodings, code 1, nucleus, repeat 0, ar: " in ran.err
+    assert len(ran.err.splitlines()) < 10  # not a line a decoding
+    whole = trtla(*args, "--full", "--processor", "greedy")
+    assert whole.code == 0, whole.err
+    said = "note: 210 decodings of up to 1 token: 1 arm, 70 prompts, 1 processor, 3 repeats\n"
+    assert whole.err.startswith(said)
+    assert "note: 8 of 210 rows are there already" in whole.err
+    assert "ablation: 210 of 210 decodings, " in whole.err
+    less = trtla(*args, "--full", "--processor", "greedy", "--repeats", "1")
+    assert less.err.startswith("note: 70 decodings ")
+    refused(trtla("bench", "--engine-dir", model, "--full"), 2, "--full is read by --ablation")
 
 
 def test_a_prompt_of_ones_own_and_grids(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ case that an interruption left half-done is decoded plainly once more for that, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
@@ -39,7 +40,9 @@ from trtla.settings.sampling import Processor, SamplingParams
 
 _WARM_UP_TOKENS = 8
 OnRow = Callable[[Cells, int, int], None]
-"""Called with a new row, its number from 1, and the number of rows in all."""
+"""Called with a new row, how many rows there are then, and how many there will be."""
+Watched = Callable[[int], AbstractContextManager[OnRow]]
+"""Called, for every opened model, with the number of rows that were there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Ablated:
         return {name: getattr(whole, name, None) for name in names}
 
 
-def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
+def run_ablation(ablation: Ablation, watched: Watched, on_note: Note) -> Ablated:
     """Measure what the output file does not hold yet; write the means.
 
     Raises:
@@ -85,7 +88,7 @@ def run_ablation(ablation: Ablation, on_row: OnRow, on_note: Note) -> Ablated:
     for device, dtype in product(ablation.devices, ablation.dtypes):
         with ablation.open(device, dtype) as llm:
             model = OpenedModel(llm, ablation, resolve_device(device), dtype)
-            _Decoder(ablation, model, table, found).run(on_row, on_note)
+            _Decoder(ablation, model, table, found).run(watched, on_note)
     write_whole(means_path(ablation.output), means_text(found.rows.values()))
     return found
 
@@ -105,24 +108,28 @@ class _Decoder:
         self._warm: set[EngineArm] = set()
         self._perplexities: dict[tuple[Ids, Ids], float] = {}
 
-    def run(self, on_row: OnRow, on_note: Note) -> None:
+    def run(self, watched: Watched, on_note: Note) -> None:
         """Decode all cases."""
         work = [(case, ids, self._names(case, ids)) for case, ids in self._fitted(on_note)]
-        names = [name for _, _, named in work for name in named.values()]
-        if kept := sum(name in self._table.rows for name in names):
+        names = {name for _, _, named in work for name in named.values()}
+        if kept := len(names & self._table.rows.keys()):
             on_note(f"{kept} of {len(names)} rows are there already")
+        with watched(kept) as on_row:
+            for done, row in enumerate(self._new_rows(work), kept + 1):
+                on_row(row, done, len(names))
+        tokens = [int(row["new_tokens"]) for row in self._found.rows.values()]
+        if (short := sum(count < SHORT_TEXT for count in tokens)) > 0:
+            on_note(f"{short} of {len(tokens)} rows say nothing: their texts ended at once")
+
+    def _new_rows(self, work: Iterable[tuple[Case, Ids, dict[EngineArm, str]]]) -> Iterator[Cells]:
         begun: tuple[Processor, int] | None = None
         for case, ids, named in work:
             if (case.processor, case.repeat) != begun:
                 begun = (case.processor, case.repeat)
                 for arm in self._arms:
                     arm.begin_round()
-            for row in self._case(case, ids, named):
-                on_row(row, 1 + names.index(row["run_id"]), len(names))
+            yield from self._case(case, ids, named)
             self._found.rows.update((name, self._table.rows[name]) for name in named.values())
-        tokens = [int(row["new_tokens"]) for row in self._found.rows.values()]
-        if (short := sum(count < SHORT_TEXT for count in tokens)) > 0:
-            on_note(f"{short} of {len(tokens)} rows say nothing: their texts ended at once")
 
     def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
         prompts = dict.fromkeys(case.prompt for case in self._ablation.cases)

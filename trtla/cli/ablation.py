@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,7 @@ from trtla.cli.options import PATH, setting, stack, switch
 from trtla.cli.settings import check_folder, source
 from trtla.cli.template import check_texts
 from trtla.cli.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
-from trtla.console import Console, command_line
+from trtla.console import Console, command_line, counted, duration
 from trtla.errors import UsageError
 from trtla.files import ASSETS
 from trtla.interrupts import INTERRUPTS
@@ -35,11 +37,13 @@ from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
 
 if TYPE_CHECKING:
-    from trtla.bench.ablation import Ablated, Ablation
+    from trtla.bench.ablation import Ablated, Ablation, OnRow
     from trtla.bench.ablation_table import Cells
     from trtla.results.bench_documents import AblationRow
 
 _SECTION = "Ablation: drafters against plain decoding, a CSV row a decoding"
+_PROMPTS, _REPEATS = 2, 3
+"""Prompts of a task without --full, and repeats with it."""
 _PROCESSORS = ("greedy", "nucleus:0.8:0.9")
 _READ = (
     "engine_dir", "tokenizer_dir", "lookahead", "categories", "chat", "system", "device", "dtype",
@@ -57,16 +61,27 @@ ablation_flags = stack(
         basic=True,
         section=_SECTION,
         help="In place of the tables: plain decoding, a draft model with fixed gamma and with "
-        "EGAG, n-grams, prompt lookup, lookahead and a chain, on the shipped tasks. Rows are "
-        "kept: the same command goes on where it was interrupted. Of the other flags it reads "
+        "EGAG, n-grams, prompt lookup, lookahead and a chain, on some of the shipped prompts. Rows "
+        "are kept: the same command goes on where it was interrupted. Of the other flags it reads "
         f"{', '.join(map(flag_of, _READ[:-1]))} and {flag_of(_READ[-1])}; --categories are tasks.",
     ),
     _own("--prompt", type=TEXT, help="Decode this text, not the tasks."),
-    _own("--prompts-per-task", type=COUNT, show_default="all", help="Most prompts of a task."),
+    switch(
+        "--full",
+        section=_SECTION,
+        help="All prompts of every task and 3 repeats, 420 decodings an arm. What is in "
+        "--output already is kept.",
+    ),
+    _own(
+        "--prompts-per-task",
+        type=COUNT,
+        show_default=f"{_PROMPTS}; with --full all",
+        help="Most prompts of a task.",
+    ),
     _own(
         "--repeats",
         type=COUNT,
-        default=3,
+        show_default=f"1; with --full {_REPEATS}",
         help="Decodings of every setting; repeat i has seed + i.",
     ),
     _own(
@@ -125,7 +140,7 @@ ablation_flags = stack(
 def run_ablation_command(
     console: Console, given: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
-    """Check, measure with a note a row, and print a summary.
+    """Check, say how much it is, measure, and print a summary.
 
     Args:
         lookahead: the triple to open the model with; None is the engine's own.
@@ -135,16 +150,15 @@ def run_ablation_command(
     """
     ablation = _check(console, given, lookahead)
     check_texts(console, given.asking, (given.engine_dir, given.tokenizer_dir))
+    console.note(f"note: {_extent(ablation)}")
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
 
-    def on_row(row: Cells, number: int, total: int) -> None:
-        console.note(f"{number} of {total}: {_described(row)}")
-
+    watched = partial(_watched, console, len(ablation.arms))
     with INTERRUPTS.saying(
         lambda: f"note: rows so far are in {ablation.output}; the same command goes on"
     ):
-        done = run_ablation(ablation, on_row, lambda text: console.note(f"note: {text}"))
+        done = run_ablation(ablation, watched, lambda text: console.note(f"note: {text}"))
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
     if given.output_format == "csv":
         console.out(means_text(done.rows.values()), end="")
@@ -152,6 +166,43 @@ def run_ablation_command(
         console.document(_document(ablation, done))
     else:
         _print(console, done.overall())
+
+
+def _extent(ablation: Ablation) -> str:
+    """How much there is to decode, before a model is loaded."""
+    cases, models = ablation.cases, len(ablation.devices) * len(ablation.dtypes)
+    factors = {
+        "arm": len(ablation.arms),
+        "prompt": len({case.prompt for case in cases}),
+        "processor": len({case.processor for case in cases}),
+        "repeat": len({case.repeat for case in cases}),
+    }
+    return (
+        f"{counted(prod(factors.values()) * models, 'decoding')} of up to "
+        f"{counted(ablation.sampling.max_output_len, 'token')}: "
+        f"{', '.join(counted(count, noun) for noun, count in factors.items())}"
+        + (f", {models} devices and types" if models > 1 else "")
+    )
+
+
+@contextmanager
+def _watched(console: Console, arms: int, before: int) -> Iterator[OnRow]:
+    """Progress, with a note of what all takes when every arm has decoded the first prompt."""
+    last, seconds = "", list[float]()
+    with console.progress("ablation", "decodings", lambda: last, before) as progress:
+
+        def on_row(row: Cells, done: int, total: int) -> None:
+            nonlocal last
+            last = _described(row)
+            seconds.append(float(row["time_s"]))
+            if len(seconds) == min(arms, total - before):
+                whole = duration(sum(seconds) / len(seconds) * (total - before))
+                console.note(
+                    f"note: about {whole} in all, by the first {counted(len(seconds), 'decoding')}"
+                )
+            progress(done, total)
+
+        yield on_row
 
 
 def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
@@ -165,7 +216,7 @@ def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | Non
     named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
     models = check_drafters(given.engine_dir, named, flags=given)
     processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
-    prompts = _prompts(given)
+    prompts, repeats = _prompts(given), given.repeats or (_REPEATS if given.full else 1)
     _check_output(Path(given.output))
     from trtla.bench.ablation import Ablation
 
@@ -174,7 +225,7 @@ def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | Non
         **shared_setup(given, lookahead, drafting, models),
         sampling=SamplingParams(given.max_output_len, seed=given.seed),
         arms=tuple(made),
-        cases=tuple(cases(prompts, processors, given.repeats, given.seed)),
+        cases=tuple(cases(prompts, processors, repeats, given.seed)),
         output=Path(given.output),
     )
 
@@ -214,7 +265,8 @@ def _arms(given: BenchFlags) -> list[AblationArm]:
 
 def _prompts(given: BenchFlags) -> list[TaskPrompt]:
     if given.prompt is None:
-        return load_tasks(given.categories or TASKS, given.prompts_per_task)
+        most = given.prompts_per_task or (None if given.full else _PROMPTS)
+        return load_tasks(given.categories or TASKS, most)
     if not given.prompt:
         raise UsageError("--prompt is empty", "give at least one character")
     if given.categories:

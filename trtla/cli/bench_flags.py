@@ -69,7 +69,8 @@ class BenchFlags(FilterFlags, DraftFlags):
     ablation: bool
     prompt: str | None
     prompts_per_task: int | None
-    repeats: int
+    repeats: int | None
+    full: bool
     arms: tuple[str, ...]
     draft_model: str
     output: str
