@@ -225,6 +225,26 @@ def test_permission_or_no_place_to_write(checkpoint: Path, tmp_path: Path) -> No
     refused(ran, ran.code, "file")
 
 
+def test_a_flag_without_its_value_or_with_one_too_many_names_the_commands_help(
+    engine: Path,
+) -> None:
+    for args, said in (
+        (["--trtllm-executor"], "option '--trtllm-executor' requires an argument"),
+        (["--parse-special=yes"], "option '--parse-special' does not take a value"),
+    ):
+        refused(run(engine, *args), 2, said, "see trtla run --help")
+
+
+def test_what_is_wrong_with_a_logit_bias_is_said(engine: Path) -> None:
+    for value in ("5:3,5:4", '{"5":3}'):
+        ran = run(engine, "--input-text", "a", "--logit-bias", value)
+        refused(
+            ran, 2, value, "must be token ids, each once, with numbers such as 17:-5,42:2.5, from"
+        )
+    ran = run(engine, "--input-text", "a", "--logit-bias", "99999:3")
+    refused(ran, 2, "token id 99999, outside the vocabulary", "use ids from 0 to 257")
+
+
 def test_errors_are_json_when_asked(engine: Path) -> None:
     for args in (["--input-text", ""], ["--no-such-flag"], ["--lookahead", "7,7"]):
         ran = run(engine, "--json", *args)

@@ -42,6 +42,7 @@ def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
 def test_two_models_are_one_too_many(command: str, engine: Path) -> None:
     ran = trtla(command, engine, "-m", "other")
     refused(ran, 2, f"two models are named: other and {engine}", "name one")
+    assert ("a prompt is given with -p" in ran.err) is (command == "run")
 
 
 def test_what_stands_first_wins_over_the_environment(engine: Path) -> None:

@@ -47,7 +47,11 @@ class Command(click.Command):
         }  # by every spelling of a flag, its last one, which is the long one
         if ctx.resilient_parsing:  # a shell asks what may come next
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
-        rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+        try:
+            rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+        except click.UsageError as error:  # click's parser does not always say of which command
+            error.ctx = error.ctx or ctx
+            raise
         for param in self.params:
             if isinstance(param, Former | ModelArgument):
                 param.hand_over(ctx)

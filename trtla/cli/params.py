@@ -127,9 +127,10 @@ class ModelArgument(Positional):
         value, flag = ctx.params.pop(str(self.name)), ctx.params[_ENGINE]
         by_flag = ctx.get_parameter_source(_ENGINE) is ParameterSource.COMMANDLINE
         if value is not None and by_flag and value != flag:
+            prompts = any("-p" in param.opts for param in ctx.command.params)
             raise UsageError(
-                f"two models are named: {flag} and {value}",
-                "name one, without a flag or with -m; a prompt is given with -p",
+                f"two models are named: {flag or repr(flag)} and {value}",
+                "name one, without a flag or with -m" + prompts * "; a prompt is given with -p",
             )
         if value is not None:
             ctx.params[_ENGINE] = value

@@ -180,7 +180,7 @@ class ExecutorLimits:
         if bad is not None:
             raise UsageError(
                 f"{name} holds token id {bad}, outside the vocabulary of {self.vocab_size}",
-                "check that tokenizer and model belong together",
+                f"use ids from 0 to {self.vocab_size - 1}; a tokenizer belongs to its own model",
             )
 
     def _check_drafter(self, request: Request) -> None:

@@ -116,7 +116,7 @@ class Declared:
             return "a text"
         kind = "a whole number" if self.type is int else "a number"
         if self.is_biases:
-            kind = "token ids with numbers such as 17:-5,42:2.5, each"
+            kind = "token ids, each once, with numbers such as 17:-5,42:2.5"
         upper = most is None or most == math.inf
         return f"{kind}, " + (f"at least {least}" if upper else f"from {least} to {most}")
 
