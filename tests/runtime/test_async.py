@@ -249,6 +249,45 @@ def test_closing_ends_what_runs_and_all_use() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_closing_while_the_model_is_opened_ends_all_use(turns: int) -> None:
+    async def main() -> None:
+        llm = opened()
+        tasks = [asyncio.ensure_future(llm.generate(text)) for text in TEXTS]
+        tasks.append(asyncio.ensure_future(llm.stats()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await llm.close()
+        for one in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(one, TrtlaError), one
+            assert "the model is closed" in str(one)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_closing_while_texts_are_asked_for_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        for wait in (0, 0.002, 0.01):
+            llm = opened()
+            await llm.open()
+            tasks = [asyncio.ensure_future(llm.generate("abc " * 20, LONG)) for _ in range(50)]
+            await asyncio.sleep(wait)
+            await llm.close()
+            for one in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(one, TrtlaError), one
+                assert "the model is closed" in str(one)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert caplog.text == ""
+
+
+def test_it_is_closed_from_any_event_loop() -> None:
+    llm = opened()
+    asyncio.run(llm.open())
+    asyncio.run(asyncio.wait_for(llm.close(), 60))
+    assert not llm._engine._thread.is_alive()
+
+
 def test_it_belongs_to_one_event_loop() -> None:
     llm = opened()
     with asyncio.Runner() if sys.version_info >= (3, 11) else pytest.skip("3.11") as first:

@@ -103,7 +103,8 @@ class AsyncLLM:
     It is opened by `async with`, or by the first use, in a thread that decodes for all; the event
     loop only reads what that brings. A text ends at once when nobody waits for it any more: its
     task is cancelled, or its stream closed. What goes wrong is raised where it is awaited. It
-    belongs to the event loop it was opened in; after `close` all use raises `TrtlaError`.
+    belongs to the event loop it was opened in, but any may close it; after `close` all use raises
+    `TrtlaError`.
     """
 
     @_as(LLM.__init__)
@@ -130,7 +131,7 @@ class AsyncLLM:
             )
         while self._engine.state == "loading":
             await self._inboxes.changed.wait()
-        if self._engine.state != "ready":
+        if self._closed or self._engine.state != "ready":
             raise _absence(self._engine)
         return self._engine
 
@@ -217,7 +218,8 @@ class AsyncLLM:
         self._closed = True
         if self._engine is not None:
             self._preparing.shutdown(wait=False)
-            await asyncio.shield(self._loop.run_in_executor(None, self._engine.stop))
+            loop = asyncio.get_running_loop()  # the one it was opened in may be gone
+            await asyncio.shield(loop.run_in_executor(None, self._engine.stop))
 
     async def __aenter__(self) -> AsyncLLM:
         try:

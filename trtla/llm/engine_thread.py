@@ -180,6 +180,8 @@ class EngineThread:
     def _cancel(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
             self._in_flight.pop(request_id, None)
+        if self.state != "ready":  # with the model all of them have ended
+            return
         try:
             self.llm.executor.abandon(self._caller, request_ids)
         except Exception as error:  # the next step cancels them
