@@ -142,6 +142,12 @@ def _check_isolation(given: ServeFlags) -> None:
             "them apart",
             "omit one of them",
         )
+    if given.corpus:
+        raise UsageError(
+            f"--corpus {', '.join(given.corpus)} is drafted from for all keys, and --isolate-keys "
+            "keeps apart what each drafts from",
+            "omit one of them",
+        )
 
 
 def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:

@@ -51,8 +51,6 @@ class Drafters(DrafterFactory):
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
         self._trees: Trees | None = None
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
-        self._added: list[tuple[int, ...]] = []
-        """Texts for all spaces."""
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
         """The drafter of a request that is decoded with this triple, both within the limits."""
@@ -78,18 +76,16 @@ class Drafters(DrafterFactory):
         """Begin anew with all that requests share."""
         for model in self._models.values():
             model.reset()
-        self._storages, self._trees = {}, None
-        self._spaces, self._added = OrderedDict(), []
+        self._storages, self._trees, self._spaces = {}, None, OrderedDict()
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
         """With the same draft models, and nothing else of what requests share."""
         return Drafters(self._limits, options or self._options, self._models)
 
     def _of(self, space: int) -> Drafters:
-        """Those of a space, which share what was added with all others, and nothing else."""
+        """Those of a space, which share nothing with any other."""
         if space not in self._spaces:
             self._spaces[space] = self.fresh()
-            self._spaces[space].add_texts(self._added)
             if len(self._spaces) > _MOST_SPACES:
                 self._spaces.popitem(last=False)
         self._spaces.move_to_end(space)
@@ -111,12 +107,9 @@ class Drafters(DrafterFactory):
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Draft from texts in all requests that come."""
+        """Draft from texts in all requests without a space that come."""
         for text in texts:
-            self._added.append(tuple(text))
             self._shared().add_text(text, kept=True)
-            for other in self._spaces.values():
-                other.add_texts([text])
 
     def texts(self) -> list[tuple[int, ...]]:
         """What was added, and outputs of ended requests without a space; the least recently used
