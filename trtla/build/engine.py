@@ -23,7 +23,7 @@ from trtla.formats.folder import copy_side_files, side_files
 from trtla.formats.gguf.folder import model_inputs
 from trtla.formats.plan import single_rank, stored_plan
 from trtla.formats.source import EngineBuild, config_json, open_source, read_source
-from trtla.formats.writer import Progress, write_ranks
+from trtla.formats.writer import Progress, link_ranks, write_ranks
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
@@ -120,7 +120,9 @@ def _write_torch(build: EngineBuild, folder: Path, progress: Progress | None) ->
     pretrained = config_json(config)
     # The same model gives the same digest however it was split over ranks.
     digest = hashlib.sha256(json.dumps(pretrained, sort_keys=True).encode())
-    write_ranks(folder, config, build.tensors, progress, digest)
+    own = build.source.is_checkpoint
+    linked = link_ranks(source, folder, config) if own else frozenset[int]()
+    write_ranks(folder, config, build.tensors, progress, digest, linked)
     copy_side_files(source, folder)
     engine = EngineConfig(
         version=__version__, pretrained_config=config, build_config=build.limits
