@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import trtla
 from tests.cli.conftest import trtla as command
 from trtla.runtime.models.cpu import native_code
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of
 from trtla.runtime.models.cpu.library import library
-from trtla.runtime.models.cpu.native_code import FORWARD, NativeCode
+from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NativeCode
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
@@ -158,10 +159,64 @@ def test_a_prebuilt_library_that_cannot_be_loaded_or_is_of_other_sources_is_left
     (wheel / other).write_bytes(library_file.read_bytes())
     with pytest.raises(NotCompiled, match="no C\\+\\+ compiler was found"):
         FORWARD.load()
-    (wheel / library_file.name).write_bytes(b"for another libc")
+    whole = bytearray(library_file.read_bytes())
+    whole[18] ^= 0xFF  # the machine that it is for
+    (wheel / library_file.name).write_bytes(whole)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("XDG_CACHE_HOME", str(library_file.parents[1]))
     assert FORWARD.load()._name == str(library_file)
+
+
+def prebuilt_in_a_package(folder: Path) -> tuple[dict[str, str], Path]:
+    """A copy of the package that has prebuilt libraries, and no compiler."""
+    package = folder / "trtla"
+    shutil.copytree(Path(trtla.__file__).parent, package)
+    return {**NO_COMPILER, "PYTHONPATH": str(folder)}, package / "runtime/models/cpu/prebuilt"
+
+
+def compiled_in_a_cache(folder: Path) -> tuple[dict[str, str], Path]:
+    """The user's cache, and a compiler that takes what was compiled before."""
+    compiler = folder / "c++"
+    compiler.write_text(TAKEN.format(folder=FORWARD.compiled().parent))
+    compiler.chmod(0o755)
+    return {"CXX": str(compiler)}, folder / "trtla" / str(compiler).replace("/", "_")
+
+
+TAKEN = """#!/bin/sh
+for last; do case "$before" in -o) made="$last" ;; esac; before="$last"; done
+case "$*" in *" -c "*) touch "$made"; exit ;; esac
+cat '{folder}'/"${{made##*/}}" >"$made"
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [None, 4096, 0], ids=["half", "4096-bytes", "empty"])
+@pytest.mark.parametrize("where", [prebuilt_in_a_package, compiled_in_a_cache])
+def test_a_library_that_was_cut_off_is_not_loaded(tmp_path, tiny_llama, where, size):
+    """A process that reads a page that a file lacks is killed by SIGBUS."""
+    environment, libraries = where(tmp_path)
+    libraries.mkdir(parents=True)
+    for code in (FORWARD, TREES):
+        whole = code.compiled().read_bytes()
+        (libraries / code.compiled().name).write_bytes(
+            whole[: len(whole) // 2 if size is None else size]
+        )
+    ran = subprocess.run(
+        [sys.executable, "-m", "trtla", "run", "-m", tiny_llama, "-p", "def f(", "-n", "4"],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    answer = command("run", "-m", tiny_llama, "-p", "def f(", "-n", "4").out.partition("\n|")[0]
+    assert ran.stdout.partition("\n|")[0] == answer
+    if where is compiled_in_a_cache:
+        assert "compiling" in ran.stderr
+        assert "slower" not in ran.stderr
+        for code in (FORWARD, TREES):
+            assert (libraries / code.compiled().name).read_bytes() == code.compiled().read_bytes()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):

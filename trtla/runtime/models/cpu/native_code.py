@@ -6,9 +6,11 @@ import ctypes
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 
 from trtla.console import Console
 from trtla.files import user_cache
@@ -21,6 +23,8 @@ FLAGS = ("-O3", "-std=gnu++17", "-pthread", "-fvisibility=hidden", "-fPIC")
 PREBUILT = Path(__file__).parent / "prebuilt"
 """Where a wheel for one platform has its libraries."""
 _NATIVE = Path(__file__).parent / "native"
+_ELF = Struct("=4s36xQ10xHH2x")
+"""A file's header: its first bytes, the place of its sections' table, and what that holds."""
 _log = logging.getLogger(__name__)
 _told: list[NotCompiled] = []
 
@@ -70,7 +74,7 @@ class NativeCode:
             NotCompiled: neither can be had.
         """
         prebuilt = PREBUILT / self.file_name(_level())
-        if prebuilt.is_file():
+        if _is_whole(prebuilt):
             with suppress(OSError):  # it is for another libc, or in a folder without programs
                 return ctypes.CDLL(str(prebuilt))
         try:
@@ -79,7 +83,7 @@ class NativeCode:
             raise NotCompiled(str(error)) from None
 
     def compiled(self) -> Path:
-        """The library that this machine has compiled, now unless it is in the cache.
+        """The library that this machine has compiled, now unless it is in the cache and whole.
 
         Raises:
             NotCompiled: no compiler, or it failed; it is not tried again.
@@ -89,7 +93,7 @@ class NativeCode:
         if library in self._failed:
             raise self._failed[library]
         try:
-            if not library.is_file():
+            if not _is_whole(library):
                 self._compile(level)
         except NotCompiled as error:
             self._failed[library] = error
@@ -98,7 +102,7 @@ class NativeCode:
 
     def _compile(self, level: Level) -> None:
         compiler = find_compiler()
-        missing = [code for code in (self, *self._beside) if not code._place(level).is_file()]
+        missing = [code for code in (self, *self._beside) if not _is_whole(code._place(level))]
         builds = [code.build(level, compiler, code._place(level)) for code in missing]
         console = Console(quiet=not _log.isEnabledFor(logging.WARNING))
         label = f"note: compiling for {level.name}, once"
@@ -117,12 +121,12 @@ class NativeCode:
 
     def is_prebuilt(self) -> bool:
         """Whether a wheel has brought it."""
-        return (PREBUILT / self.file_name(_level())).is_file()
+        return _is_whole(PREBUILT / self.file_name(_level()))
 
     def is_there(self) -> bool:
         """Whether `load` has nothing to compile."""
         try:
-            return self.is_prebuilt() or self._place(_level()).is_file()
+            return self.is_prebuilt() or _is_whole(self._place(_level()))
         except NotCompiled:
             return False
 
@@ -171,6 +175,24 @@ class NativeCode:
                 f"{error.filename} cannot be read: {error.strerror}", "install trtla again"
             ) from None
         return digest.hexdigest()[:16]
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there to its end, where compilers put the table of an ELF file's sections.
+
+    A process that reads what the file of a loaded library lacks is killed by SIGBUS.
+    """
+    try:
+        with library.open("rb") as file:
+            head, size = file.read(_ELF.size), os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if sys.platform != "linux":
+        return size > 0
+    if len(head) < _ELF.size:
+        return False
+    magic, start, entry, entries = _ELF.unpack(head)
+    return bool(magic == b"\x7fELF" and start + entry * entries <= size)
 
 
 def _level() -> Level:
