@@ -45,6 +45,10 @@ class ReplicasLost(TrtlaError):
     """No replica of the model answers, and none comes up: its server cannot go on."""
 
 
+class RendererLost(TrtlaError):
+    """The process that fills chat templates in was lost, twice: no fault of the conversation."""
+
+
 class TrtlaWarning(UserWarning):
     """What was done otherwise than asked for; commands print it as a note."""
 

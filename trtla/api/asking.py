@@ -14,7 +14,7 @@ from operator import gt
 
 from trtla.api.errors import ApiError, refused
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
-from trtla.errors import UsageError
+from trtla.errors import RendererLost, UsageError
 from trtla.llm.answer import Answer
 from trtla.llm.asked import Asked
 from trtla.llm.request_maker import RequestMaker
@@ -219,5 +219,5 @@ def _naming(param: str | None) -> Iterator[None]:
     """Refusals of the toolkit in OpenAI's form."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, RendererLost) as error:
         raise refused(error, param) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtla.errors import PromptTooLong, TrtlaError, UsageError
+from trtla.errors import PromptTooLong, RendererLost, TrtlaError, UsageError
 
 _TYPES = {
     401: "authentication_error",
@@ -52,9 +52,11 @@ class ApiError(Exception):
 
 
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:
-    """An error of the toolkit: 400 where the request is wrong, 500 where the work failed."""
-    status = 400 if isinstance(error, UsageError) else 500
+    """An error of trtla: 400 a wrong request, 503 what may succeed later, 500 other failures."""
     text = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    if isinstance(error, RendererLost):
+        return unavailable(text, "renderer_lost")
+    status = 400 if isinstance(error, UsageError) else 500
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
     return ApiError(status, text, param, code)
 

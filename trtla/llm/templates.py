@@ -12,16 +12,20 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from threading import Lock
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Lock, Timer
 from typing import Any
+
+from trtla.errors import RendererLost
 
 Template = tuple[Any, dict[str, Any]]
 """What transformers calls `chat_template`, and its `special_tokens_map`."""
 _MOST_BYTES = 1 << 30  # of memory, for one conversation
 _MOST_TEXT = 1 << 25  # characters; more is longer than any context
 _LENGTH = 8  # bytes of the number in front of what is sent
+_STARTING_S = 60.0  # at most, until a process is ready for conversations
+_LATE_S = 1.0  # beyond a conversation's time, which the process ends itself
 _AGAIN = 3  # the exit code of a renderer that wants a successor
 
 
@@ -53,25 +57,22 @@ class TemplateProcess:
 
     def start(self) -> None:
         """Have the process ready before it is needed."""
-        with self._lock:
+        with self._lock, suppress(EOFError, OSError):  # whoever needs it starts another
             self._started()
 
     def render(self, messages: list[Any]) -> str:
-        """A conversation as text.
+        """A conversation as text; where the process is lost meanwhile, a new one gets it once more.
 
         Raises:
             TemplateFailed: the template fails, or takes too long.
+            RendererLost: the process was lost both times.
         """
         with self._lock:
-            process = self._started()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                _write(process.stdin.fileno(), messages)
-                answer = _read(process.stdout.fileno())
-            except (EOFError, OSError):
-                self._end()
-                raise TemplateFailed("the process that fills it in has ended") from None
+            answer = self._asked(messages) or self._asked(messages)
+        if answer is None:
+            raise RendererLost(
+                "the process that fills in the chat template was lost, twice", "ask again later"
+            )
         if "error" in answer:
             raise TemplateFailed(answer["error"])
         return str(answer["text"])
@@ -80,14 +81,32 @@ class TemplateProcess:
         """End the process, for good; whoever waits for it is told."""
         self._is_closed, process = True, self._process
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
         with self._lock:
             self._end()
 
+    def _asked(self, messages: list[Any]) -> dict[str, Any] | None:
+        """The process's answer; None where it is lost."""
+        try:
+            return self._exchange(self._started(), messages, self._most_s + _LATE_S)
+        except (EOFError, OSError):
+            self._end()
+            return None
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], data: list[Any], most_s: float
+    ) -> dict[str, Any]:
+        """Say something and read the answer; a process that takes longer is killed."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with _killed_after(most_s, process):
+            _write(process.stdin.fileno(), data)
+            answer: dict[str, Any] = _read(process.stdout.fileno())
+            return answer
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
-            raise TemplateFailed("nothing is asked any more")
+            raise RendererLost("the model is closed", "open it again")
         if self._process is None:
             path = f"import sys; sys.path[:] = {sys.path!r}"
             process = subprocess.Popen(
@@ -98,22 +117,41 @@ class TemplateProcess:
                 bufsize=0,
                 start_new_session=True,  # a terminal's Ctrl-C is not for it
             )
-            assert process.stdin is not None
             self._process = process
-            with suppress(OSError):  # then it has ended, and whoever asks it is told
-                _write(process.stdin.fileno(), [*self._template(), self._most_s])
+            try:
+                self._exchange(process, [*self._template(), self._most_s], _STARTING_S)
+            except BaseException:
+                self._end()
+                raise
         return self._process
 
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the one that renders, too
+        _kill(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # the one that renders, too
+
+
+@contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """What is written to it and read from it ends then, at the latest."""
+    timer = Timer(seconds, _kill, [process])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def main() -> None:
@@ -123,6 +161,7 @@ def main() -> None:
     template, names, seconds = _read(0)
     base: Any = PreTrainedTokenizerBase
     tokenizer = base(**names, chat_template=template)
+    _write(1, {})  # it is ready
     while True:
         child = os.fork()
         if not child:

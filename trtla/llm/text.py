@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trtla.errors import PromptTooLong, UsageError, first_line
+from trtla.errors import PromptTooLong, TrtlaError, UsageError, first_line
 from trtla.files import parse_json
 from trtla.formats.folder import may_have_chat_template, no_chat_template
 from trtla.formats.hf import load_tokenizer
@@ -139,11 +139,14 @@ class Tokenizer:
 
         Raises:
             UsageError: there is no template, or it cannot be filled in with them.
+            RendererLost: as `TemplateProcess.render`.
         """
         if not self.has_chat_template:
             raise no_chat_template(self._folder)
         try:
             text = self._rendered(list(messages))
+        except TrtlaError:
+            raise
         except Exception as error:  # jinja2's, and whatever a template raises
             raise UsageError(
                 f"the model's chat template fails: {first_line(error)}",
