@@ -71,6 +71,6 @@ def tiny_llama() -> Path:
 def _own_log_level() -> Iterator[None]:
     """What --quiet sets in this process is of one test alone."""
     logger = logging.getLogger("trtla")
-    before = logger.level
+    logger.setLevel(logging.NOTSET)  # a fixture of more than this test may have been quiet
     yield
-    logger.setLevel(before)
+    logger.setLevel(logging.NOTSET)

@@ -192,7 +192,7 @@ def test_the_flag_is_there_for_commands(engine: Engines, tiny_model: Path) -> No
     assert ran.code == 0, ran.err
     refused(trtla(*asked, "--trtllm-executor", "max_queue=5"), 2, "max_queue", "max_queue_size?")
     for command in ("serve", "batch"):
-        assert "--trtllm-executor" in trtla(command, "--help").out
+        assert "--trtllm-executor" in trtla(command, "--help-all").out
 
 
 def test_the_engine_with_it_is_the_one_of_the_printed_command(

@@ -114,6 +114,9 @@ def test_compares_plain_decoding_with_drafts(visit: Visit) -> None:
 
 def test_stop_keeps_what_was_written(visit: Visit) -> None:
     page = visit.ready(1500).page
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+    network = page.context.new_cdp_session(page)
+    network.send("Network.emulateNetworkConditions", slow)  # the model may be done in a second
     page.evaluate("document.getElementById('temperature').value = 2")  # writes on and on
     page.get_by_label("Message", exact=True).fill(QUESTION)
     page.get_by_text("plain", exact=True).click()
@@ -124,6 +127,7 @@ def test_stop_keeps_what_was_written(visit: Visit) -> None:
     expect(page.locator(".note")).to_have_text("Stopped.")
     assert visit.texts()[0]
     expect(figures).to_have_text(rate)
+    network.detach()
     visit.ready().ask("Close the file.")
     assert page.locator("article").count() == 2
 

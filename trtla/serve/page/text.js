@@ -19,6 +19,8 @@ export class Text {
   #block = null; // the code that lines are in, and the fence it began with
   #fence = "";
   #line = []; // the pieces of the last line
+  #whole = ""; // their text
+  #wasFence = false; // whether it was shown as a fence
   #place; // where it stands
 
   constructor(node, piece) {
@@ -30,19 +32,18 @@ export class Text {
   add(text, source) {
     for (const part of text.match(/[^\n]*\n|[^\n]+/g) ?? []) {
       this.#line.push({ text: part, source });
-      this.#show();
+      this.#whole += part;
+      this.#show(part);
       if (part.endsWith("\n")) this.#end();
     }
   }
 
   #begin() {
     this.#line = [];
+    this.#whole = "";
+    this.#wasFence = false;
     this.#place = span("");
     (this.#block ?? this.#node).append(this.#place);
-  }
-
-  get #whole() {
-    return this.#line.map((piece) => piece.text).join("");
   }
 
   #closes(line) {
@@ -50,10 +51,13 @@ export class Text {
     return fence?.[0] === this.#fence[0] && fence.length >= this.#fence.length && !rest.trim();
   }
 
-  #show() {
+  // What follows the last sign is text, whatever the line was before: it is appended.
+  #show(part) {
     const line = this.#whole;
     const isFence = this.#block ? this.#closes(line) : OPENS.test(line);
-    if (!/[`~]/.test(line) || line.length > LONG) this.#place.append(this.#piece(this.#line.at(-1)));
+    const goesOn = !isFence && !this.#wasFence && !/[`~]/.test(part);
+    this.#wasFence = isFence;
+    if (goesOn || line.length > LONG) this.#place.append(this.#piece(this.#line.at(-1)));
     else if (isFence) this.#place.replaceChildren(...this.#fenceParts(line));
     else this.#place.replaceChildren(...(this.#block ? this.#pieces(0, line.length) : this.#parts(line)));
   }
