@@ -154,7 +154,8 @@ def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
 def test_help_imports_no_terminal_library() -> None:
     code = (
         "import sys\nfrom trtla.cli import main\n"
-        "try:\n    main(['chat', '--help-all'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "try:\n    main(['chat', '--help-all'])\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
         "assert not {'torch', 'prompt_toolkit', 'rich'} & set(sys.modules), 'imported'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
