@@ -72,12 +72,13 @@ def test_after_a_conversation_that_does_not_end_others_do(tmp_path):
         assert served.http.get("/health").status_code == 200
 
 
-def test_a_renderer_that_is_killed_is_started_again(tmp_path):
+@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["all of it", "its parent"])
+def test_a_renderer_that_is_killed_is_started_again(tmp_path, kill):
     with serving(opened(tmp_path, CHATML)) as served:
         assert served.chat(messages=HELLO, max_tokens=1).status_code == 200
         apart = served.service.model._templates
         first = apart._process.pid
-        os.killpg(first, signal.SIGKILL)
+        kill(first, signal.SIGKILL)
         asked = [served.chat(messages=HELLO, max_tokens=1).status_code for _ in range(2)]
         assert asked == [200, 200]
         second = apart._process.pid

@@ -107,6 +107,8 @@ class TemplateProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
             raise RendererLost("the model is closed", "open it again")
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # and the one that renders, which may go on alone
         if self._process is None:
             path = f"import sys; sys.path[:] = {sys.path!r}"
             process = subprocess.Popen(
