@@ -28,9 +28,17 @@ class TrtlaError(Exception):
 
 
 class UsageError(TrtlaError):
-    """The request, the flags, the configuration or the input files are wrong (exit code 2)."""
+    """The request, the flags, the configuration or the input files are wrong (exit code 2).
+
+    Args:
+        setting: the setting of a request that is at fault, if it is one.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None, setting: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.setting = setting
 
 
 class PromptTooLong(UsageError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.batch.jobs import SHIPPED, ask, chat
+from tests.batch.jobs import SHIPPED, ask, batch, chat, texts, write
 from trtla import LLM
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.batch.journal import Record
@@ -146,3 +147,15 @@ def test_a_choice_that_fails_fails_its_line_alone(
     assert [one.failed for one in records] == [False, True, False]
     assert answer(records[1])["status_code"] == 500
     assert answer(records[1])["body"]["error"]["message"] == "it is lost; ask again"
+
+
+def test_sampled_lines_can_be_answered_greedily(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain.jsonl", [ask("a", max_tokens=12)])
+    hot = {"temperature": 1.5, "top_p": 0.9, "top_k": 40, "seed": 3}
+    sampled = write(tmp_path / "sampled.jsonl", [ask("a", max_tokens=12, **hot)])
+    for source, *flags in ((plain,), (sampled, "--force-greedy")):
+        ran = batch(source, tmp_path / source.stem, *flags)
+        assert ran.code == 0, ran.err
+    assert texts(tmp_path / "plain") == texts(tmp_path / "sampled")
+    other = batch(sampled, tmp_path / "sampled")
+    assert other.code == 2, "another job: its texts would be others"

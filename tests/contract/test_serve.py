@@ -35,7 +35,15 @@ def engine(
 
 
 @pytest.fixture
-def served(engine: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def flags() -> tuple[str, ...]:
+    """More of the command."""
+    return ()
+
+
+@pytest.fixture
+def served(
+    engine: Path, tiny_model: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
     """The command's own way to open the engine, in a server of this process."""
     opened: list[Callable[[], LLM]] = []
 
@@ -46,7 +54,7 @@ def served(engine: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setattr("trtla.serve.server.serve", run)
     files = ("--engine-dir", engine, "--tokenizer-dir", tiny_model)
-    assert trtla("serve", *files, "--lookahead", "4,4,4").code == 0
+    assert trtla("serve", *files, "--lookahead", "4,4,4", *flags).code == 0
     with serving(*opened) as one:
         yield one
 
@@ -74,6 +82,40 @@ def test_answers_and_streams_are_the_texts_of_the_library(
     assert texts[0].startswith(ended["choices"][0]["text"])
     assert ended["choices"][0]["finish_reason"] == "stop"
     assert "trtla_request_success_total" in served.http.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.7),
+        ("logprobs", 2),
+        ("lookahead", "auto"),
+        ("drafter", "ngram"),
+        ("prediction", {"type": "content", "content": "ab"}),
+        ("repetition_penalty", 1.2),
+        ("presence_penalty", 1),
+        ("frequency_penalty", 1),
+        ("logit_bias", {"5": 1}),
+        ("min_p", 0.1),
+    ],
+)
+def test_what_the_engine_lacks_is_refused_by_its_name(
+    served: Served, field: str, value: object
+) -> None:
+    answer = served.complete(prompt="ab", max_tokens=4, **{field: value})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert f"omit {field}" in error["message"]
+    assert "--" not in error["message"], "a client has no flags"
+
+
+@pytest.mark.parametrize("flags", [("--force-greedy",)])
+def test_sampled_requests_can_be_answered_greedily(served: Served) -> None:
+    greedy = served.complete(prompt=PROMPTS[0], max_tokens=12).json()
+    sampled = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    answer = served.complete(prompt=PROMPTS[0], max_tokens=12, **sampled)
+    assert answer.json()["choices"] == greedy["choices"]
 
 
 def test_a_model_without_a_template_has_no_chats(served: Served, tiny_model: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import gt
+from typing import Any
 
 from trtla.api.errors import ApiError, refused
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
@@ -134,14 +135,17 @@ def _sampling(
     llm: RequestMaker, body: Body, timeout_s: float | None, length: int, seed: int
 ) -> SamplingParams:
     usual = 0.0 if llm.limits.greedy_only else 1.0
+    sampled: dict[str, Any] = {
+        "temperature": usual if body.temperature is None else body.temperature,
+        "top_k": max(0, body.top_k),
+        "top_p": body.top_p,
+    }
     with _naming(None):
         return SamplingParams(
             max_output_len=length,
-            temperature=usual if body.temperature is None else body.temperature,
-            top_k=max(0, body.top_k),
-            top_p=body.top_p,
             seed=seed,
             stop=body.stop or (),
+            **({} if llm.force_greedy else sampled),
             **{name: getattr(body, name) for name in BEYOND},
             allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )

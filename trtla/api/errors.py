@@ -15,6 +15,8 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+_FIELDS = {"private": "cache", "expected_output": "prediction"}
+"""Settings that requests have under another name."""
 RETRY_AFTER_S = 1
 """When a client that was turned away may ask again."""
 
@@ -52,11 +54,21 @@ class ApiError(Exception):
 
 
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:
-    """An error of trtla: 400 a wrong request, 503 what may succeed later, 500 other failures."""
-    text = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    """An error of trtla: 400 a wrong request, 503 what may succeed later, 500 other failures.
+
+    A client has no flags: a hint that names one becomes to omit the field at fault.
+
+    Args:
+        param: the field at fault where the error names no setting.
+    """
+    status, hint = 400 if isinstance(error, UsageError) else 500, error.hint
+    setting = error.setting if isinstance(error, UsageError) else None
+    if setting is not None:
+        param = _FIELDS.get(setting, setting)
+        hint = f"omit {param}" if hint is not None and "--" in hint else hint
+    text = error.message if hint is None else f"{error.message}; {hint}"
     if isinstance(error, RendererLost):
         return unavailable(text, "renderer_lost")
-    status = 400 if isinstance(error, UsageError) else 500
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
     return ApiError(status, text, param, code)
 

@@ -16,7 +16,7 @@ from trtla.cli.drafter_options import (
 )
 from trtla.cli.engine_check import check_triples, is_trtllm
 from trtla.cli.loading import open_llm
-from trtla.cli.options import draft_flags, opening_flags, options_of, setting, stack
+from trtla.cli.options import draft_flags, opening_flags, options_of, setting, stack, switch
 from trtla.cli.values import COUNT
 from trtla.errors import UsageError
 from trtla.settings.executor import TrtllmSettings
@@ -33,6 +33,7 @@ class AnsweringFlags(CorpusFlags):
     """The flags of both commands as click parsed them."""
 
     max_batch_size: int | None
+    force_greedy: bool
     reuse: bool
     """Share K/V blocks between requests with the same beginning."""
 
@@ -47,6 +48,12 @@ answering_model_flags = stack(
         type=COUNT,
         show_default="the engine's",
         help="Texts that are written at the same time, at most the engine's.",
+    ),
+    switch(
+        "--force-greedy",
+        section="Model",
+        help="Answer greedily whatever temperature, top_p and top_k requests have, for clients "
+        "that always send them.",
     ),
     setting(
         "--kv-cache-enable-block-reuse/--no-kv-cache-enable-block-reuse",
@@ -111,6 +118,7 @@ def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **m
     if is_trtllm(Path(given.engine_dir)):
         more = {"trtllm": replace(given.trtllm, kv_cache_enable_block_reuse=given.reuse)}
     llm = open_llm(given, draft_models, max_batch_size=given.max_batch_size, **more)
+    llm.force_greedy = given.force_greedy
     if llm.tokenizer is None:
         llm.close()
         raise UsageError(

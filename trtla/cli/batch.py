@@ -141,6 +141,8 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
         settings["tp_size"] = given.tp_size
     if given.parse_special:
         settings["parse_special"] = True
+    if given.force_greedy:
+        settings["force_greedy"] = True
     if given.drafter.rejection:  # else no drafter changes a text
         settings["drafter"] = repr(given.drafter)
     return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)

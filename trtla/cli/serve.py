@@ -92,6 +92,8 @@ def serve(console: Console, /, **flags: Any) -> int:
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(given.spread)}{maker.description}")
+        if given.force_greedy:
+            log.note("every answer is greedy, whatever temperature, top_p and top_k are asked for")
         text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"
         log.note(text, always=True)
 

@@ -139,7 +139,9 @@ def new_replica_engine(
 
     def new_maker() -> Maker:
         own = (given.lookahead, given.tokenizer_dir, given.drafter, given.parse_special)
-        return Maker(given.engine_dir, *own)
+        maker = Maker(given.engine_dir, *own)
+        maker.force_greedy = given.force_greedy
+        return maker
 
     connect = partial(Cluster, spread.ray_address, threads * spread.range[1])
     return partial(ReplicaEngine, new_maker, plan, connect)

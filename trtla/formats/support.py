@@ -150,8 +150,8 @@ def _check_awq(config: CheckpointConfig, group_size: int, where: str) -> None:
     for name, (_, inputs) in linear_sizes(config).items():
         if inputs % group_size:
             raise UsageError(
-                f"{where}: group_size {group_size} does not divide the {inputs} inputs that "
-                f"{name} has on a rank",
+                f"{where}: W4A16_AWQ's group_size {group_size} does not divide the {inputs} "
+                f"inputs that {name} has on a rank",
                 "use a smaller group size or fewer ranks",
             )
 

@@ -30,6 +30,9 @@ class RequestMaker:
         model: as for `LLM`, and so all others.
     """
 
+    force_greedy = False
+    """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
+
     def __init__(
         self,
         model: str | Path,

@@ -26,6 +26,7 @@ def refuse_watch(name: str) -> UsageError:
     return UsageError(
         f"{name}: TensorRT-LLM's executor does not report what it drafts in a step",
         "use an engine built with --backend torch, or the Hugging Face folder",
+        "pieces",
     )
 
 
@@ -125,6 +126,7 @@ class ExecutorLimits:
             raise UsageError(
                 f"{name} is private, and this executor shares K/V blocks between all prompts",
                 "open the model without --kv-cache-enable-block-reuse",
+                "private",
             )
         self._check_drafter(request)
         self._check_step(request)
@@ -153,6 +155,7 @@ class ExecutorLimits:
                 f"{request.label} feeds up to {triple.max_decoding_tokens} tokens a step with "
                 f"lookahead {triple}, above max_num_tokens {self.max_num_tokens}",
                 "use a smaller triple, or rebuild with a larger --max-num-tokens",
+                "lookahead",
             )
 
     def _check_encoder(self, request: Request) -> None:
@@ -196,11 +199,13 @@ class ExecutorLimits:
                 f"{request.label} asks for the draft model {settings.draft_model}, which is not "
                 "loaded",
                 "name it when the model is opened: LLM(..., draft_models=[...])",
+                "drafter",
             )
         if settings.most_tokens > self.max_gamma:
             raise UsageError(
                 f"{request.label} drafts {settings.most_tokens} tokens, above {self.max_gamma}",
                 f"use a smaller --gamma, or open the model with --gamma {settings.most_tokens}",
+                "drafter",
             )
 
     def _check_sampling(self, request: Request) -> None:
@@ -212,12 +217,14 @@ class ExecutorLimits:
                 f"{request.label} has {name}, which engines of TensorRT-LLM do not apply here",
                 f"omit {name}, or use an engine built with --backend torch, or the Hugging Face "
                 "folder",
+                name,
             )
         if self.greedy_only and not sampling.greedy:
             raise UsageError(
                 f"{request.label} has temperature {sampling.temperature:g}, but lookahead "
                 "decoding in TensorRT-LLM is greedy only and ignores sampling in silence",
                 "use --temperature 0, an engine built with --lookahead 1,1,0, or --backend torch",
+                "temperature",
             )
 
     def _check_logprobs(self, request: Request) -> None:
@@ -226,12 +233,14 @@ class ExecutorLimits:
             raise UsageError(
                 f"{request.label} has logprobs {count}, not a number from 0 to {MOST_LOGPROBS}",
                 "logprobs is how many most probable tokens to list beside each output token",
+                "logprobs",
             )
         if count is not None and self.fixed_triples:
             raise UsageError(
                 f"{request.label} asks for log probabilities, which engines of TensorRT-LLM do not "
                 "report here",
                 "use an engine built with --backend torch, or the Hugging Face folder",
+                "logprobs",
             )
 
 

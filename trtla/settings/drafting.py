@@ -248,6 +248,7 @@ def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
             f"{name} asks for the drafter {settings.name}, but an engine of TensorRT-LLM is "
             "compiled for lookahead and makes its drafts itself",
             "omit --drafter, or build with --backend torch",
+            "drafter",
         )
 
 
@@ -256,6 +257,7 @@ def refuse_texts(name: str, what: str) -> UsageError:
     return UsageError(
         f"{name} brings {what}, but an engine of TensorRT-LLM drafts from its own pool alone",
         "omit it, or build with --backend torch",
+        "expected_output",
     )
 
 

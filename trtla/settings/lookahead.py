@@ -177,6 +177,7 @@ def check_request(request: LookaheadConfig, default: LookaheadConfig, request_na
     raise UsageError(
         f"{request_name} asks for lookahead {request}, more than the default triple {default}",
         f"use at most {default.describe()}, or rebuild the engine with --lookahead {request}",
+        "lookahead",
     )
 
 
@@ -185,4 +186,5 @@ def refuse_auto(name: str) -> UsageError:
     return UsageError(
         f"{name} asks for lookahead auto, but TensorRT-LLM feeds a request's triple in every step",
         "give a triple, such as 7,7,7, or use an engine built with --backend torch",
+        "lookahead",
     )
