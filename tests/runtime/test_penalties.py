@@ -303,11 +303,11 @@ def test_an_encoder_decoder_looks_at_its_output_alone():
         ("presence_penalty", 2.5, "a number, from -2 to 2"),
         ("frequency_penalty", float("nan"), "a number, from -2 to 2"),
         ("min_p", 1.5, "a number, from 0 to 1"),
-        ("logit_bias", {3: 101}, "token ids with numbers"),
-        ("logit_bias", {-1: 1}, "token ids with numbers"),
-        ("logit_bias", {"x": 1}, "token ids with numbers"),
-        ("logit_bias", [(1, 2), (1, 3)], "token ids with numbers"),
-        ("logit_bias", 7, "token ids with numbers"),
+        ("logit_bias", {3: 101}, "token ids, each once"),
+        ("logit_bias", {-1: 1}, "token ids, each once"),
+        ("logit_bias", {"x": 1}, "token ids, each once"),
+        ("logit_bias", [(1, 2), (1, 3)], "token ids, each once"),
+        ("logit_bias", 7, "token ids, each once"),
     ],
 )
 def test_values_out_of_range_are_refused(name, value, hint):

@@ -27,7 +27,9 @@ from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
-_INSIDE = {"answer", "answers", "end_ids", "engine", "executor", "is_leader", "request"}
+_INSIDE = frozenset(
+    ("answer", "answers", "end_ids", "engine", "executor", "force_greedy", "is_leader", "request")
+)
 """What of an `LLM` is there for the rest of the package."""
 
 
