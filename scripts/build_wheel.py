@@ -1,6 +1,6 @@
 """Builds a wheel for each kind of Linux machine that a compiler is there for; see `build_wheel.sh`.
 
-It holds the C++ parts compiled for every level of processors, as they would be where it is
+It holds the C++ parts compiled for every instruction set level, as they would be where it is
 installed, and runs where glibc is 2.28 or newer.
 """
 
