@@ -12,14 +12,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from trtla.api.errors import ApiError
 
 _PROGRAM = Path(__file__).with_name("waiting_room.py")
 _ANSWERED_S = 10
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def waiting_room(listening: socket.socket, said: ApiError) -> Iterator[None]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(fd,))
     assert process.stdin is not None
     try:
-        with _plain_signals():
+        with signals_to(signal.SIG_DFL):
             yield
     finally:
         process.stdin.close()
@@ -47,14 +50,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _plain_signals() -> Iterator[None]:
+def signals_to(handler: Handler) -> Iterator[None]:
+    """Have signals that end the server handled by this one; of use in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = (signal.SIGTERM, signal.SIGINT)
-    before = {name: signal.signal(name, signal.SIG_DFL) for name in names}
+    before = {name: signal.signal(name, handler) for name in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for name, old in before.items():
+            signal.signal(name, old)

@@ -11,7 +11,6 @@ import gc
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from trtla.interrupts import INTERRUPTS
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
-from trtla.serve.deaf import waiting_room
+from trtla.serve.deaf import signals_to, waiting_room
 from trtla.serve.engine import NewEngine
 from trtla.serve.generation import Model
 from trtla.serve.guard import Guard, is_loopback, read_keys
@@ -85,16 +84,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
+        with signals_to(self.handle_exit):
             yield
-            return
-        names = (signal.SIGTERM, signal.SIGINT)
-        before = {name: signal.signal(name, self.handle_exit) for name in names}
-        try:
-            yield
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.signals.append(sig)
