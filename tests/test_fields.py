@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from trtla.chat.commands import commands_of
-from trtla.cli.command import Command
-from trtla.cli.options import options_of
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.options import options_of
 from trtla.data.prompts import prompt_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings

@@ -46,6 +46,7 @@ RUNTIME = (
     "auto",
     "loop",
 )
+CLI = ("shared", "run bench serve build", "app", "failure")
 SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}
 """Within a layer: who may import whom."""
 TORCH_FREE = (
@@ -126,11 +127,12 @@ def test_nobody_imports_upwards():
     assert upward(LAYERS, arrows) == []
 
 
-def test_nobody_imports_upwards_in_the_runtime():
-    inner = [p for p in FILES if PACKAGE / "runtime" in p.parents]
+@pytest.mark.parametrize(("folder", "layers"), [("runtime", RUNTIME), ("cli", CLI)])
+def test_nobody_imports_upwards_inside(folder: str, layers: tuple[str, ...]):
+    inner = [p for p in FILES if PACKAGE / folder in p.parents]
     known = graph()
     arrows = {(part(a, 1), part(b, 1)) for a in inner for b in known[a] if b in inner}
-    assert upward(RUNTIME, {(a, b) for a, b in arrows if "__init__" not in (a, b)}) == []
+    assert upward(layers, {(a, b) for a, b in arrows if "__init__" not in (a, b)}) == []
 
 
 def test_no_circle_of_files():

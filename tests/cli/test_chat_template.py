@@ -10,7 +10,7 @@ import pytest
 
 from tests.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
 from tests.cli.conftest import Ran, refused, trtla
-from trtla.cli.template import ADVICE
+from trtla.cli.shared.template import ADVICE
 from trtla.llm.text import Tokenizer
 
 ASK = {"role": "user", "content": "Why?"}

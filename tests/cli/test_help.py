@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import ROOT, process, refused, trtla
 from trtla.cli.app import cli
-from trtla.cli.command import ALL
+from trtla.cli.shared.command import ALL
 
 COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import refused, trtla
 from trtla.cli.app import cli
-from trtla.cli.params import ModelPath
+from trtla.cli.shared.params import ModelPath
 
 _SHORT = ("-p", "ab", "-n", "4", "-q")
 

@@ -127,7 +127,7 @@ def test_a_missing_preset() -> None:
 
 
 def test_the_default_batch_size_is_the_builders() -> None:
-    from trtla.cli.build import build
+    from trtla.cli.build.build import build
     from trtla.formats.engine_limits import BuildSettings
 
     flag = next(p for p in build.params if p.name == "max_batch_size")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, refused, trtla
-from trtla.cli.tune_report import advice
+from trtla.cli.bench.tune_report import advice
 from trtla.results.documents import Tune
 from trtla.tune.output import speed, write_preset
 

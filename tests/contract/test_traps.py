@@ -17,7 +17,7 @@ from tests.cli.conftest import refused, trtla
 from tests.contract.asked import PROMPT, Engines, drain, request
 from tests.contract.conftest import Standin
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
-from trtla.cli.drafter_options import check_drafters
+from trtla.cli.shared.drafter_options import check_drafters
 from trtla.formats.engine import open_engine
 from trtla.llm.open import open_executor
 from trtla.runtime.executor import Executor

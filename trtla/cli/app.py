@@ -11,19 +11,19 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from trtla.cli.batch import batch
-from trtla.cli.bench import bench
-from trtla.cli.build import build
-from trtla.cli.chat import chat
-from trtla.cli.command import Command, switches, write_lines
-from trtla.cli.convert import convert
-from trtla.cli.doctor import doctor, inspect_path
-from trtla.cli.explain import explain
-from trtla.cli.report import report
-from trtla.cli.run import run
-from trtla.cli.serve import serve
-from trtla.cli.summarize import summarize
-from trtla.cli.tune import tune
+from trtla.cli.bench.bench import bench
+from trtla.cli.bench.report import report
+from trtla.cli.bench.summarize import summarize
+from trtla.cli.bench.tune import tune
+from trtla.cli.build.build import build
+from trtla.cli.build.convert import convert
+from trtla.cli.build.doctor import doctor, inspect_path
+from trtla.cli.run.chat import chat
+from trtla.cli.run.explain import explain
+from trtla.cli.run.run import run
+from trtla.cli.serve.batch import batch
+from trtla.cli.serve.serve import serve
+from trtla.cli.shared.command import Command, switches, write_lines
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.version import __version__

@@ -1,0 +1,216 @@
+"""What `trtla bench` was asked for, as click parsed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
+from trtla.cli.shared.drafter_options import DraftFlags
+from trtla.cli.shared.engine_check import check_triples
+from trtla.cli.shared.settings import source
+from trtla.errors import UsageError, did_you_mean
+from trtla.settings.drafting import DrafterSettings, NgramKind
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
+from trtla.settings.messages import Asking
+from trtla.settings.sampling import BEYOND, Filters, parse_processor
+
+
+@dataclass(frozen=True)
+class FilterFlags:
+    """Ways of sampling, each measured."""
+
+    temperature: tuple[float, ...]
+    processor: tuple[str, ...]
+    """Empty: not given."""
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class BenchFlags(FilterFlags, DraftFlags):
+    """The command's flags, each under its own name."""
+
+    engine_dir: str
+    tokenizer_dir: str | None
+    lookahead: tuple[Lookahead, ...]
+    compare: tuple[str, ...]
+    hf_model_dir: str | None
+    assistant_dir: str | None
+    prompts: tuple[str, ...]
+    categories: tuple[str, ...]
+    num_prompts: int
+    asking: Asking
+    device: tuple[str, ...]
+    dtype: tuple[str, ...]
+    kv_cache_dtype: Literal["auto", "int8"]
+    threads: tuple[int, ...]
+    batch_size: tuple[int, ...]
+    prompt_len: tuple[int, ...]
+    max_output_len: int
+    seed: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: object
+    ignore_eos: bool
+    rounds: int
+    output_format: str
+    drafters: tuple[str, ...]
+    """Those of --drafter; `drafter` has what they have in common."""
+    corpus: tuple[str, ...]
+    trtllm: TrtllmSettings
+    ablation: bool
+    prompt: str | None
+    prompts_per_task: int | None
+    repeats: int | None
+    full: bool
+    arms: tuple[str, ...]
+    draft_model: str
+    output: str
+    sources: bool
+    grid_gamma: tuple[int, ...]
+    grid_nodes: tuple[int, ...]
+    grid_gamma_max: tuple[int, ...]
+    grid_ema: tuple[float, ...]
+    grid_ngram_kind: tuple[NgramKind, ...]
+    """Anything, until `DrafterSettings` has checked it."""
+    grid_ngram_order: tuple[int, ...]
+    grid_top_k_filler: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Something that bench does in place of its tables."""
+
+    flag: str
+    section: str
+    """Of the help: the flags that are read by it alone."""
+    read: tuple[str, ...]
+    """The other flags that it reads, by their names in Python."""
+
+
+def flag_of(name: str) -> str:
+    """A flag from its name in Python."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
+    """Refuse flags of the running command that would change nothing.
+
+    Args:
+        chosen: None: the tables.
+        modes: all that there are.
+
+    Raises:
+        UsageError: some are given; all of them are named.
+    """
+    context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
+    unread: list[str] = []
+    for param in context.command.params:
+        name, owner = str(param.name), owners.get(getattr(param, "section", ""))
+        if not param.expose_value or source(context, name) != "flag":
+            continue
+        if chosen is not None and owner is not chosen and name not in chosen.read:
+            unread.append(flag_of(name))
+        if chosen is None and owner is not None:
+            raise UsageError(
+                f"{flag_of(name)} is read by {owner.flag} alone", "add that, or omit it"
+            )
+    if chosen is not None and unread:
+        hint = "omit it" if len(unread) == 1 else "omit them"
+        raise UsageError(f"{chosen.flag} does not read {', '.join(unread)}", hint)
+
+
+def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
+    """The triple to open the model with; None is the engine's own.
+
+    Raises:
+        UsageError: a triple is above what it is for.
+    """
+    # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
+    own = (Path(given.engine_dir) / "trtla.json").is_file()
+    lookahead = None if own else _covering(given.lookahead)
+    check_triples(
+        given.engine_dir, lookahead, (("--lookahead", triple) for triple in given.lookahead)
+    )
+    return lookahead
+
+
+def shared_setup(
+    given: BenchFlags,
+    lookahead: LookaheadConfig | None,
+    drafters: Iterable[DrafterSettings],
+    draft_models: Iterable[str],
+) -> dict[str, Any]:
+    """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`."""
+    return {
+        "model": given.engine_dir,
+        "lookahead": lookahead,
+        "tokenizer_dir": given.tokenizer_dir,
+        "devices": given.device,
+        "dtypes": given.dtype,
+        "kv_cache_dtype": given.kv_cache_dtype,
+        "threads": given.threads,
+        "ignore_eos": given.ignore_eos,
+        "drafters": tuple(drafters),
+        "draft_models": tuple(draft_models),
+        "draft_device": given.draft_device,
+        "draft_dtype": given.draft_dtype,
+        "asking": given.asking,
+    }
+
+
+def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name of a list that is not known."""
+    for name in names:
+        if name not in known:
+            guess = did_you_mean(name, known)
+            raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
+
+
+def check_peers(given: BenchFlags, is_engine: bool) -> None:
+    """Refuse peers that cannot load the model, cannot take the batches or are not installed."""
+    loaded = [name for name in given.compare if name in HUGGING_FACE]
+    if loaded and is_engine and not given.hf_model_dir:
+        raise UsageError(
+            f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
+            "give the folder that it was made from with --hf-model-dir",
+        )
+    if "hf-assisted" in given.compare and not given.assistant_dir:
+        raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
+    context = click.get_current_context()
+    for name in (name for name in BEYOND if given.compare and source(context, name) != "default"):
+        raise UsageError(
+            f"{flag_of(name)} and --compare exclude each other: peers decode without", "omit one"
+        )
+    single = [name for name in given.compare if name not in BATCHING]
+    if single and 1 not in given.batch_size:
+        raise UsageError(
+            f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
+            "add 1 to --batch-size, or omit the peer",
+        )
+    check_installed(given.compare)
+
+
+def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
+    """The smallest triple that all fit into; None where there are none."""
+    triples = [triple for triple in asked if triple != "auto"]
+    if not triples:
+        return None
+    sizes = [triple.as_tuple() for triple in (*triples, AUTOREGRESSIVE)]
+    return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def filters_of(given: FilterFlags) -> tuple[Filters, ...]:
+    """Those of --processor, or every temperature with the same top-k and top-p."""
+    if given.processor:
+        named = (parse_processor(text).filters for text in given.processor)
+        return tuple(dict.fromkeys(named))
+    return tuple((temperature, given.top_k, given.top_p) for temperature in given.temperature)

@@ -1,0 +1,277 @@
+"""`trtla bench --serve`: its flags, checks and printing; the work is in trtla.bench.load."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.bench.bench_flags import FilterFlags, Mode, filters_of
+from trtla.cli.shared.options import PATH, setting, stack, switch
+from trtla.cli.shared.settings import source
+from trtla.cli.shared.values import COUNTS, NUMBERS, TEXT
+from trtla.console import Console, command_line, counted
+from trtla.errors import CheckFailed, TrtlaError, UsageError
+from trtla.files import read_text
+from trtla.settings.messages import Asking
+from trtla.settings.sampling import Filters, SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.bench.load.client import Endpoint
+    from trtla.bench.load.runs import Load, LoadRun, LoadTest, Measured
+
+_SECTION = "Load on a server: a run each of --concurrency or --request-rate"
+_READ = (
+    "prompts", "categories", "num_prompts", "system", "temperature", "processor", "top_k", "top_p",
+    "max_output_len", "seed", "ignore_eos", "output_format", "json",
+)  # fmt: skip
+LOAD = Mode("--serve", _SECTION, _READ)
+_ENDPOINTS = ("chat", "completions")
+
+_own = partial(setting, section=_SECTION)
+
+load_flags = stack(
+    _own(
+        "--serve",
+        basic=True,
+        type=TEXT,
+        metavar="URL",
+        help="Measure this server, in place of arms in this process: trtla serve, vLLM, SGLang, "
+        "llama.cpp's, trtllm-serve or another one with OpenAI's routes. Figures are those of "
+        "vllm bench serve.",
+    ),
+    _own(
+        "--concurrency",
+        type=COUNTS,
+        show_default="1",
+        help="Requests at a time: the next one is sent when one is over.",
+    ),
+    _own(
+        "--request-rate",
+        type=NUMBERS,
+        help="Requests a second in place of that, at random times (a Poisson process); inf sends "
+        "all at once.",
+    ),
+    _own("--arrivals-seed", type=int, default=0, help="Fixes the times of --request-rate."),
+    _own(
+        "--endpoint",
+        type=click.Choice(_ENDPOINTS),
+        show_default="chat; completions where trtla serve has no template",
+        help="/v1/chat/completions, where each prompt is a user's message, or /v1/completions.",
+    ),
+    _own("--served-model-name", type=TEXT, show_default="the first", help="A model of the server."),
+    _own("--api-key-file", type=PATH, help="Its first line is the server's key."),
+    _own(
+        "--extra-body",
+        type=TEXT,
+        metavar="JSON",
+        help="""More fields of every request, such as '{"drafter": "none"}'.""",
+    ),
+    switch(
+        "--check-texts",
+        section=_SECTION,
+        help="Ask every different request alone afterwards: a text that differs from one under "
+        "load is a failed check (exit code 3).",
+    ),
+)
+"""The flags of --serve."""
+
+
+@dataclass(frozen=True)
+class LoadFlags(FilterFlags):
+    """The flags that --serve reads, each under its own name."""
+
+    prompts: tuple[str, ...]
+    categories: tuple[str, ...]
+    num_prompts: int
+    system: str | None
+    max_output_len: int
+    seed: int
+    ignore_eos: bool
+    output_format: str
+    serve: str
+    concurrency: tuple[int, ...] | None
+    request_rate: tuple[float, ...] | None
+    arrivals_seed: int
+    endpoint: Endpoint | None
+    served_model_name: str | None
+    api_key_file: str | None
+    extra_body: str | None
+    check_texts: bool
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any]) -> LoadFlags:
+        """From the command's."""
+        return cls(**{one.name: flags[one.name] for one in fields(cls)})
+
+    @classmethod
+    def without(cls, flags: Mapping[str, Any]) -> dict[str, Any]:
+        """The command's flags that are not read by --serve alone."""
+        own = {str(param.name) for param in _own_params()}
+        return {name: value for name, value in flags.items() if name not in own}
+
+
+def _own_params() -> list[click.Parameter]:
+    params = click.get_current_context().command.params
+    return [param for param in params if getattr(param, "section", None) == _SECTION]
+
+
+def run_load_command(console: Console, given: LoadFlags) -> None:
+    """Check, measure with a note a run, and print the figures.
+
+    Raises:
+        UsageError: a flag is not usable.
+        TrtlaError: there is no server, or it answered nothing.
+        CheckFailed: a text under load differs from that alone.
+        KeyboardInterrupt: after what was measured by then has been printed.
+    """
+    test = _check(console, given)
+    from trtla.bench.load.runs import measure
+
+    def on_run(run: LoadRun) -> None:
+        console.note(_described(run))
+
+    measured = measure(test, lambda text: console.note(f"note: {text}"), on_run, console.progress)
+    _print(console, test, measured, given.output_format)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    _check_answers(measured)
+
+
+def _check(console: Console, given: LoadFlags) -> LoadTest:
+    """What can be refused before the server is asked."""
+    from trtla.bench.load.client import Server, server_url
+    from trtla.bench.load.runs import LoadTest
+    from trtla.data.prompt_sets import load_sets, mixed
+
+    filters = _filters(given)
+    sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
+    endpoint: Endpoint | None = given.endpoint or ("chat" if given.system is not None else None)
+    if given.system is not None and endpoint != "chat":
+        raise UsageError(
+            "--system is a message of a chat, which --endpoint completions has not", "omit one"
+        )
+    limit = given.num_prompts if _given("num_prompts") else sys.maxsize
+    questions = mixed(load_sets(given.prompts, given.categories, limit))
+    if any(len(one.turns) > 1 for one in questions):
+        console.note("note: of questions with several turns, the first one is asked")
+    loads = _loads(given)
+    share = max(1, len(questions) // (len(loads) * len(filters)))
+    return LoadTest(
+        server=Server(
+            server_url(given.serve),
+            _key(given.api_key_file),
+            given.served_model_name,
+            endpoint,
+            extra=_extra(given),
+        ),
+        loads=loads,
+        filters=filters,
+        prompts=tuple(one.turns[0] for one in questions),
+        asking=Asking(system=given.system),
+        requests=given.num_prompts if _given("num_prompts") else share,
+        sampling=sampling[0],
+        arrivals_seed=given.arrivals_seed,
+        check_texts=given.check_texts,
+    )
+
+
+def _given(name: str) -> bool:
+    return source(click.get_current_context(), name) != "default"
+
+
+def _filters(given: LoadFlags) -> tuple[Filters, ...]:
+    """One unless lists are given: a load has runs enough."""
+    if given.processor or _given("temperature"):
+        return filters_of(given)
+    return ((0.0, given.top_k, given.top_p),)
+
+
+def _loads(given: LoadFlags) -> tuple[Load, ...]:
+    from trtla.bench.load.runs import Load
+
+    if given.concurrency and given.request_rate:
+        raise UsageError("--concurrency and --request-rate exclude each other", "omit one of them")
+    for rate in given.request_rate or ():
+        if not rate > 0:
+            raise UsageError(f"--request-rate has {rate:g}", "give numbers above 0, or inf")
+    if given.request_rate:
+        return tuple(Load(request_rate=rate) for rate in given.request_rate)
+    return tuple(Load(concurrency=number) for number in given.concurrency or (1,))
+
+
+def _key(file: str | None) -> str | None:
+    if file is None:
+        return None
+    key = read_text(Path(file)).strip().partition("\n")[0].strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(f"{file} does not hold a key", "write the key on its first line")
+    return key
+
+
+def _extra(given: LoadFlags) -> dict[str, Any]:
+    """The fields of every request beside OpenAI's."""
+    own = {"ignore_eos": given.ignore_eos} if _given("ignore_eos") else {}
+    if given.extra_body is None:
+        return own
+    try:
+        value = json.loads(given.extra_body)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"--extra-body {given.extra_body} is no JSON object", "write it like '{\"min_p\": 0.1}'"
+        )
+    return {**own, **value}
+
+
+def _described(run: LoadRun) -> str:
+    from trtla.bench.load.report import row
+
+    done = row(run)
+    failed = f", {done.failed} failed" if done.failed else ""
+    return (
+        f"{run.load}: {counted(done.completed, 'request')} in {done.duration_s:.1f} s{failed}, "
+        f"{done.output_throughput or 0.0:.1f} output tokens/s"
+    )
+
+
+def _print(console: Console, test: LoadTest, measured: Measured, output_format: str) -> None:
+    from trtla.bench.load.report import csv_text, document, markdown_text
+    from trtla.results.documents import host
+
+    found = host(command_line())
+    if output_format == "json":
+        console.document(document(test, measured, found))
+    elif output_format == "csv":
+        console.out(csv_text(measured, found), end="")
+    else:
+        console.out(markdown_text(test, measured, found))
+
+
+def _check_answers(measured: Measured) -> None:
+    """Fail where nothing was answered, or texts depend on what ran beside them."""
+    answers = [one for run in measured.runs for one in run.answers.values()]
+    failed = [one.error for one in answers if one.error is not None]
+    if len(failed) == len(answers):
+        raise TrtlaError(
+            f"no request of {len(answers)} was answered: {failed[0]}",
+            "lower the load, or correct what the server names",
+        )
+    checked = measured.checked
+    if checked is None:
+        return
+    if checked.failed:
+        raise CheckFailed(f"a text could not be checked: {checked.failed}", "run it again")
+    if checked.equal < checked.texts:
+        raise CheckFailed(
+            f"{checked.texts - checked.equal} of {checked.texts} texts differ from those of the "
+            f"same requests alone: {checked.first}",
+            "with such a server a text depends on what runs beside it; look at its precision",
+        )

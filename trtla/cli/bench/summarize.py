@@ -1,0 +1,296 @@
+"""`trtla summarize`: latency, tokens per step and ROUGE, as TensorRT-LLM's summarize.py.
+
+The work is in trtla.bench.summarize; here are flags, checks and printing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.drafter_options import (
+    CorpusFlags,
+    check_corpus,
+    check_drafters,
+    corpus_flags,
+    drafter_flags,
+)
+from trtla.cli.shared.engine_check import check_triples
+from trtla.cli.shared.loading import open_llm, save_corpus
+from trtla.cli.shared.options import (
+    MODEL,
+    PATH,
+    chat_flags,
+    draft_flags,
+    json_flag,
+    model_flags,
+    sampling_flags,
+    setting,
+    switch,
+    trtllm_flags,
+)
+from trtla.cli.shared.settings import check_folder
+from trtla.cli.shared.template import check_texts
+from trtla.cli.shared.values import COUNT, TOKENS
+from trtla.console import Console, Stages, command_line
+from trtla.errors import UsageError
+from trtla.settings.drafting import NO_DRAFTER
+from trtla.settings.fields import parsed
+from trtla.settings.messages import Asking
+
+if TYPE_CHECKING:
+    from trtla.bench.summarize import Article, Measured
+    from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
+    from trtla.results.documents import Side
+    from trtla.runtime.limits import ExecutorLimits
+
+
+@dataclass(frozen=True)
+class SummarizeFlags(CorpusFlags):
+    """The command's flags as click parsed them."""
+
+    hf_model_dir: str | None
+    asking: Asking
+    dataset: str
+    test_hf: bool
+    test_trtla: bool
+    max_ite: int
+    batch_size: int
+    max_input_length: int
+    output_len: int
+    rouge1_threshold: float | None
+    output: str | None
+
+    @property
+    def run_engine(self) -> bool:
+        """Whether the engine is measured: on request, and when nothing is."""
+        return self.test_trtla or not self.test_hf
+
+
+@click.command(
+    cls=Command,
+    short_help="Articles -> latency, tokens per step, ROUGE.",
+    examples=[
+        "trtla summarize --engine-dir engine --hf-model-dir llama-3-8b --test-trtla --test-hf",
+        "trtla summarize --engine-dir engine --dataset articles.jsonl --max-ite 10 --json",
+    ],
+)
+@model_flags()
+@setting(
+    "--hf-model-dir",
+    basic=True,
+    section="Model",
+    type=MODEL,
+    help="The Hugging Face folder: tokenizer for all sides, model for --test-hf.",
+)
+@setting(
+    "--dataset",
+    basic=True,
+    section="Data",
+    default="cnn_dailymail",
+    metavar="cnn_dailymail|PATH.jsonl",
+    help="CNN/DailyMail from the Hugging Face hub, or a file of {article, highlights} lines.",
+)
+@setting("--max-ite", section="Data", type=COUNT, default=20, help="Most batches to decode.")
+@setting("--batch-size", section="Data", type=COUNT, default=1, help="Articles in a batch.")
+@setting(
+    "--max-input-length",
+    section="Data",
+    type=TOKENS,
+    default=923,
+    help="Longest prompt in tokens; longer articles lose their beginning.",
+)
+@setting(
+    "--output-len", section="Data", type=TOKENS, default=100, help="Longest summary in tokens."
+)
+@chat_flags
+@sampling_flags
+@drafter_flags
+@corpus_flags
+@draft_flags
+@trtllm_flags
+@switch("--test-trtla", section="Sides", help="Measure the engine, with lookahead and without.")
+@switch("--test-hf", section="Sides", help="Measure transformers' greedy generate.")
+@setting(
+    "--rouge1-threshold",
+    section="Output",
+    type=float,
+    help="Exit with code 3 when the first side's ROUGE-1 (0 to 100) is below.",
+)
+@setting(
+    "--output", section="Output", type=PATH, help="Write every summary to this file, JSON lines."
+)
+@json_flag("Print one JSON document.", "Output")
+@click.pass_obj
+def summarize(console: Console, /, **flags: Any) -> None:
+    """Summarize articles and measure: latency, tokens/s, tokens per step, ROUGE.
+
+    Behaves as TensorRT-LLM's summarize.py: the same prompts, truncation, warm-up and figures.
+    Without --test-trtla and --test-hf the engine is measured.
+    """
+    from trtla.bench import summarize as work
+
+    flags["max_output_len"] = flags["output_len"]
+    given = parsed(SummarizeFlags, flags)
+    _check(given)
+    check_triples(given.engine_dir, given.lookahead)
+    check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
+    check_corpus(given)
+    work.require_extras(given.dataset)
+    folder = given.tokenizer_dir or given.hf_model_dir
+    check_texts(console, given.asking, (given.engine_dir, folder))
+    seed = given.sampling.seed
+    articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
+    sides, prompts = _measure(console, given, articles)
+    if not sides:  # a serving rank of mpirun has nothing to report
+        return
+    _print(console, sides, given)
+    if given.output:
+        _write(Path(given.output), work.items(sides, prompts))
+    if given.rouge1_threshold is not None:
+        work.check_rouge1(sides[0].figures(), given.rouge1_threshold)
+
+
+def _check(given: SummarizeFlags) -> None:
+    """Refuse what can be refused before torch is imported."""
+    if given.test_hf and not given.hf_model_dir:
+        raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
+    if given.test_hf and given.sampling.temperature > 0:
+        raise UsageError(
+            f"--test-hf is greedy, and temperature is {given.sampling.temperature}",
+            "omit --temperature or --test-hf",
+        )
+    if given.output:
+        check_folder(Path(given.output), "--output")
+
+
+def _measure(
+    console: Console, given: SummarizeFlags, articles: list[Article]
+) -> tuple[list[Measured], list[list[int]]]:
+    """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
+    from trtla.bench.summarize import encode, encode_chats, hf_side, measure, score
+
+    folder = given.tokenizer_dir or given.hf_model_dir
+    size = given.batch_size
+    with open_llm(given, tokenizer_dir=folder, max_batch_size=size, corpus=given.corpus) as llm:
+        if not llm.is_leader:
+            return [], []
+        tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
+        if given.asking.chat:
+            prompts = encode_chats(tokenizer, articles, longest, given.asking)
+        else:
+            prompts = encode(tokenizer.inner, articles, longest)
+        sides: list[Measured] = []
+        if given.run_engine:
+            sides += _engine_sides(llm, prompts, given, console.progress)
+        save_corpus(console, llm, given.save_corpus)
+        engine_dtype = llm.engine.config.pretrained_config.dtype
+    if given.test_hf and given.hf_model_dir:
+        arithmetic = (given.device, given.dtype, engine_dtype)
+        generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
+        sides.append(measure("hugging_face", generate, prompts, given.batch_size, console.progress))
+    for side in sides:
+        score(side, tokenizer.inner, articles)
+    return sides, prompts
+
+
+def _engine_sides(
+    llm: LLM, prompts: list[list[int]], given: SummarizeFlags, stages: Stages
+) -> Iterator[Measured]:
+    from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
+    from trtla.runtime.request import DraftMemory
+
+    def forget() -> None:
+        llm.executor.call(lambda executor: executor.use_memory(DraftMemory()))
+
+    engine = engine_side(llm, given.sampling)
+    yield measure(ENGINE, engine, prompts, given.batch_size, stages, forget)
+    if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
+        plain = engine_side(llm, given.sampling, NO_DRAFTER)
+        yield measure(PLAIN, plain, prompts, given.batch_size, stages)
+
+
+def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:
+    """--max-input-length, or what the engine allows when that is less."""
+    room = min(limits.max_input_len, limits.max_text_len - given.output_len)
+    if room < 1:
+        raise UsageError(
+            f"output_len {given.output_len} leaves no room for a prompt: the engine takes "
+            f"{limits.max_text_len} tokens in all",
+            "lower --output-len, or rebuild with a larger --max-seq-len",
+        )
+    if given.max_input_length > room:
+        console.note(
+            f"note: max_input_length {given.max_input_length} is cut to the engine's {room}"
+        )
+    return min(given.max_input_length, room)
+
+
+def _tokenizer(llm: LLM) -> Tokenizer:
+    if llm.tokenizer is None:
+        raise UsageError(
+            f"{llm.engine.name} has no tokenizer files", "give --hf-model-dir or --tokenizer-dir"
+        )
+    return llm.tokenizer
+
+
+def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags) -> None:
+    """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
+    from trtla.bench.summarize import ROUGE, equal_to_plain
+    from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
+
+    sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
+    if console.json:
+        filled = Summarize.fill(
+            given,
+            given.sampling,
+            schema_version=SCHEMA_VERSION,
+            environment=environment(command_line()),
+            items=len(measured[0].answers),
+            sides=sides,
+            **({} if equal is None else {"equal_to_plain": equal}),
+        )
+        console.document(filled.document())
+        return
+    for side in sides:
+        console.out(f"{side.name} (total latency: {side.latency_s} sec)")
+        console.out(f"{side.name} (total output tokens: {side.output_tokens})")
+        console.out(f"{side.name} (tokens per second: {side.tokens_per_s})")
+        console.out(f"{side.name} beam 0 result")
+        for key in ROUGE:
+            console.out(f"  {key}: {getattr(side, key)}")
+    rows = [side.document() for side in sides]
+    heads = [_HEADS.get(key, key.replace("_", " ")) for key in rows[0]]
+    console.table(heads, [list(row.values()) for row in rows])
+    _print_speed_up(console, sides)
+    if equal is not None:
+        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].answers)}")
+
+
+_HEADS = {
+    "name": "side", "tokens_per_s": "tokens/s", "tokens_per_step": "tokens/step",
+    "distinct_4grams": "distinct 4-grams",
+}  # fmt: skip
+
+
+def _print_speed_up(console: Console, sides: Sequence[Side]) -> None:
+    speed = {side.name: side.tokens_per_s for side in sides}
+    for other, label in (
+        ("trtla_without_lookahead", "plain decoding"),
+        ("hugging_face", "Hugging Face"),
+    ):
+        if speed.get(other) and "trtla" in speed:
+            console.out(f"speed-up over {label}: {speed['trtla'] / speed[other]:.2f}x")
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,0 +1,1 @@
+"""The commands that write and inspect files: convert, build, inspect, doctor."""

@@ -1,0 +1,235 @@
+"""`trtla build`: makes an engine from a checkpoint or a Hugging Face folder.
+
+With --from-existing it adds the files that trtla needs to an engine that trtllm-build made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtla.cli.build.build_report import show_plan, show_start, show_written
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.options import DTYPES, MODEL, PATH, json_flag, setting, several, switch
+from trtla.cli.shared.settings import source, sources
+from trtla.cli.shared.values import COUNT, TEXT, TOKENS, TRIPLE
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+_LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_draft_len")
+_BUILD_ONLY = (
+    *("checkpoint_dir", "output_dir", *_LIMITS, "gather_context_logits"),
+    *("backend", "dtype", "workers", "dry_run", "trtllm", "timing_cache"),
+)
+_SETTINGS = (*_LIMITS, "lookahead", "gather_context_logits", "backend", "dtype", "trtllm")
+
+
+@click.command(
+    cls=Command,
+    short_help="Checkpoint or Hugging Face folder -> engine.",
+    examples=[
+        "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 7,7,7",
+        "trtla build --checkpoint-dir ckpt --output-dir engine --config configs/llama-8b.yaml",
+        "trtla build --checkpoint-dir ckpt --output-dir engine --lookahead 5,5,5 --dry-run",
+        "trtla build --from-existing trtllm-engine --lookahead 7,7,7 --tokenizer-dir llama-3-8b",
+    ],
+)
+@setting(
+    "checkpoint_dir",
+    *("-m", "--model", "--checkpoint-dir"),
+    basic=True,
+    type=MODEL,
+    help="Checkpoint made by trtla convert; a Hugging Face folder or a GGUF file is converted "
+    "on the way.",
+)
+@setting("--output-dir", basic=True, type=PATH, help="Engine folder to write.")
+@setting(
+    "--from-existing",
+    type=PATH,
+    metavar="ENGINE",
+    help="Instead of building: write trtla.json, with the triple of --lookahead, into an engine of "
+    "trtllm-build.",
+)
+@setting(
+    "--tokenizer-dir",
+    type=MODEL,
+    help="With --from-existing: folder with the tokenizer files to copy into the engine.",
+)
+@setting(
+    "--lookahead",
+    basic=True,
+    type=TRIPLE,
+    show_default="none, a plain engine",
+    help="window,ngram,verification: the largest triple the engine can run.",
+)
+@setting("--max-batch-size", type=COUNT, default=32, help="Requests decoded at a time, at most.")
+@setting(
+    "--max-input-len",
+    type=TOKENS,
+    show_default="max_seq_len, for TensorRT-LLM at most 1024",
+    help="Longest prompt in tokens.",
+)
+@setting(
+    "--max-seq-len",
+    basic=True,
+    type=TOKENS,
+    show_default="2048, at most the model's",
+    help="Longest prompt and output together.",
+)
+@setting(
+    "--max-num-tokens",
+    type=TOKENS,
+    show_default="8192, at least max_batch_size x (max_draft_len + 1)",
+    help="Tokens in one forward, at most.",
+)
+@setting(
+    "--max-draft-len",
+    type=click.IntRange(0),
+    show_default="computed",
+    help="For pasted TensorRT-LLM commands; must agree with --lookahead.",
+)
+@setting(
+    "--dtype",
+    type=DTYPES,
+    default="auto",
+    help="Type of the weights; auto keeps the checkpoint's, but takes float16 for a "
+    "Hugging Face folder in float32.",
+)
+@setting(
+    "--backend",
+    type=click.Choice(["auto", "tensorrt-llm", "torch"]),
+    default="auto",
+    help="auto takes tensorrt-llm where it and a GPU of compute capability 8.0 are, else torch.",
+)
+@setting(
+    "--workers",
+    type=COUNT,
+    default=1,
+    help="Ranks that tensorrt-llm builds at a time, each on a GPU of its own.",
+)
+@several(
+    "--trtllm",
+    type=TEXT,
+    metavar="KEY=VALUE",
+    help="Fields of TensorRT-LLM's BuildConfig and PluginConfig by their own names, such as "
+    "weight_streaming=true or plugin_config.gemm_plugin=fp8.",
+)
+@setting(
+    "--timing-cache",
+    type=PATH,
+    metavar="FILE",
+    help="Measurements of TensorRT's kernels, read if the file is there, and written for the next "
+    "build: it is faster then.",
+)
+@switch(
+    "--gather-context-logits",
+    help="Keep the logits of prompts; plain engines only, TensorRT-LLM refuses it with lookahead.",
+)
+@switch(
+    "--dry-run",
+    help="Show settings, their sources, memory, files and, for tensorrt-llm, the same build with "
+    "trtllm-build; write nothing.",
+)
+@switch(
+    "--force",
+    help="Replace what is in the output folder; with --from-existing, the engine's trtla.json.",
+)
+@json_flag("Print one JSON document: the plan of a dry run, or what was written.")
+@click.pass_context
+def build(ctx: click.Context, /, **flags: Any) -> None:
+    """Build an engine folder: weights, limits and the lookahead triple that it is built for.
+
+    The draft tokens of a step, max_draft_len = (ngram - 2) + (window - 1 + verification) x
+    (ngram - 1), are computed from the triple.
+    """
+    console = ctx.ensure_object(Console)
+    if flags["from_existing"] is None:
+        _build(ctx, console, flags)
+    else:
+        _adopt(ctx, console, flags)
+
+
+def _build(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
+    _check_required(ctx, flags)
+    from trtla.build.engine import build_engine, describe_build
+    from trtla.formats.engine_limits import BuildSettings
+
+    settings = BuildSettings(
+        lookahead=flags["lookahead"] or AUTOREGRESSIVE,
+        gather_context_logits=flags["gather_context_logits"],
+        trtllm=flags["trtllm"],
+        timing_cache=Path(flags["timing_cache"]) if flags["timing_cache"] else None,
+        **{name: flags[name] for name in _LIMITS},
+    )
+    checkpoint, output = Path(flags["checkpoint_dir"]), Path(flags["output_dir"])
+    choice = {name: flags[name] for name in ("backend", "dtype", "workers")}
+    origin = sources(ctx, *_SETTINGS)
+    if flags["max_draft_len"] is None:
+        origin["max_draft_len"] = "computed"
+    plan = describe_build(checkpoint, settings, output_dir=output, **choice)
+    if flags["max_num_tokens"] not in (None, plan.build_config.max_num_tokens):
+        origin["max_num_tokens"] += ", corrected"
+    if flags["dry_run"]:
+        show_plan(console, plan, origin, output)
+        return
+    show_start(console, plan)
+    with console.progress("build") as progress:
+        build_engine(
+            checkpoint,
+            output,
+            settings,
+            **choice,
+            force=flags["force"],
+            sources=origin,
+            progress=progress,
+        )
+    if plan.backend == "torch":
+        _compile_forward()
+    show_written(console, output, plan.backend, plan.lookahead, plan.notes)
+
+
+def _compile_forward() -> None:
+    """Have the CPU's forward and the candidate trees ready for the first run."""
+    from trtla.runtime.models.cpu.compiler import NotCompiled
+    from trtla.runtime.models.cpu.native_code import FORWARD, SLOWER, TREES, tell_slower
+
+    try:
+        FORWARD.load()
+        TREES.load()
+    except NotCompiled as error:
+        tell_slower(error, SLOWER)
+
+
+def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
+    """Check the flags that are required for building only, which click cannot express."""
+    for param in ctx.command.params:
+        if param.name in ("checkpoint_dir", "output_dir") and flags[param.name] is None:
+            raise click.MissingParameter(ctx=ctx, param=param)
+    if flags["tokenizer_dir"] is not None:
+        raise UsageError(
+            "--tokenizer-dir goes with --from-existing only",
+            "omit it: the tokenizer files of the checkpoint are copied",
+        )
+
+
+def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
+    given = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} does not go with --from-existing: nothing is built",
+            "give --lookahead, and --tokenizer-dir for the tokenizer files",
+        )
+    from trtla.trtllm.build import adopt_engine
+
+    engine = adopt_engine(
+        flags["from_existing"],
+        flags["lookahead"],
+        tokenizer=flags["tokenizer_dir"],
+        force=flags["force"],
+        sources=sources(ctx, "lookahead"),
+    )
+    triple = engine.lookahead or AUTOREGRESSIVE
+    show_written(console, engine.path, engine.backend, triple.as_tuple())

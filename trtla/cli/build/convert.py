@@ -1,0 +1,170 @@
+"""`trtla convert`: makes a TensorRT-LLM checkpoint from a Hugging Face Llama folder."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.options import DTYPES, MODEL, PATH, setting, switch
+from trtla.cli.shared.settings import source
+from trtla.cli.shared.values import COUNT, DEVICE
+from trtla.console import Console, Progress, counted
+from trtla.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtla.build.quantize import Calibration
+
+_INTEGERS = ("int8", "int4")
+_GROUPED = (*_INTEGERS, "w4a16_awq")
+_QUANTISED = ("fp8", *_GROUPED, "w8a16", "w4a16")
+_DTYPES_OF = {
+    "group_size": _GROUPED,
+    "kv_cache_dtype": ("fp8",),
+    **dict.fromkeys(("calib_data", "calib_size", "calib_device"), ("fp8", *_GROUPED)),
+}
+"""Flags that go with some dtypes only."""
+_conversion = partial(setting, section="Conversion")
+_quantised = partial(setting, section="Quantisation")
+
+
+@click.command(
+    cls=Command,
+    short_help="Hugging Face folder -> TensorRT-LLM checkpoint.",
+    examples=[
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt",
+        "trtla convert --model-dir llama-3-70b --output-dir ckpt --dtype bfloat16 --tp-size 8",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --kv-cache-dtype fp8",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype fp8 --calib-data texts.txt",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype int4",
+        "trtla convert --model-dir llama-3-8b --output-dir ckpt --dtype w4a16_awq --tp-size 2",
+    ],
+)
+@_conversion(
+    "model_dir",
+    *("-m", "--model", "--model-dir"),
+    basic=True,
+    type=MODEL,
+    required=True,
+    help="Hugging Face folder of a LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM, "
+    "its name on the hub such as org/name, or a GGUF file.",
+)
+@_conversion(
+    "--output-dir",
+    basic=True,
+    type=PATH,
+    required=True,
+    help="Checkpoint folder to write: config.json and rank*.safetensors.",
+)
+@_conversion(
+    "--dtype",
+    basic=True,
+    type=click.Choice([*DTYPES.choices, *_QUANTISED]),
+    default="auto",
+    help="Type of the weights; auto keeps the model's, float16 for float32, and a GGUF file's "
+    "blocks. All others quantise the layers' linears and keep the rest as auto does. int8 and int4 "
+    "are for the torch executor; embedding and lm_head become int8 too. w4a16_awq, w8a16 and w4a16 "
+    "are for TensorRT-LLM on Ampere or newer, but not on compute capability 10 and 11: int4 in "
+    "groups, and plain weights that it rounds to int8 or int4 when it builds.",
+)
+@_conversion("--tp-size", type=COUNT, default=1, help="Tensor-parallel ranks.")
+@_conversion("--pp-size", type=COUNT, default=1, help="Pipeline-parallel ranks.")
+@switch("--force", section="Conversion", help="Replace what is in the output folder.")
+@_quantised(
+    "--group-size",
+    type=click.Choice(["32", "64", "128"]),
+    show_default="32 for int8 and int4, 128 for w4a16_awq",
+    help="Inputs that share a scale, of int8, int4 and w4a16_awq (64 or 128).",
+)
+@_quantised(
+    "--kv-cache-dtype",
+    type=click.Choice(["auto", "fp8"]),
+    default="auto",
+    help="Type of cached keys and values, of fp8; auto is that of the activations.",
+)
+@_quantised(
+    "--calib-data",
+    default="cnn_dailymail",
+    show_default="cnn_dailymail for fp8, none for the others",
+    metavar="cnn_dailymail|PATH",
+    help="Texts that show how large activations get: CNN/DailyMail from the Hugging Face hub, a "
+    ".txt file (cut into texts of 2048 characters), or a .jsonl file of {text} or {article} lines. "
+    "int8, int4 and w4a16_awq round with less error where activations are large.",
+)
+@_quantised("--calib-size", type=COUNT, default=512, help="Most texts to read, 512 tokens of each.")
+@_quantised(
+    "--calib-device",
+    type=DEVICE,
+    metavar="auto|cpu|cuda",
+    default="auto",
+    help="Where the model runs for calibration; auto takes CUDA where it is.",
+)
+@click.pass_context
+def convert(ctx: click.Context, /, **flags: Any) -> None:
+    """Convert a Hugging Face Llama checkpoint to a TensorRT-LLM checkpoint.
+
+    Weights are streamed: memory follows the largest tensor, not the model. Only calibration runs
+    the whole model. TensorRT-LLM does not read int8 and int4; the torch executor reads every dtype.
+    The folder appears when it is complete, or not at all.
+    """
+    console = ctx.ensure_object(Console)
+    _refuse_flags(ctx)
+    from trtla.build import convert as converter
+
+    fp8, given = flags["dtype"] == "fp8", source(ctx, "calib_data") != "default"
+    with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
+        converter.convert(
+            Path(flags["model_dir"]),
+            Path(flags["output_dir"]),
+            dtype="auto" if fp8 else flags["dtype"],
+            tp_size=flags["tp_size"],
+            pp_size=flags["pp_size"],
+            group_size=int(flags["group_size"]) if flags["group_size"] else None,
+            calibration=_calibration(flags, texts) if fp8 or given else None,
+            fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
+            force=flags["force"],
+            progress=progress,
+        )
+    ranks, output = flags["tp_size"] * flags["pp_size"], flags["output_dir"]
+    console.out(f"wrote {output}: {counted(ranks, 'rank')}")
+    console.note(f"next: trtla build --checkpoint-dir {output} --output-dir ENGINE")
+
+
+def _refuse_flags(ctx: click.Context) -> None:
+    """Settings that would have no effect are errors, wherever they come from."""
+    dtype, given = ctx.params["dtype"], source(ctx, "calib_data") != "default"
+    for name, dtypes in _DTYPES_OF.items():
+        if source(ctx, name) == "default":
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if dtype not in dtypes:
+            raise UsageError(
+                f"{flag} {ctx.params[name]} is for --dtype {_either(dtypes)}, and dtype is {dtype}",
+                f"add --dtype {dtypes[0]}, or omit {flag}",
+            )
+        if name.startswith("calib") and dtype != "fp8" and not given:
+            raise UsageError(
+                f"{flag} {ctx.params[name]} is for texts, and {dtype} reads some only with "
+                "--calib-data",
+                f"add --calib-data, or omit {flag}",
+            )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _calibration(flags: dict[str, Any], progress: Progress) -> Calibration:
+    from trtla.data.calibration import calibration
+
+    return calibration(
+        flags["model_dir"],
+        flags["calib_data"],
+        flags["calib_size"],
+        device=flags["calib_device"],
+        progress=progress,
+    )

@@ -1,0 +1,1 @@
+"""The commands that answer prompts: run, chat, explain."""

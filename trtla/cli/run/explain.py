@@ -1,0 +1,293 @@
+"""`trtla explain`: flags and printing; a step is recorded, described and drawn in trtla.explain."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.drafter_options import (
+    ModelFlags,
+    check_drafters,
+    drafter_flags,
+)
+from trtla.cli.shared.engine_check import check_triples, is_trtllm
+from trtla.cli.shared.loading import open_llm
+from trtla.cli.shared.options import (
+    chat_flags,
+    color_flag,
+    draft_flags,
+    engine_flags,
+    json_flag,
+    length_flag,
+    lookahead_flag,
+    parse_flag,
+    place_flags,
+    processor_flag,
+    ranks_flag,
+    sampling_flags,
+    setting,
+    stop_flag,
+    switch,
+    with_processor,
+)
+from trtla.cli.shared.settings import check_new_file
+from trtla.cli.shared.template import check_template
+from trtla.cli.shared.values import LOOKAHEAD, TEXT
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.settings.fields import parsed
+from trtla.settings.lookahead import Lookahead
+from trtla.settings.messages import Asking
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from trtla.data.prompts import PromptRequest
+    from trtla.explain.record import RecordedRun, RecordedStep
+    from trtla.explain.words import Style, Words
+    from trtla.llm.llm import LLM
+
+_STYLES: dict[Style, dict[str, Any]] = {
+    "plain": {},
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+    "accepted": {"fg": "green"},
+    "rejected": {"fg": "red"},
+    "input": {"bold": True},
+    "window": {"fg": "cyan"},
+    "candidate": {"fg": "yellow"},
+}
+
+
+@dataclass(frozen=True)
+class ExplainFlags(ModelFlags):
+    """The command's flags as click parsed them."""
+
+    request_lookahead: Lookahead | None
+    input_text: str
+    asking: Asking
+    step: int | None
+    output: str | None
+    strip: str | None
+    force: bool
+    color: str
+
+
+def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse the next flag in place of a file's name."""
+    if value is not None and value.startswith("-"):
+        raise UsageError(
+            f"--strip needs a file, and {value} is a flag",
+            "name one, such as --strip run.svg; in the terminal the strip is always there",
+        )
+    return value
+
+
+@click.command(
+    cls=Command,
+    short_help="One decoding step, described and drawn.",
+    examples=[
+        "trtla explain --engine-dir engine --input-text 'def f('",
+        "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
+        "trtla explain --engine-dir engine --input-text 'def f(' --step 3 --strip run.svg",
+        "trtla explain --engine-dir model --lookahead auto --input-text 'def f('",
+        "trtla explain --engine-dir engine --input-text 'def f(' --drafter ngram --json > run.json",
+    ],
+)
+@setting(
+    "-p",
+    "--input-text",
+    basic=True,
+    section="Prompts",
+    type=TEXT,
+    required=True,
+    help="The prompt; - reads it from stdin.",
+)
+@chat_flags
+@engine_flags("Model")
+@place_flags
+@ranks_flag
+@lookahead_flag("the engine's triple; 7,7,7 of a model folder")
+@parse_flag
+@setting(
+    "--request-lookahead",
+    section="Model",
+    type=LOOKAHEAD,
+    metavar="W,N,G|auto",
+    show_default="the default triple",
+    help="The request's own triple, at most the default one, or auto.",
+)
+@length_flag(default=32)
+@sampling_flags
+@processor_flag
+@stop_flag
+@drafter_flags
+@draft_flags
+@setting(
+    "--step",
+    basic=True,
+    section="Output",
+    type=click.IntRange(0),
+    metavar="K",
+    show_default="the step that accepted the most",
+    help="Which step to describe; 0 is the prefill.",
+)
+@setting(
+    "-o",
+    "--output",
+    basic=True,
+    section="Output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Draw the step as well: step.svg or step.png.",
+)
+@setting(
+    "--strip",
+    basic=True,
+    section="Output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    callback=_a_file,
+    help="Draw the whole run as well, a row a step: run.svg or run.png.",
+)
+@switch("--force", section="Output", help="Replace pictures that are there already.")
+@json_flag("Print every step as one JSON document.", "Output")
+@color_flag("Colour what was accepted and the parts of the mask.")
+@click.pass_obj
+def explain(console: Console, /, **flags: Any) -> None:
+    """Decode one prompt and show what a step did: what W, N and G are, and what they bring.
+
+    Prints the run as a strip, a row a step, then one step: the window with its levels, the n-grams
+    that it gave to the pool, the candidates that the pool had, the attention mask, what was
+    accepted, what the target added and why the step ended there. With --lookahead auto it prints
+    the candidate tree: each node's source, its chance and whether it was accepted.
+    """
+    given = parsed(ExplainFlags, with_processor(flags))
+    console.color = given.color
+    _check(given)
+    named = [("--drafter", given.drafter)]
+    models = check_drafters(given.engine_dir, named, given)
+    request = _request(given)
+    folders = (given.engine_dir, given.tokenizer_dir)
+    check_template(console, given.asking, folders, [(request.name, request.prompt)])
+    with open_llm(given, models, max_batch_size=1) as llm:
+        _record_and_report(console, llm, request, given)
+
+
+def _check(given: ExplainFlags) -> None:
+    """What can be refused before torch is imported."""
+    from trtla.runtime.limits import refuse_watch
+
+    if is_trtllm(Path(given.engine_dir)):
+        raise refuse_watch(given.engine_dir)
+    check_triples(
+        given.engine_dir, given.lookahead, [("--request-lookahead", given.request_lookahead)]
+    )
+    if given.output is not None and given.output == given.strip:
+        raise UsageError(
+            f"--output and --strip are both {given.output}", "give each a file of its own"
+        )
+    for flag, name in (("--output", given.output), ("--strip", given.strip)):
+        if name is not None:
+            _check_picture(Path(name), flag, force=given.force)
+
+
+def _check_picture(path: Path, flag: str, *, force: bool) -> None:
+    from trtla.charts import check_path
+    from trtla.charts.theme import theme
+
+    check_path(path)
+    check_new_file(path, flag, force=force)
+    theme()  # a missing matplotlib is reported before the run, not after it
+
+
+def _request(given: ExplainFlags) -> PromptRequest:
+    from trtla.data.prompts import gather
+
+    texts, sampling = [given.input_text], given.sampling
+    return gather(texts, None, sampling, drafter=given.drafter, asking=given.asking)[0]
+
+
+def _record_and_report(
+    console: Console, llm: LLM, request: PromptRequest, given: ExplainFlags
+) -> None:
+    from trtla.explain.record import record_run
+    from trtla.explain.words import Words, document
+
+    lookahead = given.request_lookahead
+    if lookahead is None and given.lookahead == "auto":
+        lookahead = "auto"
+    run = record_run(llm, request.prompt, request.sampling, lookahead)
+    completion = run.completion
+    decode = llm.tokenizer.decode if llm.tokenizer else None
+    words = Words(decode, (*completion.input_ids, *completion.output_ids))
+    step = _chosen(run, given.step)
+    if console.json:
+        console.document(document(run, step, words, given.engine_dir, llm.description))
+    else:
+        _print(console, run, step, words, given)
+    console.note(f"note: ran on {llm.description}")
+    _draw(console, run, step, words, given)
+
+
+def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
+    from trtla.explain.step_outcome import busiest
+
+    if number is None:
+        return busiest(run)
+    if number >= len(run.steps):
+        last = len(run.steps) - 1
+        raise UsageError(
+            f"--step {number}: this run has the steps 0 to {last}",
+            "omit --step for the one that accepted the most",
+        )
+    return run.steps[number]
+
+
+def _print(
+    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
+) -> None:
+    from trtla.explain.strip import strip_lines
+    from trtla.explain.text_view import step_lines
+
+    def paint(text: str, style: Style) -> str:
+        return console.styled(text, **_STYLES[style]) if _STYLES[style] else text
+
+    for line in strip_lines(run, words, paint):
+        console.out(line)
+    console.out()
+    if given.step is None:
+        any_accepted = run.completion.stats.accepted
+        chosen = (
+            f"step {step.number} accepted the most" if any_accepted else "no draft was accepted"
+        )
+        console.note(f"note: {chosen}; another step with --step K")
+    for line in step_lines(run, step, words, paint):
+        console.out(line)
+
+
+def _draw(
+    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
+) -> None:
+    from trtla.explain.picture import step_picture
+    from trtla.explain.strip import strip_picture
+
+    if given.output is not None:
+        _save(console, step_picture(run, step, words), Path(given.output))
+    if given.strip is not None:
+        _save(console, strip_picture(run, words), Path(given.strip))
+
+
+def _save(console: Console, figure: Figure, path: Path) -> None:
+    from trtla.charts import save
+
+    with warnings.catch_warnings():
+        # Letters that the font lacks are boxes in a PNG; in an SVG the reader's fonts have them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        save(figure, path)
+    console.note(f"note: wrote {path}")

@@ -1,0 +1,257 @@
+"""`trtla run`: prompts in, lookahead-decoded text out.
+
+Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` prints them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.run.beam_options import (
+    beam_flags,
+    beams_wanted,
+    check_beams,
+    search_and_report,
+)
+from trtla.cli.run.run_flags import RunFlags
+from trtla.cli.run.run_prompts import (
+    announce_stdin,
+    as_messages,
+    check_expected,
+    fitted,
+    sized,
+)
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.drafter_options import (
+    check_comparable,
+    check_corpus,
+    check_drafters,
+    corpus_flags,
+    drafter_flags,
+)
+from trtla.cli.shared.engine_check import check_triples
+from trtla.cli.shared.loading import open_llm, save_corpus
+from trtla.cli.shared.options import (
+    chat_flags,
+    color_flag,
+    draft_flags,
+    json_flag,
+    length_flag,
+    model_argument,
+    model_flags,
+    options_of,
+    processor_flag,
+    sampling_flags,
+    setting,
+    several,
+    stop_flag,
+    switch,
+    trtllm_flags,
+    with_processor,
+)
+from trtla.cli.shared.params import Positional
+from trtla.cli.shared.settings import source
+from trtla.cli.shared.template import check_template
+from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
+from trtla.console import Console
+from trtla.errors import CheckFailed, UsageError
+from trtla.machine import process_rank
+from trtla.settings.fields import parsed
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import USUAL_LEN, SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.data.prompts import PromptRequest
+    from trtla.llm.llm import LLM
+    from trtla.results.run import Decoded
+
+
+_LENGTH = {
+    "show_default": f"{USUAL_LEN}, or what the prompt leaves of the engine's room",
+}
+
+
+@click.command(
+    cls=Command,
+    short_help="Prompts -> text, with lookahead decoding.",
+    examples=[
+        "trtla run model.gguf 'Once upon a time'",
+        "trtla run --engine-dir engine --input-text 'Once upon' 'To be, or not'",
+        "trtla run --engine-dir engine --input-file prompts.jsonl --json > results.json",
+        "trtla run --engine-dir engine --input-text 'def f(' --request-lookahead 3,3,3 --stream",
+        "cat prompt.txt | trtla run -m engine -q > answer.txt",
+        "trtla run --engine-dir engine --input-text 'Once upon' --num-beams 4 --json",
+        "trtla run --engine-dir engine --chat --input-text 'Why is the sky blue?'",
+    ],
+)
+@model_argument(required=True)
+@click.argument("prompt", cls=Positional, type=TEXT, required=False)
+@several(
+    "-p",
+    "--input-text",
+    basic=True,
+    section="Prompts",
+    type=TEXT,
+    help="Prompts, several after one flag; - reads one from stdin, as a pipe does without this.",
+)
+@setting(
+    "--input-file",
+    basic=True,
+    section="Prompts",
+    type=click.Path(allow_dash=True),
+    help="A .txt file with one prompt a line, a .jsonl file with text, messages or input_ids and "
+    "settings of their own, or with Spec-Bench's turns, or - for either on stdin.",
+)
+@several(
+    "--expected-output",
+    section="Prompts",
+    type=TEXT,
+    metavar="TEXT|@FILE",
+    help="What the outputs are expected to be like, such as a text that a prompt asks to edit: "
+    "auto takes drafts from it, no text changes. One for all prompts, or one a prompt; - is stdin.",
+)
+@chat_flags
+@model_flags(required=False)
+@several(
+    "--request-lookahead",
+    section="Model",
+    type=LOOKAHEAD,
+    metavar="W,N,G|auto",
+    show_default="that of --lookahead",
+    help="The requests' own triples, at most that of --lookahead, or auto: one for all prompts, or "
+    "one a prompt.",
+)
+@switch("--no-lookahead", section="Model", help="Decode every request with 1,1,0.")
+@setting(
+    "--max-batch-size",
+    section="Model",
+    type=COUNT,
+    show_default="the engine's",
+    help="Requests in flight at a time, at most the engine's.",
+)
+@length_flag(**_LENGTH)
+@sampling_flags
+@processor_flag
+@stop_flag
+@options_of(
+    SamplingParams, "Sampling", only=("allotted_time_ms",), allotted_time_ms={"type": COUNT}
+)
+@beam_flags
+@drafter_flags
+@corpus_flags
+@draft_flags
+@trtllm_flags
+@switch("--stream", basic=True, section="Output", help="Print text as it comes.")
+@switch(
+    "--check-lossless",
+    section="Output",
+    help="Decode again with 1,1,0 and compare; exit code 3 when a text differs.",
+)
+@json_flag("Print one JSON document; with --stream a line a chunk, then the document.", "Output")
+@color_flag("Colour the tokens that were accepted in parallel.")
+@click.pass_obj
+def run(console: Console, /, **flags: Any) -> None:
+    """Decode prompts, all in one in-flight batch.
+
+    Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
+    Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
+    distinct 4-grams shows that the text loops, which flatters it.
+    """
+    if (prompt := flags.pop("prompt")) is not None:
+        flags["input_text"] = (prompt, *flags["input_text"])
+    given = parsed(RunFlags, with_processor(flags))
+    console.color, drafter = given.color, given.drafter
+    by_beams = beams_wanted(given.beams, given.num_return_sequences)
+    # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
+    requests = _requests(console, given) if not process_rank() else []
+    if by_beams:
+        check_beams(given, requests)
+    check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
+    drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
+    models = check_drafters(given.engine_dir, drafters, given)
+    check_corpus(given)
+    check_expected(given.engine_dir, requests)
+    if given.check_lossless:
+        check_comparable(drafters)
+    asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
+    check_template(console, given.asking, (given.engine_dir, given.tokenizer_dir), asked)
+    with open_llm(given, models, max_batch_size=given.max_batch_size, corpus=given.corpus) as llm:
+        if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
+            return
+        requests = as_messages(llm, requests)
+        if source(click.get_current_context(), "max_output_len") == "default":
+            requests = sized(llm, requests)
+        if by_beams:
+            search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
+        else:
+            _decode_and_report(console, llm, requests, given)
+        save_corpus(console, llm, given.save_corpus)
+
+
+def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
+    """The prompts with their settings, checked before torch is imported."""
+    from trtla.data.prompts import gather
+
+    if given.no_lookahead and given.request_lookahead:
+        raise UsageError(
+            "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
+        )
+    announce_stdin(console, named=bool(given.input_text) or given.input_file is not None)
+    texts, file, triples = given.input_text, given.input_file, given.request_lookahead
+    how = (given.sampling, triples, given.drafter, given.asking, given.expected_output)
+    requests = gather(texts, file, *how)
+    if given.no_lookahead:
+        requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
+    return requests
+
+
+def _decode_and_report(
+    console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
+) -> None:
+    from trtla.cli.run.transcript import Transcript
+    from trtla.results.run import decode, document, lookahead_loss, warm_up
+
+    if given.check_lossless:
+        warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
+    transcript = Transcript(console, requests, stream=given.stream)
+    by_default = source(click.get_current_context(), "max_output_len") == "default"
+    fitted_later = partial(fitted, llm) if by_default else None
+    on_chunk = transcript.chunk if given.stream else None
+    decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted_later)
+    plain = decode(llm, requests, plain=True, fitted=fitted_later) if given.check_lossless else None
+    console.note(f"note: ran on {llm.description}")
+    if console.json:
+        console.document(document(decoded, plain, llm.description), line=given.stream)
+    else:
+        transcript.finish(decoded, plain)
+        _note_empty(console, decoded)
+    if plain is None and not console.quiet and (loss := lookahead_loss(llm, requests, decoded)):
+        console.note(f"note: {loss}")
+    if plain is not None:
+        _require_lossless(decoded, plain)
+
+
+def _note_empty(console: Console, decoded: Decoded) -> None:
+    """Say why there is nothing to read."""
+    for done in decoded.completions:
+        if done.text == "" and done.finish_reason == "end_id" and len(done.output_ids) == 1:
+            index = done.index
+            console.note(f"note: text {index} is empty: the model ended it at once")
+
+
+def _require_lossless(decoded: Decoded, plain: Decoded) -> None:
+    from trtla.results.run import divergence
+
+    pairs = zip(decoded.completions, plain.completions, strict=True)
+    different = [str(ours.index) for ours, theirs in pairs if divergence(ours, theirs)]
+    if different:
+        raise CheckFailed(
+            f"{len(different)} of {len(plain.completions)} texts differ from plain decoding: "
+            f"{', '.join(different[:8])}",
+            "a margin near zero is rounding of a low-precision type, try --dtype float32; "
+            "a large one is a bug",
+        )

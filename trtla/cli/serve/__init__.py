@@ -1,0 +1,1 @@
+"""The commands that speak OpenAI's API: serve and batch."""

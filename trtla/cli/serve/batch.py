@@ -1,0 +1,241 @@
+"""`trtla batch`: from flags to a job, and what is said of it; the work is in trtla.batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.serve.model_options import (
+    AnsweringFlags,
+    answering_draft_flags,
+    answering_folder,
+    answering_model_flags,
+    answering_name,
+    checked,
+    open_answering,
+)
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.loading import save_corpus
+from trtla.cli.shared.options import PATH, engine_flags, json_flag, options_of, setting, switch
+from trtla.cli.shared.values import TEXT
+from trtla.console import Console, counted
+from trtla.errors import UsageError
+from trtla.interrupts import INTERRUPTS
+from trtla.machine import process_rank
+from trtla.settings.replicas import ReplicaSettings
+
+if TYPE_CHECKING:
+    from trtla.batch.job import Identity, Job
+    from trtla.batch.journal import Record
+    from trtla.batch.run import Figures, Task
+
+_WHO = "a batch"
+_CHANGING = ("device", "dtype", "kv_cache_dtype")
+"""Settings of the model that may change an answer's last bits."""
+
+
+@dataclass(frozen=True)
+class BatchFlags(AnsweringFlags):
+    """The command's flags as click parsed them."""
+
+    requests: str
+    output_dir: str
+    force: bool
+    spread: ReplicaSettings
+    served_model_name: str | None
+
+
+@click.command(
+    cls=Command,
+    short_help="A file of OpenAI's requests -> a folder of answers, resumable.",
+    examples=[
+        "trtla batch requests.jsonl -o out -m engine",
+        "trtla batch requests.jsonl -o out -m model.gguf --served-model-name gpt-4o-mini --json",
+    ],
+)
+@click.argument("requests", type=PATH)
+@setting(
+    "-o",
+    "--output-dir",
+    basic=True,
+    section="Output",
+    type=PATH,
+    required=True,
+    help="Folder of the job: output.jsonl and errors.jsonl at its end, what is done until then.",
+)
+@switch("--force", section="Output", help="Drop what the folder has of a job, and begin anew.")
+@json_flag("Print the summary as a JSON document.", "Output")
+@engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
+@setting(
+    "--served-model-name",
+    basic=True,
+    section="Model",
+    type=TEXT,
+    metavar="NAME",
+    show_default="that of its folder or file",
+    help="The model's name in answers, and the only one that requests may name.",
+)
+@answering_model_flags
+@options_of(ReplicaSettings, "Replicas", but=("autoscale",))
+@answering_draft_flags
+@click.pass_obj
+def batch(console: Console, /, **flags: Any) -> int:
+    """Answer a file of requests in OpenAI's batch format, here.
+
+    REQUESTS has a line each: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+    "body": {...}}; a body is what trtla serve takes, of /v1/completions too. The answers are in the
+    order of the lines. After a kill, a crash or Ctrl-C the same command goes on, and no line is
+    done twice; the files are the same to the last byte. A line that is wrong becomes an error of
+    that line (exit code 1).
+    """
+    named = flags["engine_dir"]
+    flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
+    given, models = checked(BatchFlags, flags)
+    if given.spread.ray:
+        from trtla.cli.serve.replica_options import check_spread
+
+        if given.save_corpus is not None:
+            raise UsageError(
+                "--save-corpus needs one process: each replica learns texts of its own",
+                "leave out --ray or --save-corpus",
+            )
+        check_spread(given, "ray.data")
+    if process_rank():  # the first rank has the job; the others serve until it has ended
+        open_answering(given, models, _WHO).close()
+        return 0
+    INTERRUPTS.terminable()
+    return _go_on(console, given, models, answering_name(given.served_model_name, named, given))
+
+
+def _go_on(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
+    """All of a job that is left to do; the exit code."""
+    from trtla.batch.job import check_place, locked, open_job
+    from trtla.batch.lines import survey
+    from trtla.batch.run import Task
+
+    source, folder = Path(given.requests), Path(given.output_dir)
+    check_place(folder, source)
+    found = survey(source)
+    with locked(folder):
+        job = open_job(folder, _identity(given, found.digest, name), source, force=given.force)
+        if job.finished is not None:
+            console.note(f"note: the job in {folder} is finished; --force begins anew")
+            return _report(console, job, None)
+        with job.journal(found.last) as journal:
+            task = Task(job, journal, source, found, name)
+            return _finish(console, given, models, task)
+
+
+def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
+    from trtla.batch.fingerprint import fingerprint
+    from trtla.batch.job import Identity
+
+    folders = (given.engine_dir, *filter(None, [given.tokenizer_dir]))
+    settings = {one: getattr(given, one) for one in _CHANGING} | {"served_model_name": name}
+    if given.tp_size not in (None, 1):  # the last bits of sums over ranks are others
+        settings["tp_size"] = given.tp_size
+    if given.parse_special:
+        settings["parse_special"] = True
+    if given.force_greedy:
+        settings["force_greedy"] = True
+    if given.drafter.rejection:  # else no drafter changes a text
+        settings["drafter"] = repr(given.drafter)
+    return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
+
+
+def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:
+    """Do the lines that are left, then write the output; after a signal say how to go on."""
+    counts, lines = task.journal.counts, counted(task.survey.count, "line")
+    if counts.done:
+        console.note(f"note: {counts.done} of {lines} are done already")
+
+    def word() -> str:
+        kept = f"{counts.done} of {lines} are done and kept in {task.job.folder}"
+        return f"note: {kept}; the same command goes on"
+
+    with INTERRUPTS.saying(word):
+        figures = _decode(console, given, models, task)
+        done = task.job.finish(task.journal)
+    return _report(console, done, figures)
+
+
+def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) -> Figures | None:
+    """Do the lines that are left; None where there are none."""
+    counts, total = task.journal.counts, task.survey.count
+    if counts.done == total:
+        return None
+    if given.spread.ray:
+        from trtla.cli.serve.replica_options import spread_records
+
+        spreading = spread_records(console.note, given, models, given.spread, task, _WHO)
+        with spreading as records:
+            return _keep(console, records, task)
+    with open_answering(given, models, _WHO) as llm:
+        console.note(f"note: runs on {llm.description}")
+        records = task.records(llm, lambda text: console.note(f"note: {text}"))
+        figures = _keep(console, records, task)
+        save_corpus(console, llm, given.save_corpus)
+        return figures
+
+
+def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
+    """Take the records as they come, and say how far the job is."""
+    from trtla.batch.run import Pace
+
+    counts, total = task.journal.counts, task.survey.count
+    pace = Pace(counts.done)
+    more = partial(pace.described, counts)
+    with console.progress("batch", "lines", more, pace.before) as progress:
+        progress(counts.done, total)
+        for record in records:
+            pace.tokens += record.output_tokens
+            progress(counts.done, total)
+    return pace.figures()
+
+
+def _report(console: Console, job: Job, figures: Figures | None) -> int:
+    """Print the summary; the exit code.
+
+    Raises:
+        TrtlaError: lines failed.
+    """
+    from trtla.batch.job import failure
+
+    failed = failure(job)
+    if console.json:
+        console.document(_document(job, figures))
+        return 0 if failed is None else failed.exit_code
+    counts = job.finished
+    assert counts is not None
+    seconds, speed = (None, None) if figures is None else (figures.seconds, figures.tokens_per_s)
+    columns = ("lines", "failed", "prompt tokens", "output tokens", "S", "seconds", "tokens/s")
+    tokens = (counts.prompt_tokens, counts.output_tokens, counts.tokens_per_step)
+    console.table(columns, [(counts.done, counts.failed, *tokens, seconds, speed)])
+    console.note(f"note: the answers are in {job.output}")
+    if failed is not None:
+        raise failed
+    return 0
+
+
+def _document(job: Job, figures: Figures | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trtla.results.documents import SCHEMA_VERSION
+
+    assert job.finished is not None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": "batch",
+        "lines": job.finished.done,
+        **asdict(job.finished),
+        "tokens_per_step": job.finished.tokens_per_step,
+        "created": job.created,
+        "output": str(job.output),
+        "errors": str(job.errors),
+        "this_run": None if figures is None else asdict(figures),
+    }

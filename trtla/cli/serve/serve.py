@@ -1,0 +1,180 @@
+"""`trtla serve`: from flags to a server; everything else is in trtla.serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.serve.model_options import (
+    AnsweringFlags,
+    answering_draft_flags,
+    answering_folder,
+    answering_model_flags,
+    answering_name,
+    checked,
+    open_answering,
+)
+from trtla.cli.shared.command import Command
+from trtla.cli.shared.engine_check import is_trtllm
+from trtla.cli.shared.options import PATH, engine_flags, model_argument, options_of
+from trtla.cli.shared.values import SIZE
+from trtla.console import Console, counted
+from trtla.errors import TrtlaError, UsageError
+from trtla.machine import process_rank
+from trtla.settings.replicas import ReplicaSettings
+from trtla.settings.serving import ServeSettings
+
+if TYPE_CHECKING:
+    from trtla.llm.llm import LLM
+    from trtla.llm.request_maker import RequestMaker
+    from trtla.serve.engine import NewEngine
+    from trtla.serve.log import RequestLog
+
+
+@dataclass(frozen=True)
+class ServeFlags(AnsweringFlags):
+    """The command's flags as click parsed them."""
+
+    serving: ServeSettings
+    spread: ReplicaSettings
+
+
+@click.command(
+    cls=Command,
+    short_help="An OpenAI-compatible server with a web page.",
+    examples=[
+        "trtla serve model.gguf",
+        "trtla serve --engine-dir engine",
+        "trtla serve --engine-dir model.gguf --port 8080 --api-key-file keys.txt --json-logs",
+        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
+    ],
+)
+@model_argument()
+@engine_flags("Model", type=PATH, required=False, show_default="the small one that trtla chat has")
+@answering_model_flags
+@options_of(
+    ServeSettings,
+    "Server",
+    port={"type": int, "basic": True},
+    host={"basic": True},
+    api_key_file={"basic": True},
+    max_body={"type": SIZE, "default": "1MiB"},
+)
+@options_of(ReplicaSettings, "Replicas")
+@answering_draft_flags
+@click.pass_obj
+def serve(console: Console, /, **flags: Any) -> int:
+    """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
+
+    All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
+    drafter, top_k, cache, metrics and pieces; a field that is not supported is refused by name.
+    The page at / shows a chat; /metrics is for Prometheus. SIGTERM lets the texts in flight end
+    first, a second one does not.
+    """
+    named = flags["engine_dir"]
+    _check_packages()
+    from trtla.serve.guard import is_loopback
+    from trtla.serve.log import RequestLog
+    from trtla.serve.server import is_open_to_all
+    from trtla.serve.server import serve as run_server
+
+    log = RequestLog(flags["json_logs"], console.quiet)
+    flags["engine_dir"] = _folder(named, log)
+    given, models = checked(ServeFlags, flags)
+
+    _check_isolation(given)
+    new_engine = _replicas(given, models) if given.spread.ray else _in_process(given, models)
+
+    def ready(maker: RequestMaker, address: str) -> None:
+        log.note(f"{name} on {_place(given.spread)}{maker.description}")
+        if given.force_greedy:
+            log.note("every answer is greedy, whatever temperature, top_p and top_k are asked for")
+        text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"
+        log.note(text, always=True)
+
+    if process_rank():
+        with _open(given, models):
+            return 0  # leaving serves rank 0 to its end
+    name = answering_name(given.serving.served_model_name, named, given)
+    if is_open_to_all(given.serving):
+        log.note(f"everybody who reaches {given.serving.host} may use it: give an --api-key-file")
+    if given.spread.ray and is_loopback(given.serving.host):
+        log.note(f"{given.serving.host} is the server's alone: Ray's ports are on all addresses")
+    log.note(f"loading {named or given.engine_dir}")
+    # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
+    deaf = is_trtllm(Path(given.engine_dir)) and not given.spread.ray
+    return run_server(given.serving, new_engine, name, log, ready, deaf)
+
+
+def _folder(named: str | None, log: RequestLog) -> str:
+    def note(text: str) -> None:
+        log.note(text.removeprefix("note: "))
+
+    return answering_folder(note, "trtla serve --engine-dir MODEL", named)
+
+
+def _check_packages() -> None:
+    try:
+        import fastapi
+        import prometheus_client
+        import uvicorn
+    except ImportError as error:
+        raise TrtlaError(
+            f"serve needs the package {error.name}", "pip install 'trtla[serve]'"
+        ) from None
+    del fastapi, prometheus_client, uvicorn
+
+
+def _check_isolation(given: ServeFlags) -> None:
+    if not given.serving.isolate_keys:
+        return
+    if is_trtllm(Path(given.engine_dir)) and given.reuse:
+        raise UsageError(
+            f"{given.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
+            "add --no-kv-cache-enable-block-reuse to --isolate-keys",
+        )
+    if given.save_corpus is not None:
+        raise UsageError(
+            "--save-corpus writes the texts of all keys into one file, and --isolate-keys keeps "
+            "them apart",
+            "omit one of them",
+        )
+    if given.corpus:
+        raise UsageError(
+            f"--corpus {', '.join(given.corpus)} is drafted from for all keys, and --isolate-keys "
+            "keeps apart what each drafts from",
+            "omit one of them",
+        )
+
+
+def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:
+    from trtla.llm.engine_thread import EngineThread
+
+    return partial(EngineThread, partial(_open, given, models))
+
+
+def _replicas(given: ServeFlags, models: list[str]) -> NewEngine:
+    from trtla.cli.serve.replica_options import new_replica_engine
+
+    return new_replica_engine(given, models, given.spread, _open)
+
+
+def _place(spread: ReplicaSettings) -> str:
+    if not spread.ray:
+        return ""
+    least, most = spread.range
+    number = counted(least, "replica") if least == most else f"{least} to {most} replicas"
+    return f"{number} of "
+
+
+def _open(given: ServeFlags, draft_models: list[str]) -> LLM:
+    llm = open_answering(given, draft_models, "a server", bounded_steps=True)
+    # What would else hold up the first requests: transformers' import, costs that are measured.
+    _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+    llm.executor.call(lambda executor: executor.warm_up())
+    return llm

@@ -1,0 +1,1 @@
+"""What several commands share: options, values, presets, the model that they open."""

@@ -1,0 +1,246 @@
+"""click's commands with sections, examples, and flags that take several values.
+
+`--input-text A B C`, as TensorRT-LLM's run.py takes it, is rewritten to the flag repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtla.cli.shared.params import AWAITED, Former, ModelArgument, ModelPath, Setting, Several
+from trtla.cli.shared.settings import load_config, origin
+from trtla.console import Console
+from trtla.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+ALL = "trtla.all"  # ctx.meta's key of whether the help has all options
+_SPEC = 34
+"""Most columns of an option's names in the short help."""
+
+
+class Command(click.Command):
+    """A command with sections, examples, --config, --verbose and --quiet."""
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), config: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples, self.has_settings = examples, config
+        self.params += [*([_config_flag()] if config else []), *switches()]
+        if self._basic():
+            self.params.append(_help_all_flag())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the flags that were given once for several values, then parse."""
+        several = {
+            _spelling(ctx, name): param.opts[-1]
+            for param in self.params
+            if isinstance(param, Several)
+            for name in param.opts
+        }  # by every spelling of a flag, its last one, which is the long one
+        if ctx.resilient_parsing:  # a shell asks what may come next
+            ctx.meta[AWAITED] = self._awaited(ctx, args, several)
+        try:
+            rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+        except click.UsageError as error:  # click's parser does not always say of which command
+            error.ctx = error.ctx or ctx
+            raise
+        for param in self.params:
+            if isinstance(param, Former | ModelArgument):
+                param.hand_over(ctx)
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Find the models, now that all else is known to be right, then run the command."""
+        for param in self.params:
+            given = ctx.params.get(str(param.name))
+            if isinstance(param.type, ModelPath) and given is not None:
+                from trtla.formats.gguf.folder import model_folder
+
+                ctx.params[str(param.name)] = str(model_folder(given))
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:  # of a setting: NAME is VALUE
+            name = error.message.partition(" is ")[0]
+            error.message += origin(ctx, name) if name in ctx.params else ""
+            raise
+
+    def _awaited(
+        self, ctx: click.Context, args: Sequence[str], several: dict[str, str]
+    ) -> click.Option | None:
+        """The flag that a value behind these arguments would belong to."""
+        args = args[:-1] if args and args[-1] == "=" else args  # bash cuts `--flag=value` in three
+        last = [*_repeat_flags(ctx, [*args, "value"], several)][-1]
+        flag, behind, _ = last.partition("=value")
+        if not behind:
+            flag = _spelling(ctx, args[-1] if args else "")
+        options = (param for param in self.params if isinstance(param, click.Option))
+        return next((one for one in options if flag in one.opts and not one.is_flag), None)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell is offered where click expects nothing but flags."""
+        awaited = ctx.meta.get(AWAITED)
+        if awaited is None or incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        found: list[CompletionItem] = awaited.shell_complete(ctx, incomplete)
+        return found
+
+    def _basic(self) -> list[click.Option]:
+        """What --help has; empty: all."""
+        return [one for one in self.params if isinstance(one, Setting) and one.basic]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what is needed first, in 25 lines at most; with --help-all all there is."""
+        basic = [one for one in self._basic() if not one.hidden]
+        if not basic or ctx.meta.get(ALL):
+            super().format_help(ctx, formatter)
+            return
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(self.get_short_help_str(limit=formatter.width))
+        with formatter.section("Options"):
+            records = [one.get_help_record(ctx) for one in basic]
+            specs = [record[0] for record in records if record]
+            room = formatter.width - min(max(map(len, specs)), _SPEC) - 4
+            shorts = [shorten(_sentence(one.help), room, placeholder=" ...") for one in basic]
+            formatter.write_dl(list(zip(specs, shorts, strict=True)), col_max=_SPEC)
+        write_lines(formatter, "Examples", [one for one in self.examples if "\n" not in one][:2])
+        formatter.write_paragraph()
+        count = sum(isinstance(one, click.Option) and not one.hidden for one in self.params)
+        formatter.write_text(f"--help-all shows all {count} options.")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section, in the order they were declared."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        sections["Options"] = sections.pop("Options")  # the common ones come last
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, and how settings are given in the environment."""
+        write_lines(formatter, "Examples", self.examples)
+        if self.has_settings and ctx.auto_envvar_prefix:
+            formatter.write_paragraph()
+            prefix = ctx.auto_envvar_prefix
+            formatter.write_text(
+                f"Every option can be set as {prefix}_<OPTION> in the environment, such as "
+                f"{prefix}_{self._named()}."
+            )
+
+    def _named(self) -> str:
+        """An option as the environment has it: the first."""
+        return next(str(p.name).upper() for p in self.params if isinstance(p, click.Option))
+
+
+def _sentence(text: str | None) -> str:
+    """The first one of a help."""
+    first, stop, _ = (text or "").partition(". ")
+    return first + stop.strip()
+
+
+def write_lines(formatter: click.HelpFormatter, title: str, lines: Sequence[str]) -> None:
+    """A section of lines that are not wrapped: what can be copied stays in one piece."""
+    if lines:
+        with formatter.section(title):
+            for line in lines:
+                formatter.write(" " * formatter.current_indent + line + "\n")
+
+
+def _spelling(ctx: click.Context, flag: str) -> str:
+    """A flag in the spelling that click compares (`--input_text` -> `--input-text`)."""
+    normalize = ctx.token_normalize_func
+    prefix = flag[: len(flag) - len(flag.lstrip("-"))]
+    return prefix + (normalize(flag.lstrip("-")) if normalize else flag.lstrip("-"))
+
+
+def _repeat_flags(
+    ctx: click.Context, args: Sequence[str], several: dict[str, str]
+) -> Iterator[str]:
+    """`--flag A B` -> `--flag A --flag B`; B must not start with `-`, but may be `-` (stdin)."""
+    current: str | None = None  # the flag that further values belong to
+    first = False  # whether the next value is the one click takes anyway, whatever it looks like
+    for position, arg in enumerate(args):
+        if first:
+            first = False
+            yield arg
+        elif arg == "--":
+            yield from args[position:]
+            return
+        elif arg.startswith("-") and arg != "-":
+            name, equals, _ = arg.partition("=")
+            current = several.get(_spelling(ctx, name))
+            first = current is not None and not equals
+            yield arg
+        elif current is not None:
+            yield f"{current}={arg}"
+        else:
+            yield arg
+
+
+def _config_flag() -> Setting:
+    return Setting(
+        ["--config"],
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=load_config,
+        metavar="PRESET.yaml",
+        help="Settings from a YAML file, keys as the long flags with underscores. "
+        "A flag wins over the environment, the environment over this file.",
+    )
+
+
+def _help_all_flag() -> Setting:
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
+
+    return Setting(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        show_default=False,
+        help="Show all options.",
+    )
+
+
+def switches() -> list[click.Parameter]:
+    """--verbose and --quiet, which the group and every command take."""
+    return [
+        _switch("-v", "--verbose", "Show tracebacks and details on stderr."),
+        _switch("-q", "--quiet", "Print results and errors only."),
+    ]
+
+
+def _switch(short: str, long: str, help_text: str) -> Setting:
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        console = ctx.find_object(Console)
+        if value and console is not None and param.name:
+            setattr(console, param.name, True)
+        if value and param.name == "quiet":
+            logging.getLogger("trtla").setLevel(logging.ERROR)
+
+    return Setting(
+        [short, long],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember,
+        show_default=False,
+        help=help_text,
+    )
