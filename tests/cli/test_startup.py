@@ -1,6 +1,6 @@
 """What `trtla run` loads beyond `import torch`.
 
-A busy machine sways seconds, not modules; scripts/measure_startup.py has the seconds.
+A busy machine changes seconds, not modules.
 """
 
 from __future__ import annotations
