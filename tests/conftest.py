@@ -21,6 +21,7 @@ from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES
 from trtla.trtllm.library import installed
 
+pytest.register_assert_rewrite("tests.support")
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.build.fp8_models import BIASED, to_fp8
-from tests.build.gguf_models import write_gguf as write_model
-from tests.build.models import BASE, LLAMA3, Variant, make_model
 from tests.build.test_blocks import TIED, mixed, model_of
-from tests.build.trtllm_engines import write_engine
+from tests.support.fp8_models import BIASED, to_fp8
+from tests.support.gguf_models import write_gguf as write_model
+from tests.support.models import BASE, LLAMA3, Variant, make_model
+from tests.support.trtllm_engines import write_engine
 from trtla.bench.gguf_file import write_gguf
 from trtla.bench.sweep import readable_engine
 from trtla.build.convert import convert

@@ -15,8 +15,8 @@ import click
 import pytest
 import torch
 
-from tests.build.gguf_models import BYTE_LEVEL, write_gguf
 from tests.cli.conftest import ROOT, trtla
+from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.files import user_cache
 from trtla.formats.hf import load_model, load_tokenizer

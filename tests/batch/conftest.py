@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.jobs import batch, mixed, write
+from tests.support.jobs import batch, mixed, write
 
 
 @pytest.fixture(scope="package")

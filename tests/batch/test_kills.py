@@ -10,7 +10,7 @@ from resource import RLIMIT_FSIZE, setrlimit
 
 import pytest
 
-from tests.batch.jobs import batch, content, kept, same_time, start, wait_for
+from tests.support.jobs import batch, content, kept, same_time, start, wait_for
 from trtla.files import write_whole
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.jobs import ask, write
+from tests.support.jobs import ask, write
 from trtla.api.answers import dumps
 from trtla.batch import lines
 from trtla.batch.lines import Ask, Reader, parse, survey

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.batch.jobs import SHIPPED, ask, batch, chat, texts, write
+from tests.support.jobs import SHIPPED, ask, batch, chat, texts, write
 from trtla import LLM
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.batch.journal import Record

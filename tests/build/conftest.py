@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.fp8_models import BIASED, to_fp8
-from tests.build.models import make_model, save_model
+from tests.support.fp8_models import BIASED, to_fp8
+from tests.support.models import make_model, save_model
 
 
 @pytest.fixture(scope="session")

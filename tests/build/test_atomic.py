@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.models import Variant, make_model, save_model
+from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.atomic import atomic_directory, check_target, restore

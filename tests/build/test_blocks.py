@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.build.fp8_models import PROMPTS
-from tests.build.gguf_models import quantized, state, write_gguf
-from tests.build.models import Variant, make_model
 from tests.runtime.test_compiled_forward import filled
+from tests.support.fp8_models import PROMPTS
+from tests.support.gguf_models import quantized, state, write_gguf
+from tests.support.models import Variant, make_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.build.fp8_models import PROMPTS
+from tests.support.fp8_models import PROMPTS
 from trtla.build.quantize import Calibration, calibrate
 from trtla.data.calibration import calibration, texts
 from trtla.errors import TrtlaError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.build.trtllm_engines import RELEASES, edit_plugins, write_engine
+from tests.support.trtllm_engines import RELEASES, edit_plugins, write_engine
 from trtla import LookaheadConfig
 from trtla.cli.shared.engine_check import check_triples
 from trtla.doctor.folder import inspect

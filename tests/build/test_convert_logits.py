@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.build.models import (
+from tests.support.models import (
     VARIANTS,
     Variant,
     assemble,

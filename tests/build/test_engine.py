@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.build.models import Variant, make_model, save_model
+from tests.support.models import Variant, make_model, save_model
 from trtla import LookaheadConfig
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build

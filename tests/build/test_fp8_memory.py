@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.build.models import BASE, Variant
+from tests.support.models import BASE, Variant
 from trtla.formats.hf_config import read_hf_config
 from trtla.formats.plan import hf_shapes
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.build.fp8_models import to_fp8
+from tests.support.fp8_models import to_fp8
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Fp8Source

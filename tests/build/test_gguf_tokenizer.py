@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.build.gguf_models import byte_vocabulary
+from tests.support.gguf_models import byte_vocabulary
 from trtla.formats.gguf.header import read_header
 from trtla.formats.gguf.tokenizer import _SAME_SPLITS, _SPLITS, Vocabulary
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.gguf_models import write_gguf
-from tests.build.models import VARIANTS, make_model
 from tests.cli.conftest import ROOT
+from tests.support.gguf_models import write_gguf
+from tests.support.models import VARIANTS, make_model
 from trtla.errors import UsageError
 from trtla.formats.hub import _chosen
 

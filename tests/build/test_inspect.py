@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.models import VARIANTS, make_model, save_model
+from tests.support.models import VARIANTS, make_model, save_model
 from trtla import LookaheadConfig
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine

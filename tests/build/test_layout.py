@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.build.models import Variant, make_model, save_model
+from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 
 GQA = Variant("gqa", {"num_hidden_layers": 4, "attention_bias": True, "mlp_bias": True})

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.build.fp8_models import to_fp8
-from tests.build.gguf_models import write_gguf
-from tests.build.models import Variant, make_model, save_model
+from tests.support.fp8_models import to_fp8
+from tests.support.gguf_models import write_gguf
+from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine

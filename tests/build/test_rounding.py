@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.build.fp8_models import PROMPTS
-from tests.build.models import Variant, make_model, save_model
-from tests.examples import examples
 from tests.runtime.test_compiled_forward import filled
+from tests.support.examples import examples
+from tests.support.fp8_models import PROMPTS
+from tests.support.models import Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration, mean_squares

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 from trtla.formats import tensors as source_module
 from trtla.formats.checkpoint import Checkpoint
 from trtla.formats.config import CheckpointConfig, Mapping

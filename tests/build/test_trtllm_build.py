@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.trtllm_engines import edit_plugins, write_engine
+from tests.support.trtllm_engines import edit_plugins, write_engine
 from trtla import LookaheadConfig
 from trtla.build.engine import describe_build, estimate_memory
 from trtla.errors import TrtlaError, UsageError

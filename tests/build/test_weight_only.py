@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.build.fp8_models import PROMPTS
-from tests.build.models import Variant, assemble, make_model, save_model
+from tests.support.fp8_models import PROMPTS
+from tests.support.models import Variant, assemble, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration, mean_squares

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat.conftest import lines
-from tests.examples import examples
+from tests.support.examples import examples
 from trtla import LLM, SamplingParams
 from trtla.chat.commands import TABLE
 from trtla.chat.conversation import Turn

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.trtllm_engines import write_engine
 from tests.cli.conftest import refused, trtla
+from tests.support.trtllm_engines import write_engine
 
 PROMPT = ("--input-text", "abcabcabcabc", "--max-output-len", "24", "--json")
 

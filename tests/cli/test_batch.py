@@ -13,9 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.batch.jobs import CHAT, SHIPPED, ask, batch, chat, content, read, same_time, texts, write
 from tests.cli.conftest import ROOT, refused, trtla
 from tests.serve.conftest import serving
+from tests.support.jobs import (
+    CHAT,
+    SHIPPED,
+    ask,
+    batch,
+    chat,
+    content,
+    read,
+    same_time,
+    texts,
+    write,
+)
 
 
 def without(line: dict[str, Any], key: str) -> dict[str, Any]:

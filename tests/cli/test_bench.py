@@ -273,7 +273,7 @@ def test_llama_cpp_writes_the_engines_texts(engine: Path) -> None:
 
 def test_llama_cpp_reads_fp8_dequantised_and_says_so(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    from tests.build.fp8_models import to_fp8
+    from tests.support.fp8_models import to_fp8
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import ROOT, Ran, refused, trtla
-from tests.load_server import LoadServer, running
+from tests.support.load_server import LoadServer, running
 
 GOOD = ("one", "two", "three", "four")
 

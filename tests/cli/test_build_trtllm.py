@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.trtllm_engines import write_engine
 from tests.cli.conftest import Ran, refused, trtla
+from tests.support.trtllm_engines import write_engine
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
-from tests.build.models import Variant, make_model
 from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
+from tests.support.models import Variant, make_model
 from trtla.files import user_cache
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[78=>]|\][^\x07]*\x07)")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.build.models import Variant, save_model
-from tests.build.models import make_model as build_model
 from tests.cli.conftest import ROOT, Ran, _save_tokenizer, make_model, process, refused, trtla
+from tests.support.models import Variant, save_model
+from tests.support.models import make_model as build_model
 
 TEXT = "Half a league, half a league, half a league onward. " * 100
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.trtllm_engines import write_engine
 from tests.cli.conftest import refused, trtla
+from tests.support.trtllm_engines import write_engine
 from trtla import LLM, SamplingParams, UsageError
 from trtla.errors import TrtlaWarning
 from trtla.formats.engine import open_engine

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli.conftest import ROOT, Ran, process, trtla
-from tests.cli.fake_trtllm import (
+from tests.support.fake_trtllm import (
     EXECUTOR,
     REQUEST,
     install,

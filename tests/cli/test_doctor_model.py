@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.build.gguf_models import write_gguf
-from tests.build.models import VARIANTS, make_model
-from tests.build.trtllm_engines import RELEASES, write_engine
 from tests.cli.conftest import Ran, refused, trtla
-from tests.cli.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
+from tests.support.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
+from tests.support.gguf_models import write_gguf
+from tests.support.models import VARIANTS, make_model
+from tests.support.trtllm_engines import RELEASES, write_engine
 from trtla import LookaheadConfig
 from trtla.trtllm.build import adopt_engine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import refused, trtla
-from tests.report import documents
+from tests.support import documents
 
 
 @pytest.fixture

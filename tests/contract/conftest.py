@@ -132,7 +132,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def integer_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama whose sizes the kernels for integer weights take, also on two ranks."""
-    from tests.build.models import Variant, make_model, save_model
+    from tests.support.models import Variant, make_model, save_model
 
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 258}
     keys = {**sizes, "max_position_embeddings": 512, "attention_bias": True}

@@ -10,7 +10,7 @@ import torch
 
 from tests.cli.conftest import Ran, refused, trtla
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import build
+from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig
 from trtla.errors import UsageError
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.build.models import Variant, make_model, save_model
 from tests.build.test_weight_only import by_hand
-from tests.contract.asked import PROMPT, request
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import reference
+from tests.support.models import Variant, make_model, save_model
+from tests.support.standin_engines import reference
+from tests.support.standin_requests import PROMPT, request
 from trtla import LookaheadConfig, TrtlaError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build

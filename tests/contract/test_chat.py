@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import trtla
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import build
+from tests.support.standin_engines import build
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
 

@@ -80,7 +80,7 @@ def reference(tiny_checkpoint: Path) -> Callable[[Sequence[int], int], list[int]
     """Greedy decoding by transformers from the checkpoint's own tensors."""
     import json
 
-    from tests.build.models import assemble, model_of
+    from tests.support.models import assemble, model_of
 
     config = json.loads((tiny_checkpoint / "config.json").read_text())
     state = {name: tensor.float() for name, tensor in assemble(tiny_checkpoint).items()}

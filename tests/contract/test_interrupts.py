@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.interrupts import Lines, once_each
+from tests.support.interrupts import Lines, once_each
 from trtla import LLM, SamplingParams, TrtlaError
 from trtla.runtime import executor as in_flight
 from trtla.runtime import executor as recovery

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.build.gguf_models import write_gguf
-from tests.build.models import Variant, make_model
 from tests.cli.conftest import refused, trtla
-from tests.contract.asked import Engines, drain, request
 from tests.contract.conftest import Standin
 from tests.contract.test_build import config_of, run_printed_command
+from tests.support.gguf_models import write_gguf
+from tests.support.models import Variant, make_model
+from tests.support.standin_requests import Engines, drain, request
 from trtla import LLM, LookaheadConfig, UsageError
 from trtla.build.engine import build_engine
 from trtla.formats.engine import open_engine

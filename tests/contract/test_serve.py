@@ -17,8 +17,8 @@ import pytest
 
 from tests.cli.conftest import trtla
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import build
 from tests.serve.conftest import Served, serving
+from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")

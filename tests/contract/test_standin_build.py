@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contract import standin_engines
 from tests.contract.conftest import Standin
+from tests.support import standin_engines
 
 pytestmark = [
     pytest.mark.usefixtures("fake_gpu"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import (
+from tests.support.standin_engines import (
     PROMPT,
     SERVER,
     asker,

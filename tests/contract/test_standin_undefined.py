@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Standin
-from tests.contract.standin_engines import (
+from tests.support.standin_engines import (
     Ask,
     asker,
     build,

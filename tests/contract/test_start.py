@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract import standin_engines
-from tests.contract.asked import Engines, drain, request
 from tests.contract.conftest import Standin
+from tests.support import standin_engines
+from tests.support.standin_requests import Engines, drain, request
 from trtla import TrtlaError, UsageError
 from trtla.build.engine import build_engine
 from trtla.formats.engine import open_engine

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import refused, trtla
-from tests.contract.asked import PROMPT, Engines, drain, request
 from tests.contract.conftest import Standin
+from tests.support.standin_requests import PROMPT, Engines, drain, request
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.cli.shared.drafter_options import check_drafters
 from trtla.formats.engine import open_engine

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.explain.recorded import numbers, record
-from tests.toys import greedy_scores, hash_rule, plain, request, run, toy_executor
+from tests.support.recorded import numbers, record
+from tests.support.toys import greedy_scores, hash_rule, plain, request, run, toy_executor
 from trtla import DraftOptions, LookaheadConfig
 from trtla.explain.picture import step_picture
 from trtla.explain.step_outcome import fates, outcome_of, tree_nodes

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.installed import ROOT, Environment, tracked
+from tests.support.installed import ROOT, Environment, tracked
 from trtla.runtime.models.cpu.levels import LEVELS, own_levels
 
 FOLDER = Path(os.environ.get("TRTLA_WHEELS", "no-such-folder"))
@@ -68,10 +68,10 @@ def test_prebuilt_libraries_compute_the_bits_of_those_compiled_here(
     environment: Environment, level: str, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    place = f"import sys; sys.path.append({str(tmp_path)!r}); from tests.packaging import bits; "
+    place = f"import sys; sys.path.append({str(tmp_path)!r}); from tests.support import bits; "
     there = environment.python(f"{place}bits.main()", TRTLA_MARCH=level, CXX="no-such-compiler")
     assert there.returncode == 0, there.stderr
-    command = [sys.executable, "-m", "tests.packaging.bits"]
+    command = [sys.executable, "-m", "tests.support.bits"]
     own = {**os.environ, "TRTLA_MARCH": level}
     here = subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, check=True)
     prebuilt, compiled = json.loads(there.stdout), json.loads(here.stdout)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.installed import ROOT, Environment, build, export, tracked
+from tests.support.installed import ROOT, Environment, build, export, tracked
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the git repository")
 QUESTION = {"model": "tiny-llama", "prompt": "def f(", "max_tokens": 4, "temperature": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.ranks.messages import read_step, step_message
 from trtla.runtime.request import Request

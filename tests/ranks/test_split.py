@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.build.gguf_models import write_gguf
-from tests.build.models import VARIANTS, Variant, make_model, save_model
+from tests.support.gguf_models import write_gguf
+from tests.support.models import VARIANTS, Variant, make_model, save_model
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.split import shard_config, split_config

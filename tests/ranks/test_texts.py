@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.build.gguf_models import write_gguf
-from tests.build.models import Variant, make_model, save_model
 from tests.ranks.test_split import WIDE
+from tests.support.gguf_models import write_gguf
+from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, SamplingParams
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.sampling import BeamSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.jobs import batch, content, kept, mixed, same_time, start, wait_for, write
-from tests.replicas.processes import alive, descendants, wait_until
+from tests.support.jobs import batch, content, kept, mixed, same_time, start, wait_for, write
+from tests.support.replicas import alive, descendants, wait_until
 
 pytest.importorskip("ray.data", reason="needs Ray: pip install 'trtla[ray]'")
 

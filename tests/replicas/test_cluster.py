@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import ROOT
-from tests.replicas.processes import alive, serving, wait_until
+from tests.support.replicas import alive, serving, wait_until
 
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")
 
@@ -67,7 +67,7 @@ def stream(server, seed: int) -> Iterator[str]:
 
 
 def test_more_replicas_than_the_cluster_has_room_for(cluster, tmp_path):
-    from tests.replicas.processes import start
+    from tests.support.replicas import start
 
     log = tmp_path / "log"
     flags = ("--replicas", 5, "--threads", 1, "--ray-address", cluster.address)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import trtla
-from tests.replicas.processes import SHIPPED, start
+from tests.support.replicas import SHIPPED, start
 
 HAS_RAY = find_spec("ray") is not None
 ray = pytest.mark.skipif(not HAS_RAY, reason="needs Ray: pip install 'trtla[ray]'")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.replicas.processes import SHIPPED
+from tests.support.replicas import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.formats.digest import model_digest
 from trtla.replicas import replica as module

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.replicas.processes import SHIPPED, Server, alive, descendants, serving, wait_until
+from tests.support.replicas import SHIPPED, Server, alive, descendants, serving, wait_until
 from trtla import LLM, SamplingParams
 
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")

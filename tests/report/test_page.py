@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.report import documents
 from tests.report.test_reading import put
+from tests.support import documents
 from trtla.report.comparison import comparisons
 from trtla.report.measures import measures
 from trtla.report.page import page, report

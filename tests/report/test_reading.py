@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.report import documents
+from tests.support import documents
 from trtla.bench.ablation_table import COLUMNS, means_text
 from trtla.errors import UsageError
 from trtla.report.comparison import comparisons

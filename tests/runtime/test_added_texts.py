@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla import LookaheadConfig, UsageError
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
 

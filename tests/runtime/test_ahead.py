@@ -9,7 +9,7 @@ import torch
 
 from tests.runtime.test_block_reuse import check_cache, prompt_of, reusing
 from tests.runtime.test_mixed_drafters import VOCAB
-from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.runtime.loop.clock import ForwardClock
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.settings.drafting import NO_DRAFTER, DraftOptions

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_properties import cases, steps_of
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.examples import examples
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toys import request
+from tests.support.toys import request
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.kv_cache import KVCache

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_kept_blocks import check
 from tests.runtime.test_mixed_drafters import VOCAB, drafters, plain_texts, triples
-from tests.toys import (
+from tests.support.examples import examples
+from tests.support.toys import (
     ToyModel,
     greedy_scores,
     hash_rule,

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trtla
-from tests.examples import examples
-from tests.runtime import encoder_decoders, test_fp8, test_hf_equality
+from tests.runtime import test_fp8, test_hf_equality
+from tests.support import encoder_decoders
+from tests.support.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK

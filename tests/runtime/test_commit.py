@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.toys import request
+from tests.support.toys import request
 from trtla.runtime.request import committed_prefix
 
 

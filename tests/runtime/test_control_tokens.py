@@ -21,9 +21,9 @@ from tokenizers import (
 from tokenizers import Tokenizer as Fast
 from transformers import ByT5Tokenizer
 
-from tests import tokenizers
-from tests.build.gguf_models import byte_vocabulary
 from tests.build.test_gguf_tokenizer import vocabulary
+from tests.support import tokenizers
+from tests.support.gguf_models import byte_vocabulary
 from trtla.errors import UsageError
 from trtla.llm.text import Tokenizer
 

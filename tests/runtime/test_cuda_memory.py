@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from tests.runtime.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed
 from tests.runtime.test_step_inputs import fake_capture, llama
+from tests.support.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed
 from trtla.formats.config import Quantization
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cuda import fused_kernels, kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.encoder_decoders import folder
+from tests.support.encoder_decoders import folder
 from trtla.errors import UsageError
 from trtla.formats.engine import open_encoder_decoder
 from trtla.runtime.models.load import load_engine, resolve_device

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.examples import examples
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 
 pytest.importorskip("triton")
 

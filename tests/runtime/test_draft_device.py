@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.second_device import AWAY, Elsewhere, SecondDevice, elsewhere
 from tests.runtime.test_draft_model import DRAFT, alone, opened
-from tests.toys import hash_scores, request, run
+from tests.support.second_device import AWAY, Elsewhere, SecondDevice, elsewhere
+from tests.support.toys import hash_scores, request, run
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 
 PROMPTS = ["def read(path):", "To be, or not to be", "The ferry was late"]

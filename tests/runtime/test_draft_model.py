@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.toys import (
+from tests.support.examples import examples
+from tests.support.toys import (
     ToyModel,
     greedy_scores,
     hash_rule,

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import trtla
-from tests.build.models import Variant, make_model, save_model
-from tests.toys import Made, request, run, tokens_of
+from tests.support.models import Variant, make_model, save_model
+from tests.support.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
 from trtla.runtime.drafters.draft_loading import load_draft_model

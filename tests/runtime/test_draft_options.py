@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_hf_equality import folder_and_model
 from tests.runtime.test_properties import cases, triples
-from tests.toys import (
+from tests.support.examples import examples
+from tests.support.toys import (
     cyclic_window,
     greedy_scores,
     hash_scores,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.encoder_decoders import KINDS, PROMPTS, folder, greedy_texts
+from tests.support.encoder_decoders import KINDS, PROMPTS, folder, greedy_texts
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.llm.answer import Completion
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.runtime.encoder_decoders import (
+from tests.support.encoder_decoders import (
     KINDS,
     PROMPTS,
     VOCAB,
@@ -22,7 +21,8 @@ from tests.runtime.encoder_decoders import (
     load,
     theirs,
 )
-from tests.toys import run, tokens_of
+from tests.support.examples import examples
+from tests.support.toys import run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder, open_encoder_decoder

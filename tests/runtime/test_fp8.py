@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from tests.build.models import Variant, make_model, save_model
-from tests.examples import examples
-from tests.runtime.second_device import AWAY, Elsewhere, SecondDevice
+from tests.support.examples import examples
+from tests.support.models import Variant, make_model, save_model
+from tests.support.second_device import AWAY, Elsewhere, SecondDevice
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine

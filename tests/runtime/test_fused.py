@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed, trees
 from tests.runtime.test_fp8 import load_model, needs_products
 from tests.runtime.test_step_inputs import filled_cache, llama
+from tests.support.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed, trees
 from trtla.formats.config import Quantization
 from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK

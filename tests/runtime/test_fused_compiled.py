@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.examples import examples
+from tests.support.examples import examples
 
 pytest.importorskip("triton")
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_draft_model import decode, guided
-from tests.toys import hash_scores, request
+from tests.support.examples import examples
+from tests.support.toys import hash_scores, request
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.gamma import EntropyGuidedGamma, FixedGamma, gamma_policy
 from trtla.runtime.stats import DraftStep, DraftTotals

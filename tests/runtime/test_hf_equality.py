@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from tests.build.models import VARIANTS, make_model, save_model
-from tests.examples import examples
+from tests.support.examples import examples
+from tests.support.models import VARIANTS, make_model, save_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 
 COUNT = 24

@@ -10,10 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.gguf_models import write_gguf
 from tests.build.test_blocks import TIED, model_of
-from tests.examples import examples
-from tests.runtime.encoder_decoders import folder
 from tests.runtime.test_compiled_forward import (
     KINDS,
     check_threads,
@@ -28,6 +25,9 @@ from tests.runtime.test_compiled_forward import (
     weights_of,
 )
 from tests.runtime.test_compiled_forward import pytestmark as pytestmark
+from tests.support.encoder_decoders import folder
+from tests.support.examples import examples
+from tests.support.gguf_models import write_gguf
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.open import open_model

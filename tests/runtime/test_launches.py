@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.launches import noted_launches
-from tests.runtime.paged import NUM_BLOCKS, empty_cache, sequence_of, tree_feed
 from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, reference_attention
-from tests.toys import request as toy_request
-from tests.toys import run as run_requests
-from tests.toys import tokens_of
+from tests.support.launches import noted_launches
+from tests.support.paged import NUM_BLOCKS, empty_cache, sequence_of, tree_feed
+from tests.support.toys import request as toy_request
+from tests.support.toys import run as run_requests
+from tests.support.toys import tokens_of
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.factory import Drafters

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.encoder_decoders import PROMPTS, folder
-from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.encoder_decoders import PROMPTS, folder
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.llm.llm import Completion
 from trtla.runtime.loop.scores import token_log_probs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat_templates import (
+from tests.support.chat_templates import (
     CHATML,
     LLAMA_3,
     NO_SYSTEM,

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trtla
-from tests.examples import examples
-from tests.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
+from tests.support.examples import examples
+from tests.support.toys import ToyModel, hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.drafters.draft_model import DraftModelDrafters

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.runtime.drafted import (
+from tests.runtime.test_properties import cases
+from tests.support.drafted import (
     assert_within_limits,
     one_per_request,
     real_model_says_the_same,
 )
-from tests.runtime.test_properties import cases
-from tests.toys import (
+from tests.support.examples import examples
+from tests.support.toys import (
     greedy_scores,
     hash_rule,
     hash_scores,

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from tests.runtime.test_beam import tiny_model
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.runtime.drafters.draft_model import entropies
 from trtla.runtime.drafters.factory import Drafters
@@ -134,7 +142,7 @@ def test_a_broken_draft_model_says_nothing_of_entropy():
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     """A model with one NaN in its last norm."""
-    from tests.build.models import Variant, make_model, save_model
+    from tests.support.models import Variant, make_model, save_model
 
     variant = Variant("broken", {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128})
     model, folder = make_model(variant), tmp_path_factory.mktemp("broken")
@@ -158,7 +166,7 @@ def test_broken_weights_are_an_error_and_not_a_text(broken, monkeypatch, compile
 
 @pytest.mark.parametrize("drafter", ["draft", "egag"])
 def test_a_broken_draft_model_drafts_nothing(broken, tmp_path, drafter):
-    from tests.build.models import Variant, make_model, save_model
+    from tests.support.models import Variant, make_model, save_model
 
     variant = Variant("sound", {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128})
     save_model(make_model(variant), variant, tmp_path)

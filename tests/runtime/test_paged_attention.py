@@ -15,11 +15,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.examples import examples
+from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.paged import (
+from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
+from tests.support.paged import (
     CPU,
     NUM_BLOCKS,
     attend_packed,
@@ -28,7 +29,6 @@ from tests.runtime.paged import (
     steps,
     tree_feed,
 )
-from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
 from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import llama as model_module

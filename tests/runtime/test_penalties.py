@@ -19,16 +19,16 @@ from transformers import (
 )
 
 import trtla
-from tests.examples import examples
-from tests.runtime.encoder_decoders import PROMPTS as ENCODED
-from tests.runtime.encoder_decoders import VOCAB as ENCODED_VOCAB
-from tests.runtime.encoder_decoders import executor as encoder_decoder
-from tests.runtime.encoder_decoders import folder, generate
-from tests.runtime.encoder_decoders import load as load_encoder_decoder
 from tests.runtime.test_draft_model import DRAFT
 from tests.runtime.test_hf_equality import folder_and_model, open_llm, prompts_for
 from tests.runtime.test_rejection import COUNT, distance, floor, sampled_texts
-from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.encoder_decoders import PROMPTS as ENCODED
+from tests.support.encoder_decoders import VOCAB as ENCODED_VOCAB
+from tests.support.encoder_decoders import executor as encoder_decoder
+from tests.support.encoder_decoders import folder, generate
+from tests.support.encoder_decoders import load as load_encoder_decoder
+from tests.support.examples import examples
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, NoDrafter

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 import trtla
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.drafters.factory import _MOST_SPACES
 from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_scheduler import sequence
+from tests.support.examples import examples
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 from trtla.runtime.limits import MAX_CHUNK
 from trtla.runtime.loop.pace import FIRST_TOKENS, SLOWEST

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.toys import (
+from tests.support.examples import examples
+from tests.support.toys import (
     greedy_scores,
     hash_rule,
     plain,

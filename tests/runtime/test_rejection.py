@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_draft_model import DRAFT, decode
-from tests.toys import greedy_scores, hash_rule, hash_scores, plain, request
+from tests.support.examples import examples
+from tests.support.toys import greedy_scores, hash_rule, hash_scores, plain, request
 from trtla.runtime.sampling import accept as rejection
 from trtla.runtime.sampling.accept import keeps, residual
 from trtla.runtime.sampling.draw import probabilities

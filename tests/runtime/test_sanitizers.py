@@ -60,12 +60,12 @@ def run(library, *command):
 
 
 def test_forwards_and_choices_stay_inside_their_arrays(build):
-    done = run(build(*FORWARD.files), "-m", "tests.runtime.sanitized_forwards")
+    done = run(build(*FORWARD.files), "-m", "tests.support.sanitized_forwards")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 
 def test_candidate_trees_stay_inside_their_arrays(build):
-    done = run(build(*TREES.files), "-m", "tests.runtime.sanitized_trees")
+    done = run(build(*TREES.files), "-m", "tests.support.sanitized_trees")
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-4000:]
 
 

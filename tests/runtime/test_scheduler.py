@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.toys import (
+from tests.support.toys import (
     greedy_scores,
     hash_rule,
     plain,

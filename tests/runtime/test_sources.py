@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.bench.arms import AR, EngineArm, engine_arms
 from trtla.bench.opened import measure

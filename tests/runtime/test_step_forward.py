@@ -12,8 +12,8 @@ import torch
 
 from tests.runtime.test_draft_model import DRAFT
 from tests.runtime.test_step_inputs import TRIPLE, fake_capture, llama, reference_attention
-from tests.toys import Made, run, tokens_of
-from tests.toys import request as toy_request
+from tests.support.toys import Made, run, tokens_of
+from tests.support.toys import request as toy_request
 from trtla import LLM
 from trtla.runtime.costs import CostTable
 from trtla.runtime.drafters.draft_model import DraftModelDrafters

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.models import Variant, make_model, save_model
-from tests.examples import examples
-from tests.runtime.paged import (
+from tests.support.examples import examples
+from tests.support.models import Variant, make_model, save_model
+from tests.support.paged import (
     CPU,
     NUM_BLOCKS,
     empty_cache,
@@ -25,9 +25,9 @@ from tests.runtime.paged import (
     tree_feed,
     visible,
 )
-from tests.toys import request as toy_request
-from tests.toys import run as run_requests
-from tests.toys import tokens_of, visible_slots
+from tests.support.toys import request as toy_request
+from tests.support.toys import run as run_requests
+from tests.support.toys import tokens_of, visible_slots
 from trtla.build.convert import convert
 from trtla.formats.checkpoint import Checkpoint
 from trtla.runtime.blocks import TOKENS_PER_BLOCK

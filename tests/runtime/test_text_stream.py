@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tests.tokenizers
+import tests.support.tokenizers
 from trtla.llm.text import Tokenizer
 from trtla.llm.text_stream import StopStrings, TextStream
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 STOPS = ["\n", "\n\n", "b", " a", "🦙", "é", "日本", "本", ":\n", "\n  ", "ab.", "end", BROKEN]
 MAKERS = {
-    "byte_level": tests.tokenizers.byte_level,
-    "byte_fallback": tests.tokenizers.byte_fallback,
+    "byte_level": tests.support.tokenizers.byte_level,
+    "byte_fallback": tests.support.tokenizers.byte_fallback,
 }
 
 
@@ -192,7 +192,7 @@ def test_long_outputs_are_decoded_in_short_windows(tiny_llama):
 @pytest.mark.parametrize("name", MAKERS)
 def test_byte_tokens_are_the_same_with_and_without_transformers(tmp_path, name):
     made = MAKERS[name]()
-    tests.tokenizers.save(made, tmp_path)
+    tests.support.tokenizers.save(made, tmp_path)
     plain = Tokenizer(tmp_path)
     assert plain._plain is not None
     through = Tokenizer(tmp_path)

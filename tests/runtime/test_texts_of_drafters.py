@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-import tests.tokenizers
-from tests.build.models import Variant, make_model, save_model
+import tests.support.tokenizers
+from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -49,7 +49,7 @@ def test_a_stop_that_an_accepted_token_holds_ends_the_text_there(tiny_llama):
 def byte_model(tmp_path_factory):
     """A random model with Llama 2's kind of tokenizer."""
     folder = tmp_path_factory.mktemp("byte-model")
-    tokenizer = tests.tokenizers.byte_fallback()
+    tokenizer = tests.support.tokenizers.byte_fallback()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
     size = tokenizer.get_vocab_size()
@@ -57,7 +57,7 @@ def byte_model(tmp_path_factory):
     model = make_model(variant, 3)
     model.generation_config.eos_token_id = 2
     save_model(model, variant, folder)
-    tests.tokenizers.save(tokenizer, folder)
+    tests.support.tokenizers.save(tokenizer, folder)
     return folder
 
 

@@ -15,7 +15,15 @@ from tests.runtime.test_mixed_drafters import (
     mixed_executor,
     plain_texts,
 )
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, fit
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tests.tokenizers
+import tests.support.tokenizers
 from trtla.llm.text import Tokenizer
 
 TEXTS = st.text("ab .\n:é日本🦙 end<>", min_size=1, max_size=24)
 
 
 def saved(make, folder):
-    tests.tokenizers.save(make(), folder)
+    tests.support.tokenizers.save(make(), folder)
     return Tokenizer(folder)
 
 
@@ -24,7 +24,7 @@ def byte_level(request, tiny_llama, tmp_path_factory):
     """Tokenizers of byte-level BPE; one of them is left to transformers."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "byte_level":
-        return saved(tests.tokenizers.byte_level, folder)
+        return saved(tests.support.tokenizers.byte_level, folder)
     shutil.copy(tiny_llama / "tokenizer.json", folder)
     if request.param == "shipped":
         shutil.copy(tiny_llama / "tokenizer_config.json", folder)
@@ -35,7 +35,7 @@ def byte_level(request, tiny_llama, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory):
-    return saved(tests.tokenizers.byte_fallback, tmp_path_factory.mktemp("byte_fallback"))
+    return saved(tests.support.tokenizers.byte_fallback, tmp_path_factory.mktemp("byte_fallback"))
 
 
 @given(numbers=st.lists(st.integers(0, 10**6)), text=TEXTS)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from tests.tokenizers import byte_fallback, byte_level
+from tests.support.tokenizers import byte_fallback, byte_level
 from trtla.llm.token_lengths import token_lengths
 
 LETTERS = "ab .\n\t\u3000:é日本🦙A\u030a\u0323ᾂ각"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import trtla
-from tests.examples import some
-from tests.runtime.interrupts import Lines, once_each
 from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor
-from tests.toys import hash_scores, request, run, tokens_of, toy_executor
+from tests.support.examples import some
+from tests.support.interrupts import Lines, once_each
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, llm, shared_executor
 from trtla.runtime import blocks as block_reuse

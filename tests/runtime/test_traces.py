@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.toys import (
+from tests.support.toys import (
     Rule,
     greedy_scores,
     plain,

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from tests.runtime.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
+from tests.support.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
 from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.noise import smallness, uniform
 from trtla.runtime.tree.fallback import PlainTrees

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.runtime.test_hf_equality import folder_and_model
-from tests.runtime.trees import Session
+from tests.support.examples import examples
+from tests.support.trees import Session
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams
 from trtla.runtime.models.cpu import library as forward
 from trtla.runtime.tree import library

@@ -6,8 +6,16 @@ import math
 
 import pytest
 
-from tests.runtime.trees import GREEDY, both_kinds, learn, plan, top_rows
-from tests.toys import greedy_scores, hash_rule, plain, request, run, tokens_of, toy_executor
+from tests.support.toys import (
+    greedy_scores,
+    hash_rule,
+    plain,
+    request,
+    run,
+    tokens_of,
+    toy_executor,
+)
+from tests.support.trees import GREEDY, both_kinds, learn, plan, top_rows
 from trtla import LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
 from trtla.runtime.request import DraftMemory

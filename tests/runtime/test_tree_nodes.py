@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
-from tests.runtime.trees import GREEDY, Session, accepted_path, both_kinds, learn, plan, top_rows
+from tests.support.examples import examples
+from tests.support.trees import GREEDY, Session, accepted_path, both_kinds, learn, plan, top_rows
 from trtla.runtime.draft import depths
 from trtla.runtime.tree.evidence import Chances, Facts, _set_of, share_class, weights_of
 from trtla.runtime.tree.fallback import PlainTrees

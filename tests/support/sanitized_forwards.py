@@ -1,6 +1,6 @@
 """Forwards and choices of a library that was built with sanitizers, in a process of its own.
 
-Run as `python -m tests.runtime.sanitized_forwards LIBRARY`; a finding ends the process with an
+Run as `python -m tests.support.sanitized_forwards LIBRARY`; a finding ends the process with an
 error. What the forwards compute is tested elsewhere: here they must only stay inside their arrays.
 """
 

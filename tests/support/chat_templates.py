@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from tests import tokenizers
+from tests.support import tokenizers
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "

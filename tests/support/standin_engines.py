@@ -97,7 +97,7 @@ def reference(checkpoint: Path, prompt: Sequence[int], length: int) -> list[int]
     """Greedy decoding with transformers, from the rank files and tests.build's own assembly."""
     import json
 
-    from tests.build.models import assemble, model_of
+    from tests.support.models import assemble, model_of
 
     config = json.loads((checkpoint / "config.json").read_text())
     model = model_of(config, {k: v.float() for k, v in assemble(checkpoint).items()})

@@ -1,6 +1,6 @@
 """Candidate trees of a library that was built with sanitizers, in a process of its own.
 
-Run as `python -m tests.runtime.sanitized_trees LIBRARY`; a finding ends the process with an error.
+Run as `python -m tests.support.sanitized_trees LIBRARY`; a finding ends the process with an error.
 Which nodes are taken is tested elsewhere: here the trees must only stay inside their arrays.
 """
 
@@ -10,7 +10,7 @@ import sys
 from ctypes import CDLL
 from random import Random
 
-from tests.runtime.trees import GREEDY, Session, learn, plan
+from tests.support.trees import GREEDY, Session, learn, plan
 from trtla.runtime.tree import library as native
 from trtla.settings.drafting import SOURCES
 

@@ -1,4 +1,4 @@
-"""What this machine's library computes, as digests: run as `python -m tests.packaging.bits`.
+"""What this machine's library computes, as digests: run as `python -m tests.support.bits`.
 
 Its JSON document says from where the libraries came, and of every type of weights the digest of
 logits, of choices, and of what candidate trees plan.
@@ -12,10 +12,10 @@ from random import Random
 
 import torch
 
-from tests.runtime.sanitized_forwards import rows, step
 from tests.runtime.test_block_products import NAMES, sized, weights_in
 from tests.runtime.test_compiled_forward import KINDS, config_of, text, weights_of
-from tests.runtime.trees import Session
+from tests.support.sanitized_forwards import rows, step
+from tests.support.trees import Session
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.build.models import Variant
+from tests.support.models import Variant
 from trtla.build.convert import convert
 from trtla.build.quantize import Calibration
 

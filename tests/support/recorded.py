@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.toys import (
+from tests.support.toys import (
     Rule,
     Scores,
     greedy_scores,
