@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.chat.commands import TABLE, complete, find, help_text, one_line, split
-from trtla.chat.decode import read_side
-from trtla.chat.setting_types import Known
+from trtla.chat.commands import TABLE, complete, find, help_text, one_line, read_side, split
 from trtla.chat.settings import ChatSettings, changed, read
+from trtla.chat.values import Known
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import declared
@@ -28,7 +27,7 @@ OURS = [
 ]
 HIDDEN = {
     "length": "max_output_len", "egag_gamma_min": "gamma_min", "egag_gamma_max": "gamma_max",
-    "egag_ema": "ema", "set_ngramstorage": "set_ngramstorage", "?": "help", "q": "quit",
+    "egag_ema": "ema", "?": "help", "q": "quit",
     "bye": "quit", "new": "reset", "regen": "retry",
 }  # fmt: skip
 NAMES = [command.name for command in TABLE]
@@ -136,11 +135,6 @@ def test_a_processor_changes_three_settings():
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 1.0)
 
 
-def test_a_storage_changes_two():
-    drafter = apply("/set_ngramstorage onelevel  4", ChatSettings()).drafter
-    assert (drafter.ngram_kind, drafter.ngram_order) == ("onelevel", 4)
-
-
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
@@ -160,12 +154,11 @@ def test_a_storage_changes_two():
         ("/egag_ema 1", ["ema is 1.0", "/ema must be"]),
         ("/processor topk 0.5", ["/processor: processor topk:0.5 has 1 values"]),
         ("/processor beam", ["processor beam is not known"]),
-        ("/debug maybe", ["'maybe' is neither on nor off"]),
-        ("/drafter on", ["names what drafts", "/speculative"]),
+        ("/debug maybe", ["'maybe' is not one of 'on', 'off'", "write /debug [on|off]"]),
+        ("/drafter on", ["drafter 'on' is not known", "use none, lookahead"]),
         ("/drafter gpt", ["drafter 'gpt' is not known"]),
         ("/lookahead 7,7", ["is not a triple"]),
-        ("/set_ngramstorage basic", ["not a kind and a number"]),
-        ("/set_ngramstorage tree 3", ["ngram_kind is 'tree'", "/ngram_kind must be"]),
+        ("/ngram_kind tree", ["'tree' is not one of 'basic', 'onelevel'"]),
     ],
 )
 def test_wrong_lines_are_one_line_that_helps(line, parts):
@@ -226,12 +219,12 @@ def test_completion_lists_files(tmp_path, monkeypatch):
 
 def test_a_side_names_what_drafts_there():
     by_ngrams = changed(ChatSettings(), {"drafter.drafter": ("ngram",)})
-    assert read_side("lookahead 3,3,3", by_ngrams).settings.drafter.drafter == ("lookahead",)
+    assert read_side("lookahead 3,3,3", by_ngrams).drafter.drafter == ("lookahead",)
     adaptive = changed(ChatSettings(), {"lookahead": "auto"})
-    assert read_side("drafter ngram; gamma 8", adaptive).settings.lookahead == "auto"
-    assert read_side("drafter ngram; gamma 8", adaptive).settings.drafter.gamma == 8
+    assert read_side("drafter ngram; gamma 8", adaptive).lookahead == "auto"
+    assert read_side("drafter ngram; gamma 8", adaptive).drafter.gamma == 8
     off = changed(ChatSettings(), {"speculative": False})
-    assert read_side("gamma 8", off).settings.speculative
+    assert read_side("gamma 8", off).speculative
 
 
 @pytest.mark.parametrize("side", ["stats", "save x", "gamma", "egag", "gamma x", ";", "gamma 3;"])

@@ -9,7 +9,6 @@ import pytest
 
 from tests.chat.conftest import lines
 from trtla.chat.conversation import Turn
-from trtla.chat.events import Refused
 from trtla.chat.saved import Chat, load, save
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
@@ -85,17 +84,15 @@ def test_other_files_are_refused(file, change, part):
 )
 def test_no_text_breaks_loading(file, text, session):
     file.write_text(text)
-    (event,) = lines(session, f"/load {file}")
-    assert isinstance(event, Refused)
+    assert lines(session, f"/load {file}").refusals
 
 
 def test_impossible_settings_are_refused(file, session):
     data = json.loads(file.read_text())
     data["settings"]["drafter"] = ["draft:elsewhere"]
     file.write_text(json.dumps(data))
-    (event,) = lines(session, f"/load {file}")
-    assert isinstance(event, Refused)
-    assert "--draft-model elsewhere" in event.text
+    (refusal,) = lines(session, f"/load {file}").refusals
+    assert "--draft-model elsewhere" in refusal
     assert session.turns == []
 
 
@@ -107,9 +104,8 @@ def test_another_models_chat_is_refused(file, session, key, value):
     else:
         data[key] = value
     file.write_text(json.dumps(data))
-    (event,) = lines(session, f"/load {file}")
-    assert isinstance(event, Refused)
-    assert "vocabulary" in event.text
+    (refusal,) = lines(session, f"/load {file}").refusals
+    assert "vocabulary" in refusal
 
 
 def test_files_of_others_stay(tmp_path):

@@ -9,25 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chat.conftest import lines
+from tests.chat.conftest import RecordedSession, lines
 from tests.support.examples import examples
 from trtla import LLM, SamplingParams
 from trtla.chat.commands import TABLE
 from trtla.chat.conversation import Turn
-from trtla.chat.decode import rejected_tail
-from trtla.chat.events import (
-    Answered,
-    Busy,
-    ClearScreen,
-    Compared,
-    Leave,
-    Noted,
-    Refused,
-    Said,
-    Streamed,
-)
-from trtla.chat.model import ChatModel
-from trtla.chat.session import Session
+from trtla.chat.model import ChatModel, rejected_tail
+from trtla.chat.printer import verdict
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft
@@ -35,23 +23,22 @@ from trtla.runtime.draft import Draft
 ASK = "Return the number of items."
 
 
-def answers(events):
-    return [event.answer for event in events if isinstance(event, Answered)]
+def answers(session, *given):
+    return lines(session, *given).answers
 
 
-def said(events):
-    return "\n".join(event.text for event in events if isinstance(event, Said))
+def note(session, *given):
+    return lines(session, *given).notes[-1]
 
 
-def refusal(session: Session, line: str) -> str:
-    (event,) = session.handle(line)
-    assert isinstance(event, Refused)
-    assert "\n" not in event.text
-    return event.text
+def refusal(session, line: str) -> str:
+    (text,) = lines(session, line).refusals
+    assert "\n" not in text
+    return text
 
 
 def test_the_first_answer_is_what_the_template_alone_gives(session, llm):
-    (answer,) = answers(lines(session, ASK))
+    (answer,) = answers(session, ASK)
     prompt = llm.tokenizer.chat_text([{"role": "user", "content": ASK}])
     (expected,) = llm.generate(prompt, SamplingParams(max_output_len=24))
     assert answer.ids == expected.output_ids
@@ -59,25 +46,24 @@ def test_the_first_answer_is_what_the_template_alone_gives(session, llm):
 
 
 def test_streamed_text_is_the_answer(session):
-    events = lines(session, ASK)
-    text = "".join(e.step.chunk.text for e in events if isinstance(e, Streamed))
-    (answer,) = answers(events)
-    assert text == answer.text == session.turns[0].answer
+    shown = lines(session, ASK)
+    (answer,) = shown.answers
+    assert "".join(shown.texts) == answer.text == session.turns[0].answer
 
 
 def test_a_second_turn_is_read_from_the_cache_where_it_repeats(session):
     lines(session, "/length 80", ASK)
     before = session.context
-    (answer,) = answers(lines(session, "And the sum?"))
+    (answer,) = answers(session, "And the sum?")
     # Whole blocks of 32 tokens; the last token's keys are never there.
-    assert answer.metrics.reused_tokens >= (before - 1) // 32 * 32 - 32 > 0
-    assert answer.metrics.prompt_tokens > before
+    assert answer.tally.reused_tokens >= (before - 1) // 32 * 32 - 32 > 0
+    assert answer.tally.prompt_tokens > before
 
 
 def test_plain_text_goes_on_as_a_transcript(session, llm):
     lines(session, "/chat off", "def read(")
     (first,) = [turn.answer_ids for turn in session.turns]
-    (answer,) = answers(lines(session, "def write("))
+    (answer,) = answers(session, "def write(")
     ids = (*llm.tokenizer.encode("def read("), *first, *llm.tokenizer.encode("\ndef write("))
     (expected,) = llm.generate(ids, SamplingParams(max_output_len=24))
     assert answer.ids == expected.output_ids
@@ -89,14 +75,13 @@ def test_plain_text_goes_on_as_a_transcript(session, llm):
      "/lookahead auto", "/lookahead off", "/debug on"],
 )  # fmt: skip
 def test_no_setting_of_drafts_changes_the_answer(session, llm, setting):
-    (plain,) = answers(lines(Session(llm, session.settings), ASK))
-    (other,) = answers(lines(session, setting, ASK))
+    (plain,) = lines(RecordedSession(llm, session.settings), ASK).answers
+    (other,) = answers(session, setting, ASK)
     assert other.ids == plain.ids
 
 
 def test_target_and_ngram_decode_again_and_compare(session):
-    events = lines(session, "/target on", "/ngram on", ASK)
-    plain, ngrams = said(events).splitlines()
+    plain, ngrams = lines(session, "/target on", "/ngram on", ASK).out
     assert plain.startswith("plain decoding: ")
     assert "1.00 tokens per step, the same text" in plain
     assert ngrams.startswith("n-grams: ")
@@ -107,32 +92,29 @@ def test_target_and_ngram_decode_again_and_compare(session):
 
 def test_compare_answers_the_last_message_twice(session):
     lines(session, ASK)
-    events = lines(session, "/compare lookahead 7,7,7 | drafter prompt-lookup; gamma 8")
-    (found,) = [event.comparison for event in events if isinstance(event, Compared)]
-    assert [side.name for side in found.sides] == [
-        "lookahead 7,7,7", "drafter prompt-lookup; gamma 8",
-    ]  # fmt: skip
-    assert found.texts[0].ids == found.texts[1].ids == answers(lines(session, "/reset", ASK))[0].ids
-    assert "the texts are equal" in found.verdict
-    assert found.rows()[0] == ("tokens", *[str(len(found.texts[0].ids))] * 2)
-    assert any(isinstance(event, Busy) for event in events)
+    shown = lines(session, "/compare lookahead 7,7,7 | drafter prompt-lookup; gamma 8")
+    ((sides, replies),) = shown.compared
+    assert sides == ("lookahead 7,7,7", "drafter prompt-lookup; gamma 8")
+    (answer,) = answers(session, "/reset", ASK)
+    assert replies[0].ids == replies[1].ids == answer.ids
+    assert "the texts are equal" in verdict(*replies)
+    assert any(text.startswith(f"{sides[1]}: ") for text in shown.live)
 
 
 def test_compare_copies_neither_the_answer_just_given_nor_side_a(session):
     lines(session, ASK)
-    events = lines(session, "/compare lookahead auto | lookahead auto; gamma 3")
-    (found,) = [event.comparison for event in events if isinstance(event, Compared)]
-    assert {text.ids for text in found.texts} == {session.turns[0].answer_ids}
-    for text in found.texts:
-        assert not text.sources.get("others")  # "both" may be its own text and a row
-    assert [text.metrics.reused_tokens for text in found.texts] == [0, 0]
+    shown = lines(session, "/compare lookahead auto | lookahead auto; gamma 3")
+    ((_, replies),) = shown.compared
+    assert {reply.ids for reply in replies} == {session.turns[0].answer_ids}
+    for reply in replies:
+        assert not reply.sources.get("others")  # "both" may be its own text and a row
+    assert [reply.tally.reused_tokens for reply in replies] == [0, 0]
 
 
 def test_compare_says_where_texts_differ(session):
     lines(session, ASK)
-    events = lines(session, "/compare processor greedy | processor multinomial 2; seed 5")
-    (found,) = [event.comparison for event in events if isinstance(event, Compared)]
-    assert "the texts differ from token " in found.verdict
+    shown = lines(session, "/compare processor greedy | processor multinomial 2; seed 5")
+    assert "the texts differ from token " in verdict(*shown.compared[0][1])
 
 
 def test_compare_refuses_and_changes_nothing(session):
@@ -145,27 +127,24 @@ def test_compare_refuses_and_changes_nothing(session):
     assert session.settings == before
 
 
-def test_stopping_keeps_what_was_written(session):
-    events = []
-    for event in session.handle(ASK):
-        events.append(event)
-        if isinstance(event, Streamed):
-            session.stop()
-    (answer,) = answers(events)
+def test_stopping_keeps_what_was_written(session, monkeypatch):
+    monkeypatch.setattr(session.recorder, "live", lambda text: session.stop())
+    shown = lines(session, ASK)
+    (answer,) = shown.answers
     assert answer.finish_reason == "cancelled"
     assert 0 < len(answer.ids) < 24
     assert session.turns[0].answer_ids == answer.ids
-    assert isinstance(events[-1], Noted)
-    assert "stopped" in events[-1].text
-    (following,) = answers(lines(session, "Go on."))
+    assert "stopped" in shown.notes[-1]
+    monkeypatch.undo()
+    (following,) = answers(session, "Go on.")
     assert following.finish_reason != "cancelled"
 
 
 def test_debug_shows_what_was_rejected(session):
-    lines(session, "/length 40", "/lookahead 7,7,7", "/debug on")
-    steps = [e.step for e in lines(session, ASK) if isinstance(e, Streamed)]
-    assert any(step.rejected for step in steps)
-    assert all(step.chunk.accepted < len(step.chunk.token_ids) for step in steps[:-1])
+    shown = lines(session, "/length 40", "/lookahead 7,7,7", "/debug on", ASK)
+    assert any(rejected for _, _, (_, rejected, _) in shown.steps)
+    assert all(own for _, _, (_, _, own) in shown.steps[:-1])
+    assert "".join(accepted + own for _, _, (accepted, _, own) in shown.steps)
 
 
 def test_a_rejected_tail_is_of_the_branch_that_was_accepted():
@@ -180,17 +159,17 @@ def test_a_rejected_tail_is_of_the_branch_that_was_accepted():
 
 def test_the_oldest_turns_are_left_out_when_the_conversation_is_too_long(session):
     long = "word " * 450
-    events = lines(session, "/max_output_len 8", *[long] * 4)
-    notes = [e.text for e in events if isinstance(e, Noted) and "left out" in e.text]
+    notes = lines(session, "/max_output_len 8", *[long] * 4).notes
+    notes = [note for note in notes if "left out" in note]
     assert notes == [
         "the context is full: the oldest turn is left out; /undo makes room",
         "the context is full: the 2 oldest turns are left out; /undo makes room",
     ]
     assert len(session.turns) == 4
-    assert "4 turns, 2 left out" in said(lines(session, "/stats"))
+    assert "4 turns, 2 left out" in lines(session, "/stats").out[0]
     lines(session, "/undo", "/undo")
-    assert "2 turns\n" in said(lines(session, "/stats"))
-    assert not [e for e in lines(session, "Go on.") if isinstance(e, Noted)]
+    assert "2 turns\n" in lines(session, "/stats").out[0]
+    assert not lines(session, "Go on.").notes
 
 
 def turn_of(message: str) -> Turn:
@@ -215,21 +194,21 @@ def test_an_answer_that_the_context_ends_says_so(session):
     lines(session, "/max_output_len 8", "word " * 970)
     left = session.max_context - session.context
     assert 64 < left < 128
-    (note,) = lines(session, "/length 2000")
-    assert note == Noted(f"/max_output_len is now 2000; the conversation leaves {left} at present")
-    *_, answered, note = lines(session, "word word")
-    assert answered.answer.finish_reason == "length"
+    now = note(session, "/length 2000")
+    assert now == f"/max_output_len is now 2000; the conversation leaves {left} at present"
+    shown = lines(session, "word word")
+    assert shown.answers[0].finish_reason == "length"
     assert session.context == session.max_context
-    assert "the answer ends here" in note.text
+    assert "the answer ends here" in shown.notes[-1]
     assert len(session.turns) == 2
 
 
 def test_retry_draws_again_with_another_seed(session):
     lines(session, "/temperature 2", "Say it.")
     (first,) = session.turns
-    note, *_, answered = lines(session, "/retry")
-    assert note == Noted("/seed is now 1, for another draw")
-    assert session.turns[0].answer_ids == answered.answer.spoken_ids != first.answer_ids
+    shown = lines(session, "/retry")
+    assert shown.notes == ["/seed is now 1, for another draw"]
+    assert session.turns[0].answer_ids == shown.answers[0].spoken_ids != first.answer_ids
     assert session.turns[0].message == first.message
     lines(session, "/seed 0", "/retry")  # changed by hand: taken as it is
     assert session.turns == [first]
@@ -239,9 +218,8 @@ def test_retry_says_that_greedy_would_be_the_same(session):
     assert "say something first" in refusal(session, "/retry")
     lines(session, ASK)
     (turn,) = session.turns
-    (note,) = lines(session, "/retry")
-    assert "would be the same" in note.text
-    (answer,) = answers(lines(session, "/length 3", "/retry"))
+    assert "would be the same" in note(session, "/retry")
+    (answer,) = answers(session, "/length 3", "/retry")
     assert answer.ids == turn.answer_ids[:3]
     assert len(session.turns) == 1
 
@@ -249,8 +227,7 @@ def test_retry_says_that_greedy_would_be_the_same(session):
 def test_undo_takes_the_last_turn_back(session):
     lines(session, ASK)
     before, kept = session.context, list(session.turns)
-    (note,) = lines(session, "And the sum?", "/undo")[-1:]
-    assert note == Noted("taken back: And the sum?; 1 turn left")
+    assert note(session, "And the sum?", "/undo") == "taken back: And the sum?; 1 turn left"
     assert session.turns == kept
     assert abs(session.context - before) < 10
     lines(session, "/undo")
@@ -261,11 +238,10 @@ def test_undo_takes_the_last_turn_back(session):
 def test_a_system_message_stands_before_the_conversation(session, llm):
     lines(session, ASK)
     (turn,) = session.turns
-    (note,) = lines(session, "/system Write  short names.")
-    assert note.text.startswith("/system is now Write short names.; holds from the next answer on")
-    (shown,) = lines(session, "/system")
-    assert "/system off clears it" in shown.text
-    (answer,) = answers(lines(session, "And the sum?"))
+    now = note(session, "/system Write  short names.")
+    assert now.startswith("/system is now Write short names.; holds from the next answer on")
+    assert "/system off clears it" in note(session, "/system")
+    (answer,) = answers(session, "And the sum?")
     messages = [
         {"role": "system", "content": "Write  short names."},
         {"role": "user", "content": ASK},
@@ -281,8 +257,8 @@ def test_a_system_message_stands_before_the_conversation(session, llm):
 
 def test_a_system_message_that_cannot_be_read_is_refused(session, llm, monkeypatch):
     assert "the system message has a prompt of" in refusal(session, "/system " + "word " * 2000)
-    (*_, note) = lines(session, "/system Be brief.", "/chat off")
-    assert note == Noted("/chat is now off; the system message is for /chat on only")
+    now = note(session, "/system Be brief.", "/chat off")
+    assert now == "/chat is now off; the system message is for /chat on only"
     lines(session, "/system off", "/chat on")
     ignoring = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(llm.tokenizer.inner, "chat_template", ignoring)
@@ -309,7 +285,7 @@ def test_a_message_that_never_fits_is_refused_and_nothing_forgotten(session):
         ("/load nothing.json", "does not exist"),
         ("/save", "no file is named"),
         ("/stats now", "takes no value"),
-        ("/cache maybe", "neither on nor off"),
+        ("/cache maybe", "is not one of 'on', 'off'; write /cache [on|off]"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_at_once(session, line, part, tmp_path, monkeypatch):
@@ -321,47 +297,41 @@ def test_what_the_model_cannot_do_is_refused_at_once(session, line, part, tmp_pa
 
 
 def test_auto_goes_with_every_drafter(session):
-    (plain,) = answers(lines(session, "/lookahead off", ASK))
+    (plain,) = answers(session, "/lookahead off", ASK)
     for drafter in ("ngram", "ngram,lookahead"):
         asked = ("/reset", "/lookahead auto", f"/drafter {drafter}", ASK)
-        (answer,) = answers(lines(session, *asked))
+        (answer,) = answers(session, *asked)
         assert answer.ids == plain.ids
 
 
-def test_cache_says_that_it_is_always_on(session):
-    (event,) = session.handle("/cache off")
-    assert event == Noted("/cache is always on: every executor of trtla keeps keys and values")
-
-
-def test_a_setting_alone_shows_its_value(session):
-    assert lines(session, "/gamma", "/lookahead") == [
-        Noted("/gamma is 4"), Noted("/lookahead is auto"),
-    ]  # fmt: skip
-
-
-def test_an_unused_triple_is_said_to_be(session):
-    (*_, event) = lines(session, "/drafter ngram", "/lookahead 3,3,3")
-    assert event == Noted("/lookahead is now 3,3,3; unused, ngram drafts")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("/cache off",), "/cache is always on: every executor of trtla keeps keys and values"),
+        (("/gamma",), "/gamma is 4"),
+        (("/lookahead",), "/lookahead is auto"),
+        (("/drafter ngram", "/lookahead 3,3,3"), "/lookahead is now 3,3,3; unused, ngram drafts"),
+    ],
+)
+def test_settings_are_shown_with_what_they_do(session, given, expected):
+    assert note(session, *given) == expected
 
 
 def test_leaving_clearing_resetting(session):
-    assert lines(session, "/quit", "/exit", "/clear") == [Leave(), Leave(), ClearScreen()]
+    assert [session.handle(line) for line in ("/quit", "/exit", "/clear")] == [False, False, True]
+    assert session.recorder.shown.cleared == 1
     lines(session, ASK, "/reset")
     assert session.turns == []
 
 
-def test_two_slashes_begin_a_message(session):
-    lines(session, "//help me")
-    assert session.turns[0].message == "/help me"
-
-
-def test_blank_lines_are_nothing(session):
-    assert lines(session, "", "   ") == []
+def test_two_slashes_begin_a_message_and_blank_lines_are_nothing(session):
+    lines(session, "//help me", "", "   ")
+    assert [turn.message for turn in session.turns] == ["/help me"]
 
 
 def test_stats_add_up(session):
-    made = answers(lines(session, ASK, "And the sum?"))
-    text = said(lines(session, "/stats"))
+    made = answers(session, ASK, "And the sum?")
+    (text,) = lines(session, "/stats").out
     assert f"2 answers, {sum(len(a.ids) for a in made)} tokens" in text
     assert f"context: {session.context} of 2048 tokens, 2 turns" in text
 
@@ -371,13 +341,12 @@ def test_a_saved_chat_goes_on_as_if_nothing_had_been(session, llm, tmp_path):
     lines(session, "/processor nucleus 0.8 0.9", "/seed 3", "/drafter ngram,lookahead")
     lines(session, "/system Write tests.", "/stop END", ASK)
     lines(session, f"/save {file}")
-    (expected,) = answers(lines(session, "And the sum?"))
-    other = Session(llm, ChatSettings())
-    (event,) = other.handle(f"/load {file}")
-    assert isinstance(event, Noted)
+    (expected,) = answers(session, "And the sum?")
+    other = RecordedSession(llm, ChatSettings())
+    assert "1 turn with" in note(other, f"/load {file}")
     assert other.settings == dataclasses.replace(session.settings)
     assert other.turns == session.turns[:1]
-    (answer,) = answers(lines(other, "And the sum?"))
+    (answer,) = answers(other, "And the sum?")
     assert answer.ids == expected.ids
     lines(other, f"/save {file}")  # its own kind of file may be written again
 
@@ -385,12 +354,12 @@ def test_a_saved_chat_goes_on_as_if_nothing_had_been(session, llm, tmp_path):
 def test_a_model_without_a_tokenizer_cannot_chat(llm, monkeypatch):
     monkeypatch.setattr(llm, "tokenizer", None)
     with pytest.raises(UsageError, match="no tokenizer files"):
-        Session(llm, ChatSettings())
+        RecordedSession(llm, ChatSettings())
 
 
 def test_without_a_template_messages_are_plain_text(llm, monkeypatch):
     monkeypatch.setitem(llm.tokenizer.__dict__, "has_chat_template", False)
-    session = Session(llm, ChatSettings())
+    session = RecordedSession(llm, ChatSettings())
     assert not session.settings.chat
     assert "no chat template" in refusal(session, "/chat on")
 
@@ -401,11 +370,11 @@ def test_a_template_that_fails_is_one_line(session, llm, monkeypatch):
     text = refusal(session, ASK)
     assert "fails: no such" in text
     assert "/chat off" in text
-    assert answers(lines(session, "/chat off", ASK))
+    assert answers(session, "/chat off", ASK)
 
 
 def test_a_message_of_broken_bytes_is_answered(session):
-    (answer,) = answers(lines(session, "/length 4", "abc \udce4"))
+    (answer,) = answers(session, "/length 4", "abc \udce4")
     assert answer.ids
 
 
@@ -419,15 +388,15 @@ _COMMANDS = st.tuples(
 @examples(60)
 @given(given_lines=st.lists(_COMMANDS, max_size=6))
 def test_random_commands_never_raise(llm: LLM, tmp_path_factory, given_lines):
-    session = Session(llm, changed(ChatSettings(), {"sampling.max_output_len": 4}))
+    session = RecordedSession(llm, changed(ChatSettings(), {"sampling.max_output_len": 4}))
     session.turns.clear()
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("files"))
     try:
-        events = lines(session, *given_lines)
+        shown = lines(session, *given_lines)
     finally:
         os.chdir(before)
-    assert all("\n" not in event.text for event in events if isinstance(event, (Refused, Noted)))
+    assert all("\n" not in text for text in (*shown.refusals, *shown.notes))
 
 
 def test_names_of_control_tokens_in_a_conversation_are_text(session, llm):

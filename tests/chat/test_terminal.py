@@ -9,17 +9,14 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 
-from tests.chat.conftest import lines
 from trtla import LLM, DraftOptions
-from trtla.chat.decode import Metrics
-from trtla.chat.events import Answered, Streamed
+from trtla.chat.model import Tally
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
 from trtla.chat.settings import ChatSettings, changed
 from trtla.chat.terminal import HISTORY, CommandCompleter, StatusRow, TerminalPrinter, open_history
 from trtla.console import Console
 from trtla.llm.answer import Chunk
-from trtla.settings.drafting import PROPOSERS
 
 
 def test_history_is_kept_for_its_owner(tmp_path: Path) -> None:
@@ -55,12 +52,11 @@ def test_control_characters_are_harmless() -> None:
 
 @pytest.mark.parametrize("color", ["always", "never"])
 def test_a_compared_text_keeps_its_colours(
-    session: Session, capsys: pytest.CaptureFixture[str], color: str
+    session: Session, llm: LLM, capsys: pytest.CaptureFixture[str], color: str
 ) -> None:
-    printer = Printer(Console(color=color), session.tokenizer)
-    ask = "Return the number of items."
-    for event in lines(session, "/length 40", ask, "/compare lookahead 7,7,7 | speculative off"):
-        printer.show(event)
+    chat = Session(llm, session.settings, Printer(Console(color=color)))
+    for line in ("/length 40", "Return the number of items.", "/compare lookahead 7,7,7 | gamma 3"):
+        chat.handle(line)
     table = capsys.readouterr().out.partition("A: lookahead")[2]
     assert ("\x1b[32m" in table) == (color == "always")
     assert "the texts are equal; B is " in table
@@ -70,34 +66,27 @@ def test_a_compared_text_keeps_its_colours(
 def test_accepted_tokens_are_tinted_by_source(
     tiny_llama: Path, capsys: pytest.CaptureFixture[str], color: str
 ) -> None:
-    nodes = DraftOptions(nodes=4)
+    nodes, shown = DraftOptions(nodes=4), []
     with LLM(tiny_llama, lookahead="auto", dtype="float32", draft_options=nodes) as llm:
         settings = {"sampling.max_output_len": 40, "lookahead": "auto"}
-        session = Session(llm, changed(ChatSettings(), settings))
-        printer, shown, events = Printer(Console(color=color), session.tokenizer), [], []
-        for given in ("Hello, who are you?", "/colors source", "Hello again"):
-            events = lines(session, given)
-            for event in events:
-                printer.show(event)
+        session = Session(llm, changed(ChatSettings(), settings), Printer(Console(color=color)))
+        for line in ("Hello, who are you?", "/colors source", "Hello again"):
+            session.handle(line)
             shown.append(capsys.readouterr().out)
-    *steps, answered = events
-    chunks = [event.step.chunk for event in steps if isinstance(event, Streamed)]
-    pairs = [pair for one in chunks for pair in zip(one.pieces or (), one.sources, strict=True)]
-    assert all(accepted == (source in PROPOSERS) for (_, accepted), source in pairs)
-    assert isinstance(answered, Answered)
-    counts = answered.answer.sources
-    assert sum(counts.values()) == answered.answer.metrics.accepted > 0
+    assert session.last
+    counts = session.last.sources
+    assert sum(counts.values()) == session.last.tally.accepted > 0
     assert ["accepted by source: " in text for text in shown] == [False, False, True]
     assert all(f"{name} {count}" in shown[2] for name, count in counts.items() if count)
     assert ["\x1b[93m" in text for text in shown] == [False, False, color == "always"]
 
 
 def test_terminal_remarks_are_dim_and_errors_red(
-    session: Session, capsys: pytest.CaptureFixture[str]
+    llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printer = TerminalPrinter(session, Console(color="always"))
-    for event in lines(session, "/gamma 5", "/gama 5"):
-        printer.show(event)
+    session = Session(llm, ChatSettings(), TerminalPrinter(Console(color="always")))
+    session.handle("/gamma 5")
+    session.handle("/gama 5")
     note, error = capsys.readouterr().out.splitlines()
     assert note == "\x1b[2m/gamma is now 5\x1b[0m"
     assert error.startswith("\x1b[31merror: /gama is not a command")
@@ -118,9 +107,11 @@ def test_the_status_row_keeps_to_the_last_row(
     assert drawn.endswith("\x1b7\x1b[r\x1b[20;1H\x1b[2K\x1b8")
 
 
-def test_metrics_count_the_first_forward_apart() -> None:
+def test_a_tally_counts_the_prefill_apart() -> None:
     chunks = [((1,), 0, None), ((2, 3, 4), 2, 0.5), ((5,), 0, 0.5), ((), 0, 0.0)]
-    parts = [Metrics.of(Chunk(0, (), ids, took, None), time_s) for ids, took, time_s in chunks]
-    total = sum(parts, Metrics())
+    tally, total = Tally(), Tally()
+    for ids, took, time_s in chunks:
+        tally.count(Chunk(0, (), ids, took, None), time_s)
+    total.add(tally)
     assert (total.tokens, total.steps, total.accepted, total.decoded) == (5, 2, 2, 4)
     assert (total.tokens_per_s, total.tokens_per_step) == (4.0, 2.0)

@@ -55,7 +55,7 @@ def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
     errors = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert errors == [
         "error: /lokahead is not a command; did you mean /lookahead? /help lists them all",
-        "error: /gamma: 'x' is not a valid integer",
+        "error: /gamma: 'x' is not a valid integer; write /gamma N",
     ]
     assert "/cache is always on" in ran.err
     assert "/max_output_len is now 4" in ran.err

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from trtla.chat.setting_types import (
-    COLORS,
-    DRAFTER,
-    FILE,
-    PAIR,
-    PROCESSOR,
-    STORAGE,
-    SYSTEM,
-    TOGGLE,
-    TRIPLE,
-    Known,
-    SettingType,
-    type_of,
-)
+from trtla.chat import values
 from trtla.chat.settings import ChatSettings, changed, read
+from trtla.chat.values import FILE, PAIR, TOGGLE, Known, Value
 from trtla.errors import TrtlaError, UsageError, closest
-from trtla.settings.drafting import DrafterSettings
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import declared
 from trtla.settings.sampling import SamplingParams
+from trtla.settings.value_types import starting
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
-_VALUE = click.Argument(["value"])  # what click calls the thing that it completes
 _SHOWN = 24  # columns of a value in /help
 _GUESSES = 3  # commands that may have been meant
 
@@ -47,8 +35,8 @@ class Command:
 
     name: str
     help: str
-    type: SettingType | None = None
-    """Of what follows it; None: nothing does."""
+    value: Value | None = None
+    """What follows it; None: nothing does."""
     paths: tuple[str, ...] = ()
     """The settings it changes; none: it does something."""
     aliases: tuple[str, ...] = ()
@@ -57,36 +45,37 @@ class Command:
     @property
     def usage(self) -> str:
         """The command with what follows it."""
-        return f"/{self.name} {self.type.name}" if self.type else f"/{self.name}"
+        return f"/{self.name} {self.value.usage}" if self.value else f"/{self.name}"
 
     def shown(self, settings: ChatSettings) -> str:
         """Its present value as it would be typed; empty for commands without one."""
-        return self.type.show(self._value(settings)) if self.type and self.paths else ""
+        return self.value.show(self._read(settings)) if self.value and self.paths else ""
 
-    def _value(self, settings: ChatSettings) -> Any:
-        values = tuple(read(settings, path) for path in self.paths)
-        return values[0] if len(values) == 1 else values
+    def _read(self, settings: ChatSettings) -> Any:
+        found = tuple(read(settings, path) for path in self.paths)
+        return found[0] if len(found) == 1 else found
 
     def parse(self, text: str) -> Any:
         """What the text behind the command means; raises UsageError when it means nothing."""
-        if self.type is None:
+        if self.value is None:
             if text:
                 raise UsageError(f"/{self.name}: {text!r} follows what takes no value", "omit it")
             return None
         try:
-            return self.type.convert(text, None, None)
+            return None if self.value is TOGGLE and not text else self.value.parse(text)
         except UsageError as error:
             raise UsageError(f"/{self.name}: {error.message}", error.hint) from None
         except click.BadParameter as error:
-            raise UsageError(f"/{self.name}: {error.message.rstrip('.')}") from None
+            message = f"/{self.name}: {error.message.rstrip('.')}"
+            raise UsageError(message, f"write {self.usage}") from None
 
     def apply(self, text: str, settings: ChatSettings) -> ChatSettings:
         """The settings after this command; raises UsageError when they are not possible."""
         value = self.parse(text)
-        if self.type is TOGGLE and value is None:
-            value = not self._value(settings)
-        values = value if len(self.paths) > 1 else (value,)
-        return changed(settings, dict(zip(self.paths, values, strict=True)))
+        if self.value is TOGGLE and value is None:
+            value = not self._read(settings)
+        parts = value if len(self.paths) > 1 else (value,)
+        return changed(settings, dict(zip(self.paths, parts, strict=True)))
 
 
 def commands_of(kind: type, part: str, *others: str) -> Iterator[Command]:
@@ -95,7 +84,7 @@ def commands_of(kind: type, part: str, *others: str) -> Iterator[Command]:
         if one.name not in others:
             former = (one.option.chat,) if one.option.chat else ()
             paths = (f"{part}.{one.name}",)
-            yield Command(one.name, one.option.help, type_of(one), paths, former)
+            yield Command(one.name, one.option.help, values.value_of(one), paths, former)
 
 
 _FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
@@ -108,31 +97,37 @@ TABLE = (
     Command("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
     Command("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
     Command("undo", "Take the last message and its answer back."),
-    Command("system", "The system message, before the conversation.", SYSTEM, ("system",)),
+    Command("system", "The system message, before the conversation.", values.SYSTEM, ("system",)),
     Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
     *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
-    Command("processor", "The three filters: greedy, nucleus 0.8 0.9, ...", PROCESSOR, _FILTERS),
+    Command(
+        "processor", "The three filters: greedy, nucleus 0.8 0.9, ...", values.PROCESSOR, _FILTERS
+    ),
     Command("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
-    Command("lookahead", "Window, ngram, verification; auto: what pays.", TRIPLE, ("lookahead",)),
-    Command("drafter", "What drafts, one or several.", DRAFTER, ("drafter.drafter",)),
+    Command(
+        "lookahead",
+        "Window, ngram, verification; auto: what pays.",
+        values.LOOKAHEAD,
+        ("lookahead",),
+    ),
+    Command("drafter", "What drafts, one or several.", values.DRAFTER, ("drafter.drafter",)),
     *commands_of(DrafterSettings, "drafter", "drafter"),
     Command("cache", "The K/V cache, which is always on here.", TOGGLE),
     Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
     Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
     Command("compare", "The last message with two settings, side by side, sharing nothing.", PAIR),
     Command("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
-    Command("colors", "Tint accepted tokens alike, or by source (auto).", COLORS, ("colors",)),
+    Command(
+        "colors", "Tint accepted tokens alike, or by source (auto).", values.COLORS, ("colors",)
+    ),
     Command("stats", "Counters over all answers, and the context."),
     Command("save", "Write conversation and settings to a JSON file.", FILE),
     Command("load", "Go on with what was saved.", FILE),
 )
 """All commands, in the order of /help."""
 
-_STORAGE = ("drafter.ngram_kind", "drafter.ngram_order")
-_FORMER = Command("set_ngramstorage", "Both settings of n-grams.", STORAGE, _STORAGE)
-
 BY_NAME: Mapping[str, Command] = {
-    name: command for command in (*TABLE, _FORMER) for name in (command.name, *command.aliases)
+    name: command for command in TABLE for name in (command.name, *command.aliases)
 }
 """Whatever is understood."""
 
@@ -177,6 +172,28 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
+def read_side(text: str, settings: ChatSettings) -> ChatSettings:
+    """The settings after the commands of one side of /compare: `;` between, slashes optional.
+
+    Raises:
+        UsageError: a command or value is wrong, or a command changes no setting.
+    """
+    names, settings = set(), replace(settings, speculative=True)
+    for part in text.split(";"):
+        command, value = split(part)
+        if not command.paths:
+            raise UsageError(
+                f"/{command.name} changes no setting", "compare settings, such as lookahead 7,7,7"
+            )
+        if not value:
+            raise UsageError(f"{command.name} has no value", f"write {command.usage[1:]}")
+        settings = command.apply(value, settings)
+        names.add(command.name)
+    if "lookahead" in names and "drafter" not in names and not settings.drafter.uses_lookahead:
+        return changed(settings, {"drafter.drafter": LOOKAHEAD.drafter})  # what is named drafts
+    return settings
+
+
 def help_text(now: ChatSettings, start: ChatSettings) -> str:
     """Every command with its present value, and the one at the start where that differs."""
     rows = []
@@ -201,14 +218,16 @@ def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[
     if not blank:
         begun = [one for one in names if one.startswith(_plain(name))]
         return text, [CompletionItem(one, help=find(one.lstrip("/")).help) for one in begun]
-    command, value = BY_NAME.get(_plain(name.lstrip("/"))), rest.lstrip()
-    if command is None or command.type is None:
+    command, typed = BY_NAME.get(_plain(name.lstrip("/"))), rest.lstrip()
+    if command is None or command.value is None:
         return "", []
-    if command.type is PAIR:  # the setting that is being typed last
-        last = value.replace(";", "|").rpartition("|")[2].lstrip()
+    if command.value is PAIR:  # the setting that is being typed last
+        last = typed.replace(";", "|").rpartition("|")[2].lstrip()
         return _complete(last, [one.name for one in TABLE if one.paths], known)
-    context = click.Context(click.Command("chat"), obj=known)
-    return value, command.type.shell_complete(context, _VALUE, value)
+    offered = command.value.examples(known, typed)
+    if command.value is FILE:
+        return typed, [CompletionItem(path) for path in offered]
+    return typed, starting(offered, typed, part=command.value.list)
 
 
 def one_line(error: TrtlaError) -> str:

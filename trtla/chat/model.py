@@ -1,25 +1,108 @@
-"""The model of a chat: which settings it takes, and how much of a conversation it can read."""
+"""The model of a chat: which settings it takes, what it can read, and one text decoded with it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, cast
 
 from trtla.chat.conversation import Fitted, Turn, fitted
-from trtla.chat.decode import Decoded, Step, decode
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
+from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
+from trtla.runtime.stats import tokens_per_step
 from trtla.settings.drafting import check_used
 
 if TYPE_CHECKING:
-    from trtla.llm.llm import LLM
+    from trtla.llm.llm import LLM, Chunk, Piece
     from trtla.llm.text import Tokenizer
+    from trtla.runtime.draft import Draft
+    from trtla.runtime.request import FinishReason
 
 _LEAST = 64
 """Tokens of an answer that turns are left out for, where as many are wanted."""
 
-EventT = TypeVar("EventT")
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of one answer, or of several added up; names as in docs/algorithm.md."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose keys and values were still in the cache."""
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    decode_s: float = 0.0
+    """From the first token to the last."""
+    decoded: int = 0
+    """Tokens in that time."""
+
+    def count(self, chunk: Chunk, time_s: float | None) -> None:
+        """Add what one chunk brought, `time_s` after the one before; None: it is the prefill's."""
+        self.tokens += len(chunk.token_ids)
+        self.accepted += chunk.accepted
+        self.decode_s += time_s or 0.0
+        if time_s is not None and chunk.token_ids:
+            self.steps += 1
+            self.decoded += len(chunk.token_ids)
+        if chunk.completion:
+            self.reused_tokens += chunk.completion.stats.reused_tokens
+
+    def add(self, other: Tally) -> None:
+        """Add another one's counters."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """S, the step compression."""
+        return tokens_per_step(self.decoded, self.steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first, per second: without the prefill."""
+        return self.decoded / self.decode_s if self.decode_s else 0.0
+
+    def describe(self) -> str:
+        """Speed and compression, as every place shows them."""
+        return f"{self.tokens_per_s:.0f} tokens/s, {self.tokens_per_step:.2f} tokens per step"
+
+
+@dataclass(slots=True)
+class Reply:
+    """A text, as far as it has come, and how it came about."""
+
+    tally: Tally
+    ids: tuple[int, ...] = ()
+    """An end token included."""
+    pieces: list[Piece] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+    sources: dict[str, int] = field(default_factory=dict)
+    """Accepted tokens by what proposed them; of whole texts of `auto` only."""
+
+    @property
+    def text(self) -> str:
+        """The text that was shown."""
+        return "".join(text for text, _ in self.pieces)
+
+    @property
+    def spoken_ids(self) -> tuple[int, ...]:
+        """Without the end token."""
+        return self.ids[:-1] if self.finish_reason == "end_id" else self.ids
+
+    def add(self, chunk: Chunk, time_s: float | None) -> None:
+        """Add what one chunk brought; `time_s` as in `Tally.count`."""
+        self.tally.count(chunk, time_s)
+        self.ids += chunk.token_ids
+        self.pieces += chunk.pieces or ()
+        if chunk.completion is not None:
+            self.finish_reason = chunk.completion.finish_reason
+            counts = chunk.completion.stats.sources or {}
+            self.sources = {name: sum(own.accepted) for name, own in counts.items()}
 
 
 class ChatModel:
@@ -33,28 +116,15 @@ class ChatModel:
         self._llm = llm
         self.limits = llm.limits
         self.tokenizer = _tokenizer(llm)
-
-    @property
-    def name(self) -> str:
-        """As saved chats have it."""
-        return self._llm.engine.name
-
-    @property
-    def description(self) -> str:
-        """Where it runs."""
-        return self._llm.description
+        self.name = llm.engine.name
+        self.description = llm.description
 
     @property
     def full(self) -> str:
         """What it means that a conversation does not fit."""
-        if self.limits.max_input_len < self.max_context - _LEAST:
+        if self.limits.max_input_len < self.limits.max_text_len - _LEAST:
             return f"the engine reads at most {self.limits.max_input_len} tokens (max_input_len)"
         return "the context is full"
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of a conversation and its last answer."""
-        return self.limits.max_text_len
 
     def resolved(self, settings: ChatSettings) -> ChatSettings:
         """The settings for this model: its own default, and no template where it has none."""
@@ -69,7 +139,12 @@ class ChatModel:
             UsageError: `name` is what it calls the settings.
         """
         self._check_template(settings)
-        self._check_length(settings.sampling.max_output_len)
+        length, context = settings.sampling.max_output_len, self.limits.max_text_len
+        if length >= context:
+            raise UsageError(
+                f"max_output_len {length} does not fit into the context of {context} tokens",
+                f"--max-output-len may be {context - 1} at most",
+            )
         check_used([settings.drafter])
         path, loaded = settings.drafter.draft_model, self.limits.draft_models
         if path not in (None, *loaded):
@@ -92,14 +167,6 @@ class ChatModel:
                     "the model's chat template omits system messages", "say it in a message"
                 )
             self.fitted((), "", settings, "the system message")
-
-    def _check_length(self, length: int) -> None:
-        context = self.limits.max_text_len
-        if length >= context:
-            raise UsageError(
-                f"max_output_len {length} does not fit into the context of {context} tokens",
-                f"--max-output-len may be {context - 1} at most",
-            )
 
     def _check_request(self, ids: tuple[int, ...], how: ChatSettings, name: str) -> None:
         request = self._llm.request(ids, how.sampling, name, how.lookahead, how.drafter)
@@ -134,16 +201,34 @@ class ChatModel:
         self,
         ids: tuple[int, ...],
         how: ChatSettings,
-        stopped: Callable[[], bool],
-        event: Callable[[Step], EventT],
+        show: Callable[[Chunk, Reply, tuple[int, ...]], bool],
         *,
         watch: bool = False,
         private: bool = False,
-    ) -> Generator[EventT, None, Decoded]:
-        """`decode.decode` with this model; `watch` and `private` where the engine can."""
+    ) -> Reply:
+        """Decode one prompt; the reply is `cancelled` where it was stopped.
+
+        Args:
+            show: gets each step, the reply so far, and what the draft held behind the accepted
+                tokens (with `watch`, which engines with fixed triples ignore); True stops.
+            private: share neither K/V blocks nor drafts with other texts, where the engine can.
+        """
         watch = watch and how.lookahead != "auto" and not self.limits.fixed_triples
-        private = private and not self.limits.shares_blocks
-        return decode(self._llm, ids, how, stopped, event, watch=watch, private=private)
+        watcher = RecorderWatch(DraftRecorder) if watch else None
+        chunks = self._llm.stream(
+            [ids], how.sampling, how.lookahead, drafter=how.drafter, names=["the message"],
+            watch=watcher, private=private and not self.limits.shares_blocks,
+        )  # fmt: skip
+        reply, last = Reply(Tally(answers=1, prompt_tokens=len(ids))), None
+        with closing(cast("Generator[Chunk, None, None]", chunks)) as stream:
+            for chunk in stream:
+                now = time.perf_counter()
+                reply.add(chunk, None if last is None else now - last)
+                last = now
+                rejected = _rejected(watcher.recorders, chunk) if watcher else ()
+                if show(chunk, reply, rejected) and chunk.completion is None:
+                    break
+        return reply
 
 
 def _tokenizer(llm: LLM) -> Tokenizer:
@@ -156,3 +241,23 @@ def _tokenizer(llm: LLM) -> Tokenizer:
             f"{llm.engine.name} has no tokenizer files", "give the tokenizer with --tokenizer-dir"
         )
     return llm.tokenizer
+
+
+def _rejected(recorders: Sequence[DraftRecorder], chunk: Chunk) -> tuple[int, ...]:
+    """What the best branch of the chunk's step held behind the accepted tokens."""
+    forwards = recorders[-1].forwards if recorders else []
+    if not forwards or not chunk.token_ids:
+        return ()
+    return rejected_tail(forwards[-1].draft, chunk.token_ids[: chunk.accepted])
+
+
+def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:
+    """The longest end of a drafted branch that begins with the accepted tokens."""
+    allowed = set(draft.candidates)
+    branches = [(draft.path(node), draft.tokens_to(node)) for node in draft.candidates]
+    fitting = [
+        tokens[len(accepted) :]
+        for nodes, tokens in branches
+        if allowed.issuperset(nodes) and tokens[: len(accepted)] == tuple(accepted)
+    ]
+    return max(fitting, key=len, default=())

@@ -1,4 +1,4 @@
-"""Events as text on stdout, and a chat from a script; the terminal prints likewise, in colour.
+"""What a session shows, as text on stdout; the terminal shows the same in colour.
 
 Answers and what was asked for go to stdout, remarks and refusals to stderr.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from trtla.chat.decode import Comparison, Decoded, Step
-from trtla.chat.events import Answered, Compared, Event, Leave, Noted, Refused, Said, Streamed
-from trtla.chat.session import Session
+from trtla.chat.model import Reply
 from trtla.console import Console
+from trtla.results.metrics import first_difference
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
     from trtla.llm.llm import Piece
-    from trtla.llm.text import Tokenizer
 
 _WIDTH = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -32,95 +30,69 @@ _SOURCES = {
 
 
 class Printer:
-    """Prints events; `show` each as it comes."""
+    """Where a session's words go when they are a script's output."""
 
-    def __init__(self, console: Console, tokenizer: Tokenizer) -> None:
-        self._console, self._tokenizer = console, tokenizer
-        self._steps = 0
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
     @property
     def width(self) -> int:
         """Columns that tables take."""
         return _WIDTH
 
-    def show(self, event: Event) -> None:
-        """Print one event; those that are only for terminals print nothing."""
-        match event:
-            case Said(text):
-                self._console.out(text)
-            case Noted(text):
-                self.note(text)
-            case Refused(text):
-                self.refuse(text)
-            case Streamed(step, debug, by_source):
-                sources = step.chunk.sources if by_source else ()
-                self._step(step) if debug else self._pieces(step.chunk.pieces or (), sources)
-            case Answered(answer, debug, by_source):
-                self._end(answer, debug)
-                if by_source:
-                    self._legend(answer)
-            case Compared(comparison):
-                self._compare(comparison)
+    def out(self, text: str) -> None:
+        """Print what was asked for."""
+        self._console.out(text)
 
     def note(self, text: str) -> None:
-        """Print a remark."""
+        """Print a remark, one line."""
         self._console.note(text)
 
     def refuse(self, text: str) -> None:
-        """Print an error."""
+        """Print why a line was refused, one line."""
         print(f"error: {text}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Clear the screen, which scripts have none of."""
+
+    def live(self, text: str) -> None:
+        """Show how fast the model is at present, which scripts do not read."""
 
     def clean(self, text: str) -> str:
         """The model's text as it may be printed."""
         return text
 
-    def _pieces(self, pieces: Sequence[Piece], sources: Sequence[str] = ()) -> None:
-        """Print text; `sources` of each piece, where these are the colours."""
+    def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:
+        """Print text of the model; `sources` of each piece, where these are the colours."""
+        pieces = list(pieces)
         named = zip(pieces, sources or [""] * len(pieces), strict=True)
         shown = (self._tinted(*piece, source) for piece, source in named)
         self._console.out("".join(shown), end="")
 
-    def _tinted(self, text: str, accepted: bool, source: str = "") -> str:
+    def _tinted(self, text: str, accepted: bool, source: str) -> str:
         shown, color = self.clean(text), _SOURCES.get(source, _ACCEPTED)
         return self._console.styled(shown, fg=color) if accepted else shown
 
-    def _legend(self, answer: Decoded) -> None:
-        """What the colours mean: the sources of an answer's accepted tokens."""
-        counts = {name: count for name, count in answer.sources.items() if count}
-        if counts:
-            names = (
-                self._console.styled(f"{name} {count}", fg=_SOURCES[name])
-                for name, count in counts.items()
-            )
-            self._console.out(f"accepted by source: {', '.join(names)}")
-
-    def _step(self, step: Step) -> None:
-        """One line a step: what was accepted, what was not, what the model said itself."""
-        ids, accepted = step.chunk.token_ids, step.chunk.accepted
-        parts = [
-            self._coloured(ids[:accepted], _ACCEPTED, "+"),
-            self._coloured(step.rejected, _REJECTED, "-"),
-            self._coloured(ids[accepted:], _OWN, "="),
-        ]
-        self._console.out(
-            f"{self._steps:4} {accepted:2} accepted  " + " ".join(filter(None, parts))
+    def step(self, number: int, accepted: int, texts: tuple[str, str, str]) -> None:
+        """Print one line of /debug: what was accepted, what was not, what the model said itself."""
+        signs = zip((_ACCEPTED, _REJECTED, _OWN), "+-=", texts, strict=True)
+        parts = (
+            self._console.styled(f"{sign}{text!r}", fg=color) for color, sign, text in signs if text
         )
-        self._steps += 1
+        self._console.out(f"{number:4} {accepted:2} accepted  {' '.join(parts)}")
 
-    def _coloured(self, ids: tuple[int, ...], color: str, sign: str) -> str:
-        """Tokens with their text between quotes; the sign says which without colours."""
-        if not ids:
-            return ""
-        text = repr(self._tokenizer.decode(ids))
-        return self._console.styled(f"{sign}{text}", fg=color)
+    def legend(self, sources: Mapping[str, int]) -> None:
+        """Print what the colours mean: how many accepted tokens each source proposed."""
+        names = (
+            self._console.styled(f"{name} {count}", fg=_SOURCES[name])
+            for name, count in sources.items()
+            if count
+        )
+        if shown := ", ".join(names):
+            self._console.out(f"accepted by source: {shown}")
 
-    def _end(self, answer: Decoded, debug: bool) -> None:
-        self._steps = 0
-        if debug:
-            self._pieces(answer.pieces)
-        self._console.out()
-
-    def _compare(self, comparison: Comparison) -> None:
+    def compare(self, sides: Sequence[str], replies: Sequence[Reply]) -> None:
+        """Print two texts of one prompt side by side, with what each took."""
         from rich.console import Console as RichConsole
 
         coloured = self._console.colored
@@ -128,39 +100,43 @@ class Printer:
         console = RichConsole(
             width=self.width, color_system=system, force_terminal=coloured, highlight=False
         )
-        console.print(self._columns(comparison, plain=not coloured))
-        self._console.out(comparison.verdict)
+        console.print(self._columns(sides, replies, plain=not coloured))
+        self._console.out(verdict(*replies))
 
-    def _columns(self, comparison: Comparison, *, plain: bool) -> Table:
+    def _columns(self, sides: Sequence[str], replies: Sequence[Reply], *, plain: bool) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=box.ASCII if plain else box.ROUNDED, width=self.width)
         table.add_column("")
-        for name, side in zip("AB", comparison.sides, strict=True):
-            table.add_column(Text(f"{name}: {side.name}"), ratio=1, overflow="fold")
-        table.add_row("text", *(self._rich(text) for text in comparison.texts), end_section=True)
-        for row in comparison.rows():
-            table.add_row(*row)
+        for name, side in zip("AB", sides, strict=True):
+            table.add_column(Text(f"{name}: {side}"), ratio=1, overflow="fold")
+        table.add_row("text", *(self._rich(reply) for reply in replies), end_section=True)
+        tallies = [reply.tally for reply in replies]
+        table.add_row("tokens", *(str(one.tokens) for one in tallies))
+        table.add_row("steps", *(str(one.steps) for one in tallies))
+        table.add_row("tokens per step", *(f"{one.tokens_per_step:.2f}" for one in tallies))
+        table.add_row("tokens/s", *(f"{one.tokens_per_s:.0f}" for one in tallies))
         return table
 
-    def _rich(self, answer: Decoded) -> Text:
+    def _rich(self, reply: Reply) -> Text:
         from rich.text import Text
 
         shown = Text()
-        for text, accepted in answer.pieces:
+        for text, accepted in reply.pieces:
             shown.append(self.clean(text), _ACCEPTED if accepted else "")
         return shown
 
 
-def chat_piped(session: Session, lines: Iterable[str], printer: Printer) -> None:
-    """Handle lines, each a message or a command, until they end or one leaves."""
-    for line in lines:
-        for event in session.handle(line.rstrip("\r\n")):
-            if isinstance(event, Leave):
-                return
-            printer.show(event)
+def verdict(left: Reply, right: Reply) -> str:
+    """Whether two texts are equal, and which was faster."""
+    base = left.tally.tokens_per_s
+    speed = f"{right.tally.tokens_per_s / base:.2f}x" if base else "an unknown number of times"
+    if left.ids == right.ids:
+        return f"the texts are equal; B is {speed} as fast as A"
+    same = first_difference(left.ids, right.ids)
+    return f"the texts differ from token {same} on; B is {speed} as fast as A"
 
 
 def harmless(text: str) -> str:

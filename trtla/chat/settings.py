@@ -50,7 +50,7 @@ class ChatSettings:
         return replace(self, drafter=drafter)
 
     @property
-    def answering(self) -> ChatSettings:
+    def for_answers(self) -> ChatSettings:
         """As answers are decoded."""
         return self if self.speculative else self.plain
 

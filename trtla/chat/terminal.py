@@ -7,13 +7,14 @@ row of our own at the same place.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -24,7 +25,6 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import clear
 
 from trtla.chat.commands import complete
-from trtla.chat.events import Busy, ClearScreen, Leave, Streamed
 from trtla.chat.printer import Printer, harmless
 from trtla.chat.session import Session
 from trtla.console import Console
@@ -45,10 +45,11 @@ _REVERSED, _PLAIN = "\x1b[7m", "\x1b[0m"
 
 
 class TerminalPrinter(Printer):
-    """Events in colour; remarks stand between the answers."""
+    """In colour; remarks stand between the answers, the live speed in the last row."""
 
-    def __init__(self, session: Session, console: Console) -> None:
-        super().__init__(console, session.tokenizer)
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.status = StatusRow()
 
     @property
     def width(self) -> int:
@@ -61,10 +62,18 @@ class TerminalPrinter(Printer):
 
     def refuse(self, text: str) -> None:
         """Print an error, red."""
-        self._console.out(self._console.styled(f"error: {text}", fg="red"))
+        self._console.out(self._console.styled(f"error: {harmless(text)}", fg="red"))
+
+    def clear(self) -> None:
+        """Clear the screen."""
+        clear()
+
+    def live(self, text: str) -> None:
+        """Show the speed in the status row."""
+        self.status.show(text)
 
     def clean(self, text: str) -> str:
-        """Control characters would steer the terminal."""
+        """Without what would steer the terminal."""
         return harmless(text)
 
 
@@ -83,7 +92,7 @@ class CommandCompleter(Completer):
             yield Completion(item.value, -len(typed), display_meta=item.help)
 
 
-def chat_at_terminal(session: Session, console: Console) -> None:
+def chat_at_terminal(printer: TerminalPrinter, session: Session) -> None:
     """Ask for lines until the user leaves."""
     prompt: PromptSession[str] = PromptSession(
         history=open_history(),
@@ -95,12 +104,13 @@ def chat_at_terminal(session: Session, console: Console) -> None:
         key_bindings=_keys(),
         bottom_toolbar=lambda: toolbar(session),
     )
-    printer = TerminalPrinter(session, console)
     printer.note(WELCOME)
     with _Interrupts(session) as interrupts, _no_echo():
         while (line := _ask(prompt, printer)) is not None:
-            interrupts.answer_begins()
-            if not _handle(session, printer, line):
+            interrupts.presses = 0
+            with printer.status:
+                goes_on = session.handle(line)
+            if not goes_on:
                 return
 
 
@@ -115,35 +125,13 @@ def _ask(prompt: PromptSession[str], printer: Printer) -> str | None:
             return None
 
 
-def _handle(session: Session, printer: Printer, line: str) -> bool:
-    """False to leave."""
-    with contextlib.ExitStack() as stack:
-        row: StatusRow | None = None
-        for event in session.handle(line):
-            if isinstance(event, Leave):
-                return False
-            if isinstance(event, ClearScreen):
-                clear()
-            if isinstance(event, (Streamed, Busy)):
-                row = row or stack.enter_context(StatusRow())
-                row.show(_live(event))
-            printer.show(event)
-    return True
-
-
-def _live(event: Streamed | Busy) -> str:
-    metrics = event.step.metrics
-    what = f"{event.what}: " if isinstance(event, Busy) else ""
-    return f"{what}{metrics.describe()}, {metrics.tokens} tokens; Ctrl-C stops"
-
-
 def toolbar(session: Session) -> str:
     """The last answer's speed, and how full the context is."""
     context = f"context {session.context} of {session.max_context}"
     if session.last is None:
         return f" {context}"
-    metrics, reason = session.last.metrics, session.last.finish_reason
-    return f" {metrics.describe()}, {metrics.tokens} tokens ({reason}); {context}"
+    tally, reason = session.last.tally, session.last.finish_reason
+    return f" {tally.describe()}, {tally.tokens} tokens ({reason}); {context}"
 
 
 def _keys() -> KeyBindings:
@@ -169,7 +157,7 @@ class _Interrupts:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self._presses = session, 0
+        self._session, self.presses = session, 0
 
     def __enter__(self) -> _Interrupts:
         self._before = signal.signal(signal.SIGINT, self._press)
@@ -178,14 +166,10 @@ class _Interrupts:
     def __exit__(self, *exc: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def answer_begins(self) -> None:
-        """Count anew."""
-        self._presses = 0
-
     def _press(self, signum: int, frame: FrameType | None) -> None:
-        self._presses += 1
+        self.presses += 1
         self._session.stop()
-        if self._presses == _PATIENCE:
+        if self.presses == _PATIENCE:
             raise KeyboardInterrupt
 
 
@@ -230,18 +214,18 @@ def open_history(folder: Path | None = None) -> History:
 
 
 class StatusRow:
-    """The terminal's last row, kept for the live speed while text scrolls above it.
+    """The terminal's last row, from the first `show` within the context to its end.
 
-    A context manager; `show` may be called as often as one likes. ANSI only: a scroll region
-    without the last row.
+    Text scrolls above it. ANSI only: a scroll region without the last row.
     """
 
     def __init__(self) -> None:
         self._rows = 0
-        self._due = 0.0
+        """Of the window, when the row was set apart; 0: it is not."""
+        self._due = math.inf
 
     def __enter__(self) -> StatusRow:
-        self._reserve()
+        self._due = 0.0
         return self
 
     def show(self, text: str) -> None:
@@ -251,24 +235,19 @@ class StatusRow:
             return
         self._due = now + _EVERY_S
         columns, rows = shutil.get_terminal_size()
-        if rows != self._rows:  # the window was resized
-            self._reserve()
+        if rows != self._rows:  # the first time, or the window was resized
+            self._rows = rows
+            _write(f"{_SAVE}{_WHOLE}{_BACK}{_ROOM_BELOW}")
+            _write(f"{_SAVE}\x1b[1;{max(rows - 1, 1)}r{_BACK}")
         line = f" {text}"[:columns].ljust(columns)
-        self._write(f"{_SAVE}\x1b[{rows};1H{_REVERSED}{line}{_PLAIN}{_BACK}")
+        _write(f"{_SAVE}\x1b[{rows};1H{_REVERSED}{line}{_PLAIN}{_BACK}")
 
-    def _reserve(self) -> None:
-        self._rows = shutil.get_terminal_size().lines
-        self._write(f"{_SAVE}{_WHOLE}{_BACK}{_ROOM_BELOW}")
-        self._write(f"{_SAVE}\x1b[1;{max(self._rows - 1, 1)}r{_BACK}")
+    def __exit__(self, *exc: object) -> None:
+        if self._rows:
+            _write(f"{_SAVE}{_WHOLE}\x1b[{self._rows};1H{_CLEAR_ROW}{_BACK}")
+        self._rows, self._due = 0, math.inf
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._write(f"{_SAVE}{_WHOLE}\x1b[{self._rows};1H{_CLEAR_ROW}{_BACK}")
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ from trtla.settings.fields import parsed
 from trtla.settings.sampling import USUAL_LEN, SamplingParams
 
 if TYPE_CHECKING:
+    from trtla.chat.printer import Printer
     from trtla.chat.session import Session
     from trtla.llm.llm import LLM
     from trtla.runtime.limits import ExecutorLimits
@@ -150,9 +153,11 @@ def chat(console: Console, /, **flags: Any) -> None:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         sampling = _sized(given.sampling, llm.limits) if by_default else given.sampling
-        session = _session(llm, sampling, given)
+        printer, converse = _front_end(console)
+        session = _session(llm, printer, sampling, given)
         _remember(model)
-        _converse(session, llm, console)
+        console.note(f"note: runs on {llm.description}")
+        converse(session)
         save_corpus(console, llm, given.save_corpus)
 
 
@@ -214,7 +219,7 @@ def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
     return replace(sampling, max_output_len=length)
 
 
-def _session(llm: LLM, sampling: SamplingParams, given: ChatFlags) -> Session:
+def _session(llm: LLM, printer: Printer, sampling: SamplingParams, given: ChatFlags) -> Session:
     from trtla.chat.session import Session
     from trtla.chat.settings import ChatSettings
 
@@ -222,17 +227,22 @@ def _session(llm: LLM, sampling: SamplingParams, given: ChatFlags) -> Session:
         sampling, given.drafter, given.lookahead, chat=given.chat, system=given.system
     )
     with loading():
-        return Session(llm, settings)
+        return Session(llm, settings, printer)
 
 
-def _converse(session: Session, llm: LLM, console: Console) -> None:
-    """At the terminal where both ends are one, else line by line."""
-    console.note(f"note: runs on {llm.description}")
+def _front_end(console: Console) -> tuple[Printer, Callable[[Session], None]]:
+    """Where a session prints, and what reads its lines: a terminal where both ends are one."""
     if sys.stdin.isatty() and sys.stdout.isatty():
-        from trtla.chat.terminal import chat_at_terminal
+        from trtla.chat.terminal import TerminalPrinter, chat_at_terminal
 
-        chat_at_terminal(session, console)
-        return
-    from trtla.chat.printer import Printer, chat_piped
+        printer = TerminalPrinter(console)
+        return printer, partial(chat_at_terminal, printer)
+    from trtla.chat.printer import Printer
 
-    chat_piped(session, sys.stdin, Printer(console, session.tokenizer))
+    return Printer(console), _chat_piped
+
+
+def _chat_piped(session: Session) -> None:
+    for line in sys.stdin:
+        if not session.handle(line.rstrip("\r\n")):
+            return

@@ -1,0 +1,201 @@
+"""What follows a slash command: how each kind of value is parsed, shown and completed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from glob import escape, glob
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtla.errors import UsageError
+from trtla.files import parse_json
+from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS, parse_drafter
+from trtla.settings.fields import Declared, check_text, shown
+from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.sampling import EXAMPLES, VALUES, Filters, parse_processor
+from trtla.settings.value_types import LookaheadType
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What completion can offer beside fixed words."""
+
+    triple: str = "7,7,7"
+    draft_models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One kind of value."""
+
+    usage: str
+    """As /help writes it."""
+    parse: Callable[[str], Any]
+    """Raises UsageError, or click's BadParameter."""
+    show: Callable[[Any], str] = str
+    """As it would be typed."""
+    examples: Callable[[Known, str], Iterable[str]] = lambda known, typed: ()
+    """What completion offers, also of what does not continue the typed text."""
+    list: bool = False
+    """Whether commas separate several values."""
+
+
+def _words(*words: str) -> Callable[[Known, str], Iterable[str]]:
+    return lambda known, typed: words
+
+
+def _of_click(kind: Any) -> Callable[[str], Any]:
+    return lambda text: kind.convert(text, None, None)
+
+
+def _choice(words: tuple[str, ...]) -> Value:
+    kind = click.Choice(words, case_sensitive=False)
+    return Value("|".join(words), _of_click(kind), examples=_words(*words))
+
+
+def _or_word(value: Value, word: str) -> Value:
+    """With a word that stands for None."""
+    return Value(
+        f"{value.usage}|{word}",
+        lambda text: None if text.lower() == word else value.parse(text),
+        lambda number: word if number is None else value.show(number),
+    )
+
+
+def _parse_texts(text: str) -> Any:
+    if text.lower() == "none":
+        return ()
+    if not text.startswith('"'):
+        return (text,)
+    try:
+        return tuple(parse_json(f"[{text}]"))
+    except ValueError:
+        raise UsageError(
+            f"{shown(text)} is not texts in quotes", 'write END, or "END", "\\n"'
+        ) from None
+
+
+def _show_texts(texts: Iterable[str]) -> str:
+    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts) or "none"
+
+
+def _parse_system(text: str) -> str:
+    check_text(text, "the system message")
+    return "" if text.lower() == "off" else text
+
+
+def _parse_lookahead(text: str) -> Any:
+    off = text.lower() == "off"
+    return AUTOREGRESSIVE if off else LookaheadType().convert(text.lower(), None, None)
+
+
+def _show_lookahead(value: Any) -> str:
+    return "off" if value == AUTOREGRESSIVE else "the default" if value is None else str(value)
+
+
+def _parse_filters(text: str) -> Filters:
+    return parse_processor(":".join(text.replace(":", " ").split())).filters
+
+
+def _show_filters(filters: Filters) -> str:
+    """The shortest processor that means them."""
+    temperature, top_k, top_p = filters
+    if temperature == 0:
+        return "greedy"
+    values = {"temperature": f"{temperature:g}"}
+    values |= {"top_k": str(top_k)} if top_k else {}
+    values |= {"top_p": f"{top_p:g}"} if top_p < 1 else {}
+    sampled = {names: name for name, names in VALUES.items() if name != "greedy"}
+    return " ".join([sampled[tuple(values)], *values.values()])
+
+
+def _parse_file(text: str) -> Path:
+    if not text:
+        raise UsageError("no file is named", "write a path, such as chat.json")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{text} names a user that is not known", "write the path") from None
+
+
+def _files(known: Known, typed: str) -> list[str]:
+    try:
+        folder = Path(typed).expanduser() if typed.startswith("~") else typed
+        found = sorted(glob(f"{escape(str(folder))}*"))
+    except (OSError, RuntimeError, ValueError):
+        return []
+    return [f"{path}/" if Path(path).is_dir() else path for path in found]
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    left, _, right = (part.strip() for part in text.partition("|"))
+    if not left or not right or "|" in right:
+        raise UsageError(
+            f"{text!r} is not two settings with | between",
+            "write lookahead 7,7,7 | drafter prompt-lookup",
+        )
+    return left, right
+
+
+_STATE = _choice(("on", "off"))
+TOGGLE = Value(
+    "[on|off]",
+    lambda text: _STATE.parse(text) == "on",
+    lambda on: "on" if on else "off",
+    _STATE.examples,
+)
+"""Nothing typed is the other state."""
+WHOLE = Value("N", _of_click(click.INT))
+REAL = Value("X", _of_click(click.FLOAT), "{:g}".format)
+COLORS = _choice(("accepted", "source"))
+TEXTS = Value("TEXT|none", _parse_texts, _show_texts, _words("none"))
+SYSTEM = Value(
+    "TEXT|off", _parse_system, lambda text: " ".join(text.split()) or "off", _words("off")
+)
+LOOKAHEAD = Value(
+    "W,N,G|auto|off",
+    _parse_lookahead,
+    _show_lookahead,
+    lambda known, typed: (known.triple, "auto", "off"),
+)
+DRAFTER = Value(
+    "NAME,...",
+    parse_drafter,
+    ",".join,
+    lambda known, typed: (*DRAFTERS, *(DRAFT_PREFIX + path for path in known.draft_models)),
+    list=True,
+)
+PROCESSOR = Value(
+    "NAME [VALUE...]",
+    _parse_filters,
+    _show_filters,
+    _words(*(one.replace(":", " ") for one in EXAMPLES)),
+)
+"""(temperature, top_k, top_p)."""
+FILE = Value("FILE", _parse_file, examples=_files)
+PAIR = Value("A | B", _parse_pair)
+"""Both sides as texts, each one or more commands with `;` between."""
+BIASES = Value(
+    "ID:BIAS,...|none",
+    lambda text: () if text.lower() == "none" else text,
+    lambda pairs: ",".join(f"{token}:{number:g}" for token, number in pairs) or "none",
+    _words("none"),
+)
+
+
+def value_of(one: Declared) -> Value:
+    """What the chat takes for a setting, whose range the settings check."""
+    if one.is_texts:
+        return TEXTS
+    if one.is_biases:
+        return BIASES
+    if one.choices:
+        return _choice(one.choices)
+    if one.type is bool:
+        return TOGGLE
+    number = REAL if one.type is float else WHOLE
+    return _or_word(number, (one.option.shown or "none").lstrip("-")) if one.optional else number
