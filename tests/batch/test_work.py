@@ -114,7 +114,7 @@ def test_a_model_that_has_failed_ends_the_job(llm: LLM, monkeypatch: pytest.Monk
 def test_steps_that_always_fail_end_the_job(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was committed before is sent once more after each: that is no success."""
     executor, calls = llm._executor, iter(range(100))
-    real = executor._forward
+    real = executor._stepper.forward
 
     def forward(feeds: Any) -> Any:
         if next(calls) > 3:
@@ -123,7 +123,7 @@ def test_steps_that_always_fail_end_the_job(llm: LLM, monkeypatch: pytest.Monkey
 
     log = list[str]()
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_forward", forward)
+        patch.setattr(executor._stepper, "forward", forward)
         with pytest.raises(RuntimeError, match="out of luck"):
             list(Decoding(llm, LABELLING, log.append).records(asked(ask("a", max_tokens=90))))
     assert len(log) == 3

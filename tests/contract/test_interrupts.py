@@ -63,7 +63,7 @@ def interrupted_run(llm, expected, lines, stop=()):
     assert (done.finish_reason, done.stats) == ("length", expected.stats)
     while llm._executor.poll():  # what has ended is reported again after an interrupt
         pass
-    assert llm._executor._in_flight.sequences == llm._executor._running == {}
+    assert llm._executor._record.requests == llm._executor._running == {}
     lost = llm.stats().new_tokens - before - len(got) - len(broken_ids)
     assert 0 <= lost < LENGTH
     return reason

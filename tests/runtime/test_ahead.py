@@ -10,8 +10,8 @@ import torch
 from tests.runtime.test_block_reuse import check_cache, prompt_of, reusing
 from tests.runtime.test_mixed_drafters import VOCAB
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
-from trtla.runtime.loop.clock import ForwardClock
 from trtla.runtime.loop.executor import TorchExecutor
+from trtla.runtime.loop.step import ForwardClock
 from trtla.settings.drafting import NO_DRAFTER, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import BeamSettings, SamplingParams
@@ -192,7 +192,7 @@ def test_a_step_with_a_request_that_was_cancelled_teaches_the_policy_nothing() -
     for index in (0, 1):
         executor.submit(replace(asked(index, 40), adaptive=True))
     executor.poll()
-    policy = executor._adaptive._policy
+    policy = executor._drafting.adaptive._policy
     record = policy.record
     policy.record = lambda *given: (taught.append(given[2]), record(*given))
     executor.poll()
@@ -209,11 +209,11 @@ def test_a_step_that_fails_is_not_the_fault_of_who_comes_next() -> None:
     executor.submit(asked(0))
     texts: dict[int, list[int]] = {0: list(executor.poll()[0].new_tokens)}
 
-    def fail(step):
-        executor._complete = complete
+    def fail(step, new):
+        executor._stepper.complete = complete
         raise RuntimeError("CUDA out of memory")
 
-    complete, executor._complete = executor._complete, fail
+    complete, executor._stepper.complete = executor._stepper.complete, fail
     executor.submit(asked(1))
     with pytest.raises(RuntimeError, match="out of memory"):
         executor.poll()

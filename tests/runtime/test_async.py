@@ -222,7 +222,7 @@ def test_steps_that_fail_are_raised_in_all_who_wait(caplog: pytest.LogCaptureFix
         async with opened() as llm:
             tasks = [asyncio.ensure_future(llm.generate(text, LONG)) for text in TEXTS]
             await asyncio.sleep(0.05)
-            llm.llm._executor._forward = broken
+            llm.llm._executor._stepper.forward = broken
             for one in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(one, TrtlaError)
                 assert "no memory left" in str(one)

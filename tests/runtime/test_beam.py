@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.toys import request
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.config import CheckpointConfig
@@ -168,12 +169,12 @@ def test_a_cached_model_gives_the_beams_of_one_without_cache(beams, chunk):
         return model.forward(feeds, cache)
 
     chosen = BeamSettings(beams, 4)
-    with CachedBeams(forward, cache, prompt, beams, 12, chunk) as target:
+    with CachedBeams(forward, cache, request(prompt, 12), beams, chunk) as target:
         found = beam_search(target, chosen, 12, frozenset({7}))
     assert cache.pool.num_free == 16
 
     def row(text):
-        with CachedBeams(forward, cache, (*prompt, *text), 1, 1, 64) as fresh:
+        with CachedBeams(forward, cache, request((*prompt, *text), 1), 1, 64) as fresh:
             return fresh.start()
 
     expected = beam_search(Spoken(row), chosen, 12, frozenset({7}))
@@ -205,5 +206,5 @@ def test_beams_that_do_not_fit_are_refused_and_leave_nothing_behind():
     model = tiny_model()
     cache = model.new_cache(3)
     with pytest.raises(TrtlaError, match="no room for 4 beams of 40 tokens"):
-        CachedBeams(lambda feeds: torch.empty(0), cache, (1,) * 8, 4, 32, 64)
+        CachedBeams(lambda feeds: torch.empty(0), cache, request((1,) * 8, 32), 4, 64)
     assert cache.pool.num_free == 3

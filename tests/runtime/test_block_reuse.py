@@ -176,7 +176,7 @@ def test_requests_in_flight_share_blocks_until_the_last_one_ends():
 
 def started(executor, prompts, count=4):
     """Submit prompts together; the texts, the tokens each reused, and those fed in each step."""
-    fed = executor._model.fed
+    fed = executor._stepper.model.fed
     before = len(fed)
     asked = [request(one, count + i, request_id=i) for i, one in enumerate(prompts)]
     outputs = run(executor, asked)
@@ -239,7 +239,7 @@ def test_an_interrupted_step_leaves_nothing_behind(monkeypatch):
     executor.submit(request(prompt, 40))
     executor.poll()
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_move_accepted", interrupt)
+        patch.setattr(executor._stepper, "_move_accepted", interrupt)
         with pytest.raises(KeyboardInterrupt):
             executor.poll()
     executor.cancel(0)

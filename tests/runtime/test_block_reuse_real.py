@@ -121,8 +121,8 @@ def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(dtype):
         with LLM(
             SHIPPED, lookahead=LookaheadConfig(7, 7, 7), dtype=dtype, block_reuse=reuse
         ) as llm:
-            logits, forward = [], llm._executor._forward
-            llm._executor._forward = lambda feeds, f=forward, kept=logits: (
+            logits, forward = [], llm._executor._stepper.forward
+            llm._executor._stepper.forward = lambda feeds, f=forward, kept=logits: (
                 kept.append((sum(feed.length for feed in feeds), f(feeds).logits.clone()))
                 or Forwarded(kept[-1][1])
             )

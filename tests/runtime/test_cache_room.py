@@ -106,7 +106,7 @@ def test_a_draft_model_leaves_the_target_its_share(tiny_llama, monkeypatch, sequ
 def caches(llm):
     """Blocks and bytes of the target's cache and of its draft model's, without the spare one."""
     executor = llm._executor
-    [group] = executor._drafters._models.values()
+    [group] = executor._drafting.drafters._models.values()
     found = []
     for cache in (executor._cache, group.cache):
         blocks = cache.pool.num_blocks - 1

@@ -178,7 +178,7 @@ def test_a_draft_model_makes_no_forward_where_its_tokens_could_not_be_fed(first,
 
 def note_rooms(executor, told: list[int], gamma: int) -> None:
     """Note in every step how much of the budget the first of a chain leaves."""
-    make = executor._drafters
+    make = executor._drafting.drafters
 
     def watched(triple, request):
         chain = make(triple, request)
@@ -192,7 +192,7 @@ def note_rooms(executor, told: list[int], gamma: int) -> None:
         chain.drafters[0].propose = noted
         return chain
 
-    executor._drafters = watched
+    executor._drafting.drafters = watched
 
 
 @examples(40)

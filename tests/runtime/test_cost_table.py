@@ -52,7 +52,7 @@ def test_the_real_model_is_measured_and_its_blocks_come_back(tiny_llama):
         executor = llm._executor
         free = len(executor._cache.pool._free)
         plan = CostPlan(row_budget_s=0.0)  # what an adaptive step can feed is timed all the same
-        table = measure_costs(executor._forward, executor._cache, executor.limits, plan)
+        table = measure_costs(executor._stepper.forward, executor._cache, executor.limits, plan)
         assert len(executor._cache.pool._free) == free
     points = {count: [tokens for tokens, _ in row] for count, row in table.rows}
     assert points[1] == [1, 2, 4, 8, 16, 32, 64, triple.max_decoding_tokens]

@@ -54,7 +54,7 @@ def draft_away(decoded):
 
 
 def target_away(decoded):
-    decoded.executor._forward = elsewhere(decoded.executor._forward)
+    decoded.executor._stepper.forward = elsewhere(decoded.executor._stepper.forward)
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=["equality", "rejection", "egag"])
@@ -104,7 +104,7 @@ def test_the_draft_model_has_a_type_of_its_own(tiny_llama):
     ):
         with LLM(tiny_llama, dtype="float32", device="cpu", drafter=drafter, **given) as llm:
             assert llm.description.startswith("torch on cpu, float32")
-            [group] = llm._executor._drafters._models.values()
+            [group] = llm._executor._drafting.drafters._models.values()
             assert group.cache.data.dtype == expected
 
 

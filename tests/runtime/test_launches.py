@@ -94,7 +94,7 @@ def test_steps_beyond_every_graph_launch_nothing_new():
         known = set(found)
         for size, cached in ((36, 1), (90, 40), (130, 7)):
             feed = tree_feed(sequence_of(cached, size, list(range(20))), tuple(range(size - 1)))
-            executor._forward([feed])
+            executor._stepper.forward([feed])
         assert found == known
 
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.runtime.test_beam import tiny_model
 from tests.runtime.test_hf_equality import folder_and_model
+from tests.support.toys import request
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.loop.scores import perplexity, text_log_probs
@@ -51,14 +52,15 @@ def test_small_forwards_give_the_same(chunk):
         return model.forward(feeds, cache)
 
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-    found = text_log_probs(forward, cache, text[:5], text[5:], chunk)
+    found = text_log_probs(forward, cache, request(text[:5], 1), text[5:], chunk)
     assert cache.pool.num_free == 3
     one_by_one = [
-        text_log_probs(whole, cache, text[:at], text[at : at + 1], 64)[0] for at in range(5, 12)
+        text_log_probs(whole, cache, request(text[:at], 1), text[at : at + 1], 64)[0]
+        for at in range(5, 12)
     ]
     assert found == pytest.approx(one_by_one)
     with pytest.raises(TrtlaError, match="no room for a text of 97 tokens"):
-        text_log_probs(forward, cache, [1] * 90, [1] * 7, 64)
+        text_log_probs(forward, cache, request([1] * 90, 1), [1] * 7, 64)
 
 
 def test_an_engine_scores_beside_its_requests_and_changes_none(tiny_llama):

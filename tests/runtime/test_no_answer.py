@@ -81,7 +81,7 @@ def broken_after(rule, count, bad=NAN):
 def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temperature):
     rule = hash_rule(6, 2)
     executor, _ = toy_executor(broken_after(rule, 30), 6, LookaheadConfig(4, 4, 4))
-    executor._drafters = Drafters(executor.limits, DraftOptions(), {})
+    executor._drafting.drafters = Drafters(executor.limits, DraftOptions(), {})
     settings = {"drafter": DrafterSettings((names,)), "temperature": temperature}
     asked = [
         request(prompt, 60, None, index, **settings)
@@ -201,7 +201,7 @@ def test_a_beam_search_without_an_answer_is_an_error(bad, forwards, place):
     said = f"line 2: the model's logits for output token {place} are not finite"
     with (
         pytest.raises(TrtlaError, match=said),
-        CachedBeams(forward, cache, (3, 1, 4), 3, 8, 64, label="line 2") as target,
+        CachedBeams(forward, cache, replace(request((3, 1, 4), 8), name="line 2"), 3, 64) as target,
     ):
         beam_search(target, BeamSettings(3), 8, frozenset())
     assert cache.pool.num_free == 16
@@ -212,8 +212,9 @@ def test_a_beam_search_without_an_answer_is_an_error(bad, forwards, place):
 def test_log_probs_without_an_answer_are_an_error(bad, forwards, place):
     forward, cache = no_answer_at(forwards, bad)
     said = f"line 2: the model's logits for output token {place} are not finite"
+    named = replace(request((3, 1, 4), 1), name="line 2")
     with pytest.raises(TrtlaError, match=said):
-        text_log_probs(forward, cache, (3, 1, 4), [1, 5] * 20, 64, label="line 2")
+        text_log_probs(forward, cache, named, [1, 5] * 20, 64)
     assert cache.pool.num_free == 16
 
 
@@ -233,11 +234,11 @@ def test_a_hidden_token_has_no_probability_and_is_no_error():
         logits = model.forward(feeds, cache).logits
         return Forwarded(logits.index_fill(-1, torch.tensor([5]), -INF))
 
-    found = text_log_probs(forward, cache, (3, 1, 4), [1, 5, 1], 64)
+    found = text_log_probs(forward, cache, request((3, 1, 4), 1), [1, 5, 1], 64)
     assert found[1] == -INF
     assert -INF < found[0] < 0.0
     assert -INF < found[2] < 0.0
-    with CachedBeams(forward, cache, (3, 1, 4), 3, 8, 64) as target:
+    with CachedBeams(forward, cache, request((3, 1, 4), 8), 3, 64) as target:
         beams = beam_search(target, BeamSettings(3), 8, frozenset())
     assert len(beams) == 3
     assert all(5 not in beam.tokens for beam in beams)

@@ -177,7 +177,7 @@ def test_the_spaces_that_were_not_asked_for_long_begin_anew():
     executor = opened()
     for number in range(_MOST_SPACES + 1):
         answers(executor, NGRAM, False, [False], number, -1 - number)
-    assert len(executor._drafters._spaces) == _MOST_SPACES
+    assert len(executor._drafting.drafters._spaces) == _MOST_SPACES
     assert answers(executor, NGRAM, False, [False], 100, -2)[0] != alone
     assert answers(executor, NGRAM, False, [False], 101, -1)[0] == alone
 

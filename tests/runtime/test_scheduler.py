@@ -39,9 +39,9 @@ def test_first_come_first_served_within_the_batch():
     for index in range(4):
         scheduler.add(sequence(5, index))
     plan = scheduler.next()
-    assert [c.sequence.request.request_id for c in plan.chunks] == [0, 1]
-    scheduler.finish(plan.chunks[0].sequence)
-    assert [c.sequence.request.request_id for c in scheduler.next().chunks] == [1, 2]
+    assert [c.sequence.request.request_id for c in plan.prompts] == [0, 1]
+    scheduler.finish(plan.prompts[0].sequence)
+    assert [c.sequence.request.request_id for c in scheduler.next().prompts] == [1, 2]
 
 
 def test_prompts_are_cut_to_the_token_budget_and_generation_goes_first():
@@ -49,12 +49,12 @@ def test_prompts_are_cut_to_the_token_budget_and_generation_goes_first():
     first, second = sequence(4, 0), sequence(50, 1)
     scheduler.add(first)
     scheduler.add(second)
-    assert [(c.start, c.length) for c in scheduler.next().chunks] == [(0, 4), (0, 16)]
+    assert [feed.length for feed in scheduler.next().prompts] == [4, 16]
     first.output_ids.append(7)
     first.num_cached, second.num_cached = 4, 16
     plan = scheduler.next()
     assert plan.generation == [first]
-    assert [(c.start, c.length, c.is_last) for c in plan.chunks] == [(16, 17, False)]
+    assert [(feed.length, feed.rows) for feed in plan.prompts] == [(17, ())]
 
 
 def test_a_sequence_waits_until_its_whole_need_is_free():
@@ -62,10 +62,10 @@ def test_a_sequence_waits_until_its_whole_need_is_free():
     scheduler = Scheduler(8, 100, blocks)
     scheduler.add(sequence(40, 0))
     scheduler.add(sequence(5, 1))
-    (chunk,) = scheduler.next().chunks
+    (chunk,) = scheduler.next().prompts
     assert blocks.num_free == 0
     scheduler.finish(chunk.sequence)
-    assert [c.sequence.request.request_id for c in scheduler.next().chunks] == [1]
+    assert [c.sequence.request.request_id for c in scheduler.next().prompts] == [1]
 
 
 def test_chunked_prompts_give_the_same_text():

@@ -424,7 +424,7 @@ def texts(runner_of=None):
 
 def route(executor, runner, patch):
     """Let an executor's steps go through a runner."""
-    patch.setattr(executor, "_forward", runner)
+    patch.setattr(executor._stepper, "forward", runner)
 
 
 def test_texts_through_graphs_are_the_same():

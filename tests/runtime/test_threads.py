@@ -124,14 +124,14 @@ def test_outputs_that_wait_are_read_without_a_step(monkeypatch, expected) -> Non
     def no_step(feeds: object) -> None:
         raise AssertionError("stepped")
 
-    opened.executor._forward = no_step
+    opened.executor._stepper.forward = no_step
     assert rest(slow, got).output_ids == tuple(got) == expected["other"]
 
 
 def test_a_stream_that_dies_within_a_step_changes_nothing_there(monkeypatch, expected) -> None:
     """The garbage collector runs finalisers anywhere, also in the thread that steps."""
     opened = Opened(monkeypatch)
-    forward = opened.executor._forward
+    forward = opened.executor._stepper.forward
     for when in range(6):
         other, dying = opened.stream("other", NO_DRAFTER), [opened.stream("broken", NO_DRAFTER)]
         next(dying[0])
@@ -147,7 +147,7 @@ def test_a_stream_that_dies_within_a_step_changes_nothing_there(monkeypatch, exp
                 gc.collect()
             return forward(feeds)
 
-        opened.executor._forward = collecting
+        opened.executor._stepper.forward = collecting
         assert rest(other, got).output_ids == tuple(got) == expected["other"]
         assert not left
         opened.settled(0)

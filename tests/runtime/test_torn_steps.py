@@ -22,13 +22,12 @@ from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, llm, shared_executor
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
-from trtla.runtime import executor as recovery
 from trtla.runtime import sequence
 from trtla.runtime.auto import steps as adaptive
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import draft_model, factory
+from trtla.runtime.loop import drafting, scheduler
 from trtla.runtime.loop import executor as torch_executor
-from trtla.runtime.loop import scheduler
 from trtla.runtime.loop import step as step_loop
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
@@ -44,7 +43,7 @@ SAMPLING = {
     "third": SamplingParams(7, 1.2, seed=4),
 }
 STATE = {
-    "executor": (torch_executor, in_flight, recovery, sequence),
+    "executor": (torch_executor, in_flight, drafting, sequence),
     "step": (step_loop, adaptive),
     "threads": (shared_executor, llm, answer),
     "blocks": (scheduler, kv_cache, block_reuse),
@@ -131,7 +130,7 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, p
 
 def test_an_interrupt_of_the_recovery_is_recovered_from(monkeypatch, expected):
     """The second one comes at every line on the way from a torn step back to the next."""
-    modules = (torch_executor, sequence, in_flight, recovery, draft_model, factory)
+    modules = (torch_executor, sequence, in_flight, drafting, draft_model, factory)
 
     def run_twice(second):
         opened, first = Opened(monkeypatch), Lines((step_loop,), 90)
@@ -266,16 +265,16 @@ def test_a_forward_that_fails_is_raised_where_it_was_made(monkeypatch, expected,
     opened = Opened(monkeypatch)
     other, broken, got = opened.stream("other"), opened.stream("broken"), []
     got += next(other).token_ids
-    forward = opened.executor._forward
+    forward = opened.executor._stepper.forward
 
     def fail(feeds):
         forward(feeds)
         raise error
 
-    opened.executor._forward = fail
+    opened.executor._stepper.forward = fail
     with pytest.raises(error):
         rest(broken, [])
-    opened.executor._forward = forward
+    opened.executor._stepper.forward = forward
     assert rest(other, got).output_ids == tuple(got) == expected["other"]
     assert list(broken) == []
     opened.settled(len(got))
@@ -288,16 +287,16 @@ def test_a_forward_that_always_fails_ends_one_stream_after_the_other(monkeypatch
     ]
     for stream in streams:
         next(stream)
-    forward = opened.executor._forward
+    forward = opened.executor._stepper.forward
 
     def fail(feeds):
         raise RuntimeError("out of order")
 
-    opened.executor._forward = fail
+    opened.executor._stepper.forward = fail
     for stream in streams:
         with pytest.raises(RuntimeError, match="out of order"):
             rest(stream, [])
-    opened.executor._forward = forward
+    opened.executor._stepper.forward = forward
     opened.settled(3)
 
 

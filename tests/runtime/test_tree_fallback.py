@@ -64,7 +64,7 @@ def test_adaptive_requests_draft_without_a_compiler(no_compiler):
         llm.end_ids = frozenset()
         plain = llm.generate(prompts, params, LookaheadConfig(1, 1, 0))
         drafted = llm.generate(prompts, params)
-        assert isinstance(llm._executor._drafters._trees, PlainTrees)
+        assert isinstance(llm._executor._drafting.drafters._trees, PlainTrees)
     assert [one.output_ids for one in drafted] == [one.output_ids for one in plain]
     assert all(one.stats.accepted > 3 for one in drafted)
     assert all(one.stats.drafted == 0 for one in plain)

@@ -72,7 +72,7 @@ def real_model_says_the_same(
             SamplingParams(max_output_len=40, temperature=heat, top_p=0.9, seed=i) for i in range(3)
         ]
         expected = llm.generate(prompts, params)
-        monkeypatch.setattr(llm._executor, "_drafters", drafter)
+        monkeypatch.setattr(llm._executor._drafting, "drafters", drafter)
         drafted = llm.generate(prompts, params)
     assert [c.output_ids for c in drafted] == [c.output_ids for c in expected]
     assert sum(c.stats.accepted for c in drafted) > 0

@@ -1,11 +1,10 @@
-"""The base of both executors: their methods, and the record from which they recover."""
+"""The contract of both executors, and the record of requests from which they recover."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -20,11 +19,7 @@ ExecutorT = TypeVar("ExecutorT", bound="Executor")
 
 
 def check_process(opened_in: int) -> None:
-    """Refuse to use in a forked process what its parent has opened.
-
-    Raises:
-        TrtlaError: this is not the process of that id.
-    """
+    """Refuse to use in a forked process what its parent, the process of this id, has opened."""
     if os.getpid() != opened_in:
         raise TrtlaError(
             f"the model was opened in another process (pid {opened_in})",
@@ -44,8 +39,12 @@ class Executor(ABC):
     threads that compute nor the device.
     """
 
-    def __init__(self, limits: ExecutorLimits) -> None:
+    def __init__(self, limits: ExecutorLimits, description: str, *, is_leader: bool = True) -> None:
         self._limits = limits
+        self.description = description
+        """What runs the model, in a few words: library, device, arithmetic."""
+        self.is_leader = is_leader
+        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
         self._closed = False
         self._process = os.getpid()
 
@@ -54,23 +53,17 @@ class Executor(ABC):
         """What requests must fit into."""
         return self._limits
 
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What runs the model, in a few words: library, device, arithmetic."""
-
-    @property
-    def is_leader(self) -> bool:
-        """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
-        return True
-
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
 
     @abstractmethod
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Advance, and return the new outputs."""
+        """Advance, and return the new outputs; `timeout` in seconds is for executors that wait.
+
+        An exception that is one request's own fault ends it as `failed`; any other is raised. The
+        next `poll` then goes on with all requests from what was committed.
+        """
 
     @abstractmethod
     def resend(self) -> None:
@@ -93,22 +86,25 @@ class Executor(ABC):
 
         Raises:
             UsageError: the executor gives none, or prompt and output do not fit.
+            TrtlaError: the cache has no room for them, or the logits are not finite.
         """
         raise self._unable("gives no logits", "score")
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
-        """The best hypotheses, the best first.
+        """The best hypotheses, the best first; the request's sampling is not looked at.
 
         Raises:
             UsageError: the executor searches none, or the request does not fit.
+            TrtlaError: the cache has no room for the beams, or the logits are not finite.
         """
         raise self._unable("has no beams", "search")
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
-        """Time forwards now.
+        """Time forwards of made-up sequences in free blocks, now.
 
         Raises:
             UsageError: the executor's forwards cannot be timed.
+            TrtlaError: requests in flight own all blocks.
         """
         raise self._unable("cannot time single forwards", "measure")
 
@@ -128,7 +124,7 @@ class Executor(ABC):
         Texts do not depend on it. TensorRT-LLM's drafters share nothing.
 
         Raises:
-            UsageError: requests are in flight.
+            UsageError: requests are in flight, or the memory was made for another model.
         """
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
@@ -152,7 +148,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of everything; called once."""
+        """Free everything; called once."""
 
     def close(self) -> None:
         """Forget everything in flight; further calls raise, but for another `close`.
@@ -169,16 +165,6 @@ class Executor(ABC):
         if self._closed:
             raise TrtlaError("the executor is closed", "open the engine again")
 
-    def _check_new(self, request: Request, in_flight: Container[int]) -> None:
-        """Refuse a request that cannot be taken, before anything changes."""
-        self._check_open()
-        self._limits.check(request)
-        if request.request_id in in_flight:
-            raise UsageError(
-                f"request id {request.request_id} is already in flight",
-                "give each request its own id",
-            )
-
     def __enter__(self: ExecutorT) -> ExecutorT:
         return self
 
@@ -191,15 +177,15 @@ class Executor(ABC):
         self.close()
 
 
-class Decoded(Protocol):
-    """What is counted of a request."""
+class Recorded(Protocol):
+    """What is counted of a request in flight."""
 
     request: Request
     output_ids: list[int]
     stats: RequestStats
 
 
-DecodedT = TypeVar("DecodedT", bound=Decoded)
+RecordedT = TypeVar("RecordedT", bound=Recorded)
 
 
 class Counts(NamedTuple):
@@ -209,7 +195,7 @@ class Counts(NamedTuple):
     new_tokens: int = 0
     accepted: int = 0
 
-    def plus(self, sequence: Decoded) -> Counts:
+    def plus(self, sequence: Recorded) -> Counts:
         """With those of one request more; a prompt counts once it is answered."""
         written = len(sequence.output_ids)
         read = len(sequence.request.given_ids) if written else 0
@@ -220,93 +206,74 @@ class Counts(NamedTuple):
         )
 
 
-_NONE = Counts()
+class Record(Generic[RecordedT]):
+    """An executor's requests, and what the next `poll` reports of them.
 
-
-@dataclass(frozen=True, slots=True)
-class InFlight(Generic[DecodedT]):
-    """Sequences by request id, in the order in which they came, and the counts of earlier ones.
-
-    A sequence that has ended stays until its last output was taken for certain.
+    It is what is certain after an exception anywhere in `poll`: all else is made again from it. A
+    request that has ended stays until its last output was taken for certain.
     """
 
-    sequences: dict[int, DecodedT] = field(default_factory=dict)
-    earlier: Counts = _NONE
-
-    def counts(self) -> Counts:
-        """Of all requests so far; safe beside a thread that steps."""
-        counts = self.earlier
-        for sequence in tuple(self.sequences.values()):
-            counts = counts.plus(sequence)
-        return counts
-
-    def without(self, request_ids: Iterable[int]) -> InFlight[DecodedT]:
-        """These are done with; unknown ones are ignored."""
-        left, counts = dict(self.sequences), self.earlier
-        for request_id in request_ids:
-            if request_id in left:
-                counts = counts.plus(left.pop(request_id))
-        return InFlight(left, counts)
-
-
-class RecoveringExecutor(Executor, Generic[DecodedT]):
-    """An executor whose requests survive an exception anywhere in `poll`.
-
-    Args:
-        limits: what requests must fit into.
-        stats: its counters; those of tokens come from the record.
-    """
-
-    def __init__(self, limits: ExecutorLimits, stats: ExecutorStats) -> None:
-        super().__init__(limits)
-        self._stats = stats
-        self._in_flight: InFlight[DecodedT] = InFlight()
-        self._unfinished = False
+    def __init__(self) -> None:
+        self._kept: tuple[dict[int, RecordedT], Counts] = ({}, Counts())
+        """Requests by id, in the order in which they came, and the counts of earlier ones."""
+        self.unfinished = False
         """A change has begun and not ended: nothing but the record is certain."""
-        self._new: list[Output] = []
+        self.new: list[Output] = []
         """Outputs that the next `poll` reports."""
-        self._taken: list[int] = []
+        self.taken: list[int] = []
         """Ended requests whose last output the last `poll` has reported."""
 
-    @abstractmethod
-    def _recover(self) -> None:
-        """Make all anew from the record, and report all of it again."""
+    @property
+    def requests(self) -> dict[int, RecordedT]:
+        """Those in flight by id, in the order in which they came."""
+        return self._kept[0]
 
-    def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened, as they are now."""
-        return replace(self._stats, **self._in_flight.counts()._asdict())
+    def counts(self) -> Counts:
+        """Of all requests so far; safe while another thread steps."""
+        requests, counts = self._kept
+        for one in tuple(requests.values()):
+            counts = counts.plus(one)
+        return counts
 
-    def resend(self) -> None:
-        """Outputs of the last `poll` may be lost: the next one reports all of them again."""
-        self._unfinished = True
-
-    def _check_submitted(self, request: Request) -> None:
-        """Refuse a request that does not fit or whose id is in use; ended ones free theirs."""
-        if request.request_id in self._taken and not self._unfinished:
+    def check_id(self, request: Request) -> None:
+        """Refuse a request whose id is in use; ended ones free theirs."""
+        if request.request_id in self.taken and not self.unfinished:
             self._forget_taken()
-        self._check_new(request, self._in_flight.sequences)
+        if request.request_id in self.requests:
+            raise UsageError(
+                f"request id {request.request_id} is already in flight",
+                "give each request its own id",
+            )
 
-    def _begin(self) -> None:
-        """Begin a change: `_unfinished` is False again when it has ended as it should."""
-        if self._unfinished:
-            self._recover()
+    def begin(self, recover: Callable[[], None]) -> None:
+        """Begin a change: `unfinished` is False again when it has ended as it should.
+
+        Args:
+            recover: makes all again from the record, if the last change has not ended.
+        """
+        if self.unfinished:
+            recover()
         else:
             self._forget_taken()
-            self._unfinished = True
+            self.unfinished = True
 
     def _forget_taken(self) -> None:
-        """The last outputs have arrived: who came back for more had no exception in between."""
-        if self._taken:
-            self._in_flight = self._in_flight.without(self._taken)
-            self._taken = []
+        """The last outputs have arrived: whoever comes back for more had no exception between."""
+        if self.taken:
+            self.forget(self.taken)
+            self.taken = []
 
-    def _report(self) -> list[Output]:
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """These are done with; unknown ones are ignored."""
+        requests, counts = dict(self._kept[0]), self._kept[1]
+        for request_id in request_ids:
+            if request_id in requests:
+                counts = counts.plus(requests.pop(request_id))
+        self._kept = requests, counts
+
+    def report(self) -> list[Output]:
         """The end of a `poll`: its outputs."""
-        outputs, self._new = self._new, []
-        self._taken = [o.request_id for o in outputs if o.finish_reason is not None]
-        self._unfinished = False
+        outputs, self.new = self.new, []
+        self.taken = [one.request_id for one in outputs if one.finish_reason is not None]
+        self.unfinished = False
         return outputs
-
-    def _release(self) -> None:
-        """Let go of the requests."""
-        self._in_flight = self._in_flight.without(self._in_flight.sequences)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 from trtla.errors import TrtlaError, first_line
-from trtla.runtime.executor import RecoveringExecutor
+from trtla.runtime.executor import Executor, Record
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import ExecutorStats
@@ -33,7 +34,7 @@ _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""
 
 
-class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
+class TrtllmExecutor(Executor):
     """An `Executor` on TensorRT-LLM.
 
     Args:
@@ -46,33 +47,26 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
     def __init__(
         self, bindings: Any, executor: Any, limits: ExecutorLimits, description: str
     ) -> None:
-        super().__init__(limits, ExecutorStats(fed=None, drafted=None, forward_s=None))
+        super().__init__(limits, description, is_leader=bool(executor.can_enqueue_requests()))
+        self._stats = ExecutorStats(fed=None, drafted=None, forward_s=None)
+        self._record: Record[TrtllmAnswer] = Record()
         self._bindings, self._executor = bindings, executor
-        self._description, self._is_leader = description, bool(executor.can_enqueue_requests())
         self._running: dict[int, TrtllmAnswer] = {}
         """The executor's id -> the request that has not ended."""
         self._arrived: deque[Any] = deque()
         """Responses that are not in a record yet; they are as certain as the records."""
 
-    @property
-    def description(self) -> str:
-        """The release, the GPU and the engine's type."""
-        return self._description
-
-    @property
-    def is_leader(self) -> bool:
-        """True in the one process of an MPI run that takes requests."""
-        return self._is_leader
-
     def stats(self) -> ExecutorStats:
         """Counters since the executor was opened; steps are counted by TensorRT-LLM."""
         if not self._closed:
             self._read_iterations()
-        return super().stats()
+        return replace(self._stats, **self._record.counts()._asdict())
 
     def submit(self, request: Request) -> None:
         """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        self._check_submitted(request)
+        self._check_open()
+        self._limits.check(request)
+        self._record.check_id(request)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         end_id = _end_id(request.end_ids, self._limits.vocab_size)
         try:
@@ -83,7 +77,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
                 "correct the request; the message is TensorRT-LLM's own",
             ) from error
         answer = TrtllmAnswer(request, theirs, lookahead, end_id)
-        self._in_flight.sequences[request.request_id] = answer
+        self._record.requests[request.request_id] = answer
         self._running[theirs] = answer
 
     def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
@@ -121,25 +115,28 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         After a `poll` that raised, the next one reports all outputs of what is in flight again.
         """
         self._check_open()
-        self._begin()
+        self._record.begin(self._recover)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._running and not self._new:
+        while self._running and not self._record.new:
             self._await()
             self._take()
             self._end_late_ones()
             if deadline is not None and time.monotonic() >= deadline:
                 break
-        return self._report()
+        return self._record.report()
 
     def _recover(self) -> None:
         """Rebuild everything from the records, and report all outputs again."""
-        answers = self._in_flight.sequences.values()
+        answers = self._record.requests.values()
         for answer in answers:
             answer.rewind()
             if answer.is_cut:  # it may not have been cancelled there
                 self._executor.cancel_request(answer.theirs)
         self._running = {a.theirs: a for a in answers if not a.has_ended}
-        self._taken, self._new = [], [output for a in answers for output, _ in a.record]
+        self._record.taken, self._record.new = (
+            [],
+            [output for a in answers for output, _ in a.record],
+        )
 
     def _await(self) -> None:
         """Wait for responses; they are kept the moment they arrive.
@@ -177,19 +174,22 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
         if not output.new_tokens and output.finish_reason is None:
             return
         answer.commit(output, response)
-        self._new.append(output)
+        self._record.new.append(output)
         if output.finish_reason is not None:
             self._running.pop(answer.theirs, None)
             if answer.is_cut:
                 self._executor.cancel_request(answer.theirs)
 
+    def resend(self) -> None:
+        self._record.unfinished = True
+
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
-        answer = self._in_flight.sequences.get(request_id)
+        answer = self._record.requests.get(request_id)
         if answer is not None and not answer.has_ended:
-            before, self._unfinished = self._unfinished, True
+            before, self._record.unfinished = self._record.unfinished, True
             self._end(answer, "cancelled")
-            self._unfinished = before
+            self._record.unfinished = before
 
     def _end(self, answer: TrtllmAnswer, reason: FinishReason) -> None:
         self._add(answer, answer.ending(reason))
@@ -227,7 +227,7 @@ class TrtllmExecutor(RecoveringExecutor[TrtllmAnswer]):
                 executor.cancel_request(theirs)
         finally:
             self._running, self._arrived = {}, deque()
-            super()._release()
+            self._record.forget(self._record.requests)
             executor.__exit__(None, None, None)
 
 

@@ -85,17 +85,13 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
 
 
 class CachedBeams:
-    """Live hypotheses of one prompt; a context that gives its blocks back.
+    """Live hypotheses of one request's prompt; a context that gives its blocks back.
 
     Args:
         forward: runs a step's feeds.
         cache: where the blocks come from.
-        prompt: its tokens.
         num_beams: most hypotheses at a time.
-        max_output_len: most tokens of a hypothesis.
         max_num_tokens: prompt tokens of one forward.
-        encoder_ids: what the encoder reads, where the model has one.
-        label: what errors call the prompt.
 
     Raises:
         TrtlaError: too few blocks are free.
@@ -105,25 +101,21 @@ class CachedBeams:
         self,
         forward: StepForward,
         cache: KVCache,
-        prompt: Sequence[int],
+        request: Request,
         num_beams: int,
-        max_output_len: int,
         max_num_tokens: int,
-        encoder_ids: tuple[int, ...] | None = None,
-        *,
-        label: str = "the prompt",
     ) -> None:
         self._forward, self._cache, self._chunk = forward, cache, max_num_tokens
-        self._request = Request(0, tuple(prompt), name=label, encoder_ids=encoder_ids)
+        self._request = request
         self._free: list[tuple[int, ...]] = []
         self._live: list[Beam] = []
+        length = len(request.input_ids) + request.sampling.max_output_len
         for _ in range(num_beams):
-            blocks = cache.pool.allocate(len(prompt) + max_output_len)
+            blocks = cache.pool.allocate(length)
             if blocks is None:
                 self.close()
                 raise TrtlaError(
-                    f"the K/V cache has no room for {num_beams} beams of "
-                    f"{len(prompt) + max_output_len} tokens",
+                    f"the K/V cache has no room for {num_beams} beams of {length} tokens",
                     "use fewer beams or a smaller --max-output-len, or rebuild with a larger "
                     "--max-batch-size",
                 )
@@ -147,17 +139,13 @@ class CachedBeams:
         self._free, self._live = [], []
 
     def start(self) -> list[float]:
-        """Log probabilities after the prompt; raises `TrtlaError` where there are none."""
+        """Log probabilities after the prompt."""
         beam = self._beam(self._free.pop(), 0)
         self._live = [beam]
         return self._log_probs(prompt_logits(self._forward, beam, self._chunk), 0)[0]
 
     def follow(self, parents: Sequence[int], tokens: Sequence[int]) -> list[list[float]]:
-        """Log probabilities after these continuations of the hypotheses of the last call.
-
-        Raises:
-            TrtlaError: the model's logits are not finite.
-        """
+        """Log probabilities after these continuations of the hypotheses of the last call."""
         self._rearrange(parents)
         for beam, token in zip(self._live, tokens, strict=True):
             beam.output_ids = [token]

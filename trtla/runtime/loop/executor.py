@@ -1,41 +1,51 @@
-"""The torch executor: plan, draft, forward, verify, commit, for all requests in flight at once.
+"""The torch executor: requests come, wait, run in steps and end, many at once.
 
 What an exception leaves behind, be it an interrupt between any two instructions, is not repaired
-but made anew: `InFlight` holds what is certain, and `_recover` rebuilds all else from it.
+but made anew: `Record` holds what is certain, and `_recover` rebuilds all else from it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import replace
+from typing import TypeVar
 
 from trtla.errors import TrtlaError, UsageError, sentence
-from trtla.runtime.auto.probe import measured_costs
-from trtla.runtime.auto.steps import AdaptiveSteps
+from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
+from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.executor import Executor, Record
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.beside import BesideSteps, CostSource
+from trtla.runtime.loop.beams import CachedBeams, beam_search
+from trtla.runtime.loop.drafting import CostSource, Drafting
 from trtla.runtime.loop.scheduler import Scheduler
-from trtla.runtime.loop.step import Step
+from trtla.runtime.loop.scores import text_log_probs
+from trtla.runtime.loop.step import Step, Stepper
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import (
     DrafterFactory,
+    DraftMemory,
     FinishReason,
+    Hypothesis,
     Output,
     Request,
 )
 from trtla.runtime.sequence import RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
+from trtla.settings.sampling import BeamSettings
+
+T = TypeVar("T")
 
 
-class TorchExecutor(BesideSteps):
+class TorchExecutor(Executor):
     """An `Executor` on PyTorch, CPU or CUDA.
 
     Args:
@@ -77,43 +87,33 @@ class TorchExecutor(BesideSteps):
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        made = (drafters or LookaheadDrafters(), costs, most_nodes, ranks)
-        super().__init__(model, cache, limits, draft_totals or DraftTotals(), *made)
+        together = "" if ranks is None else ranks.said
+        super().__init__(limits, f"torch on {cache.device}, {model.arithmetic}{together}")
+        self._cache, self._cost_source = cache, costs
+        self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
+        self._stats = self._stepper.stats
+        self._drafting = Drafting(drafters or LookaheadDrafters(), most_nodes, self._ask_costs)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
-        said = "" if ranks is None else ranks.said
-        self._description = f"torch on {cache.device}, {model.arithmetic}{said}"
+        self._record: Record[Sequence] = Record()
         self._cancelled: deque[int] = deque()
         self._reset()
 
     def _reset(self) -> None:
         """All that can be made anew, without any request."""
         sizes = (self._limits.max_batch_size, self._limits.max_num_tokens)
-        place = (self._cache.pool, self._max_reused_len)
-        self._scheduler = Scheduler(*sizes, *place, bounded=self._bounded_steps)
-        self._adaptive = AdaptiveSteps(self._costs, self._most_nodes)
+        blocks = (self._cache.pool, self._max_reused_len)
+        self._scheduler = Scheduler(*sizes, *blocks, bounded=self._bounded_steps)
         self._deadlines: dict[int, float] = {}
-        self._new, self._taken = [], []
+        self._record.new, self._record.taken = [], []
         self._begun: Step | None = None
 
-    @property
-    def description(self) -> str:
-        """`torch`, the device and the arithmetic."""
-        return self._description
-
-    @property
-    def is_leader(self) -> bool:
-        """Always: of several ranks the others have a `Follower`."""
-        return True
-
     def check_ranks(self) -> None:
-        """Raise `RankLost` where another rank is known to have ended."""
-        if self._leader is not None:
-            self._leader.check()
+        if self._stepper.leader is not None:
+            self._stepper.leader.check()
 
     def stats(self) -> ExecutorStats:
-        """Counters since the executor was opened, and how full it is."""
-        counted = super().stats()
+        counted = replace(self._stats, **self._record.counts()._asdict())
         if self._closed:
             return counted
         pool, scheduler = self._cache.pool, self._scheduler
@@ -125,41 +125,31 @@ class TorchExecutor(BesideSteps):
         )
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `UsageError` when it does not fit or its id is in use."""
-        self._check_submitted(request)
+        self._check(request)
+        self._record.check_id(request)
         lookahead, drafting = self._limits.triple_of(request), self._limits.drafter_of(request)
-        sequence = Sequence(
-            request,
-            lookahead,
-            NoDrafter(),
-            stats=RequestStats(lookahead, drafting.name),
-            drafting=drafting,
-        )
+        stats = RequestStats(lookahead, drafting.name)
+        sequence = Sequence(request, lookahead, NoDrafter(), stats=stats, drafting=drafting)
         if request.begun:
-            known = Output(request.request_id, request.begun, None, sequence.stats)
-            sequence.outputs.append(known)
+            sequence.outputs.append(Output(request.request_id, request.begun, None, stats))
             sequence.rewind()
         self._check_room(sequence)
         if request.sampling.allotted_time_ms is not None:
             sequence.deadline = time.monotonic() + request.sampling.allotted_time_ms / 1000
-        before, self._unfinished = self._unfinished, True
+        before, self._record.unfinished = self._record.unfinished, True
         self._join(sequence)
-        self._in_flight.sequences[request.request_id] = sequence
-        self._unfinished = before
+        self._record.requests[request.request_id] = sequence
+        self._record.unfinished = before
+
+    def _check(self, request: Request) -> None:
+        self._check_open()
+        self._limits.check(request)
 
     def _join(self, sequence: Sequence) -> None:
         """Queue a sequence with a drafter that knows its text so far."""
-        request, output_ids = sequence.request, sequence.output_ids
-        drafter = self._drafters(sequence.lookahead, request)
-        if request.watch:
-            drafter = request.watch(drafter, request)
-        sequence.drafter = drafter
-        if request.adaptive:
-            self._adaptive.join(sequence, may_measure=self._begun is None)
-        if output_ids:
-            drafter.observe((), output_ids)
+        self._drafting.join(sequence, may_measure=self._begun is None)
         if sequence.deadline is not None:
-            self._deadlines[request.request_id] = sequence.deadline
+            self._deadlines[sequence.request.request_id] = sequence.deadline
         self._scheduler.add(sequence)
 
     def _check_room(self, sequence: Sequence) -> None:
@@ -172,13 +162,15 @@ class TorchExecutor(BesideSteps):
                 "lower its --gamma or --max-output-len",
             )
 
+    def resend(self) -> None:
+        self._record.unfinished = True
+
     def cancel(self, request_id: int) -> None:
-        """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""
         self._cancelled.append(request_id)
-        if not self._unfinished:
-            self._unfinished = True
+        if not self._record.unfinished:
+            self._record.unfinished = True
             self._end_cancelled()
-            self._unfinished = False
+            self._record.unfinished = False
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
@@ -186,25 +178,26 @@ class TorchExecutor(BesideSteps):
             self._cancelled.popleft()
 
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Step until there is something to report; `timeout` is for executors that wait.
-
-        An exception that is one request's own fault ends it as `failed`; any other is raised. The
-        next `poll` then goes on with all requests from what was committed.
-        """
         self._check_open()
         self._begin()
-        while not self._new and self._advance():
+        while not self._record.new and self._advance():
             pass
         if self._ahead:
             self._begin_step()
-        return self._report()
+        return self._record.report()
+
+    def _begin(self) -> None:
+        """Begin a change, with no step on its way."""
+        self._record.begin(self._recover)
+        self._end_cancelled()
+        self._end_step()
 
     def _advance(self) -> bool:
         """One step, or the end of requests that are late; False where there is nothing to do."""
         if self._begin_step():
             self._end_step()
             return True
-        return bool(self._new) or self._end_stuck_one()
+        return bool(self._record.new) or self._end_stuck_one()
 
     def _begin_step(self) -> bool:
         """End requests that are late, and begin a step of the others; False where none can run."""
@@ -214,7 +207,7 @@ class TorchExecutor(BesideSteps):
             running = self._scheduler.num_running
             self._stats.max_in_flight = max(self._stats.max_in_flight, running)
             try:
-                self._begun = self._launch(plan)
+                self._begun = self._stepper.launch(plan, self._drafting.adaptive)
             except RequestFailed as failure:
                 self._recover(failure)
         return bool(plan)
@@ -224,75 +217,57 @@ class TorchExecutor(BesideSteps):
         step = self._begun
         if step is None:
             return
-        running = [one for one in step.plan.sequences if one.finish_reason is None]
+        running = [feed.sequence for feed in step.feeds if feed.sequence.finish_reason is None]
         try:
-            seconds = self._complete(step)
+            seconds = self._stepper.complete(step, self._record.new)
         except RequestFailed as failure:
             self._recover(failure)
             return
+        self._drafting.adaptive.record(seconds)
         self._begun = None
-        self._scheduler.stepped(step.plan, seconds)
+        self._scheduler.stepped(step.feeds, seconds)
         for sequence in running:
             if sequence.finish_reason is not None:
                 self._finish(sequence)
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._end_cancelled()
-        self._end_step()
 
     def _recover(self, failure: RequestFailed | None = None) -> None:
         """Make all anew from what was committed; every text goes on as if nothing had happened.
 
         Prompts and outputs so far are read into the cache again, and all outputs reported again.
         """
-        self._unfinished = True
-        sequences = list(self._in_flight.sequences.values())
+        self._record.unfinished = True
+        sequences = list(self._record.requests.values())
         for sequence in sequences:
-            with suppress(Exception):
-                if sequence.finish_reason is None:
-                    self._adaptive.leave(sequence)
-                sequence.drafter.close()
+            self._drafting.abandon(sequence)
         synchronize(self._cache.device)  # a step that was begun reads what the next one writes
         self._cache.take_moves()
         self._cache.pool.reset()
-        self._drafters.reset()
-        self._drafters.add_texts(self._added)
+        self._drafting.reset()
         self._reset()
         for sequence in sequences:
             sequence.rewind()
         if failure is not None:
-            self._record_failure(failure.sequence, failure.__cause__)
+            _fail(failure.sequence, failure.__cause__)
         for sequence in sequences:
             if sequence.finish_reason is None:
-                self._rejoin(sequence)
-            self._new += sequence.outputs
-
-    def _rejoin(self, sequence: Sequence) -> None:
-        try:
-            self._join(sequence)
-        except Exception as error:
-            self._record_failure(sequence, error)
-
-    def _record_failure(self, sequence: Sequence, cause: BaseException | None) -> None:
-        """End a request that is not in the queue for what it has raised."""
-        if sequence.finish_reason is None:
-            error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
-            sequence.end("failed", error)
+                try:
+                    self._join(sequence)
+                except Exception as error:
+                    _fail(sequence, error)
+            self._record.new += sequence.outputs
 
     def _end(self, request_id: int, reason: FinishReason, error: TrtlaError | None = None) -> None:
         """End a request after what was committed, wherever it is; unknown ones are ignored."""
-        sequence = self._in_flight.sequences.get(request_id)
+        sequence = self._record.requests.get(request_id)
         if sequence is not None and sequence.finish_reason is None:
-            self._new.append(sequence.end(reason, error))
+            self._record.new.append(sequence.end(reason, error))
             self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         """Let go of what an ended sequence holds."""
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
-        self._adaptive.leave(sequence)
-        sequence.drafter.close()
+        self._drafting.leave(sequence)
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
@@ -313,15 +288,95 @@ class TorchExecutor(BesideSteps):
         self._end(request.request_id, "failed", error)
         return True
 
+    def warm_up(self) -> None:
+        self._check_open()
+        self._cache.claim()
+        self._between_steps(lambda: self._drafting.costs(self._limits.max_batch_size))
+
+    def use_memory(self, memory: DraftMemory) -> None:
+        self._check_open()
+        self._drafting.check_memory(memory)
+        if any(one.finish_reason is None for one in self._record.requests.values()):
+            raise UsageError(
+                "requests are in flight, whose drafts belong to another memory",
+                "change it when all have ended",
+            )
+        self._between_steps(lambda: self._drafting.use(memory))
+
+    def add_texts(self, texts: Iterable[Tokens[int]]) -> None:
+        self._check_open()
+        added = [tuple(text) for text in texts]
+        for text in added:
+            self._limits.check_ids(text, "a text to draft from")
+        before, self._record.unfinished = self._record.unfinished, True
+        self._drafting.add_texts(added)
+        self._record.unfinished = before
+
+    def kept_texts(self) -> list[tuple[int, ...]]:
+        self._check_open()
+        return self._drafting.drafters.texts()
+
+    def measure_costs(self, plan: CostPlan) -> CostTable:
+        self._check_open()
+        place = (self._stepper.forward, self._cache, self._limits)
+        table = self._between_steps(lambda: measure_costs(*place, plan))
+        if table is None:
+            raise TrtlaError(
+                "no block of the K/V cache is free to time forwards in",
+                "measure when no request is in flight",
+            )
+        return table
+
+    def kept_costs(self) -> CostTable | None:
+        self._check_open()
+        return self._drafting.cost_table or self._ask_costs(0)
+
+    def _ask_costs(self, sequences: int) -> CostTable | None:
+        return self._cost_source(self._stepper.forward, self._cache, self._limits, sequences)
+
+    def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
+        self._check(request)
+        place = (self._stepper.forward, self._cache)
+        sizes = (settings.num_beams, self._limits.max_num_tokens)
+
+        def search() -> list[Hypothesis]:
+            with CachedBeams(*place, request, *sizes) as target:
+                length = request.sampling.max_output_len
+                return beam_search(target, settings, length, request.end_ids)
+
+        return self._between_steps(search)
+
+    def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
+        self._check(request)
+        self._limits.check_ids(output_ids, request.label)
+        place, most = (self._stepper.forward, self._cache), self._limits.max_num_tokens
+        return self._between_steps(lambda: text_log_probs(*place, request, output_ids, most))
+
+    def _between_steps(self, work: Callable[[], T]) -> T:
+        """Do something with blocks of its own, while requests are in flight."""
+        self._begin()
+        try:
+            result = work()
+        except TrtlaError:  # it has given back what it took
+            self._record.unfinished = False
+            raise
+        self._record.unfinished = False
+        return result
+
     def _release(self) -> None:
-        super()._release()
+        self._record.forget(self._record.requests)
         synchronize(self._cache.device)
         self._begun = None
-        if self._leader is not None:
-            self._leader.close()
-        del self._model, self._cache, self._forward, self._leader, self._drafters
-        del self._opened_with
-        del self._scheduler, self._adaptive, self._cost_source
+        if self._stepper.leader is not None:
+            self._stepper.leader.close()
+        del self._cache, self._stepper, self._drafting, self._scheduler, self._cost_source
+
+
+def _fail(sequence: Sequence, cause: BaseException | None) -> None:
+    """End a request that is not in the queue for what it has raised."""
+    if sequence.finish_reason is None:
+        error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
+        sequence.end("failed", error)
 
 
 def _failure(request: Request, cause: BaseException | None) -> TrtlaError:

@@ -113,20 +113,10 @@ class Follower(Executor):
     """Another rank's executor: it may be closed, and runs rank 0's steps until that one closes."""
 
     def __init__(self, ranks: Ranks, model: Model, cache: KVCache, limits: ExecutorLimits) -> None:
-        super().__init__(limits)
+        description = f"torch on {cache.device}, {model.arithmetic}{ranks.said}"
+        super().__init__(limits, description, is_leader=False)
         self._ranks = ranks
         self._steps = rank_steps(ranks, model, model.step_forward(cache, limits), cache)
-        self._description = f"torch on {cache.device}, {model.arithmetic}{ranks.said}"
-
-    @property
-    def description(self) -> str:
-        """As of rank 0."""
-        return self._description
-
-    @property
-    def is_leader(self) -> bool:
-        """Never: rank 0 takes the requests."""
-        return False
 
     def _release(self) -> None:
         """Run what rank 0 tells, until it stops; raises `RankLost` where it ends otherwise."""
@@ -138,23 +128,18 @@ class Follower(Executor):
             give_back_cores()
 
     def submit(self, request: Request) -> None:
-        """Refused: rank 0 takes the requests."""
         raise self._refusal()
 
     def poll(self, timeout: float | None = None) -> list[Output]:
-        """Refused, as `submit`."""
         raise self._refusal()
 
     def resend(self) -> None:
-        """Refused, as `submit`."""
         raise self._refusal()
 
     def cancel(self, request_id: int) -> None:
-        """Refused, as `submit`."""
         raise self._refusal()
 
     def stats(self) -> ExecutorStats:
-        """Refused, as `submit`."""
         raise self._refusal()
 
     def _refusal(self) -> TrtlaError:

@@ -17,46 +17,28 @@ from itertools import islice, takewhile
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 from trtla.runtime.limits import MAX_CHUNK
-from trtla.runtime.loop.pace import PromptPace
-from trtla.runtime.sequence import Sequence
+from trtla.runtime.loop.prompt_budget import PromptBudget
+from trtla.runtime.sequence import Feed, Sequence
 
 _LOOKED_AT = 64  # of the queue, where the first ones wait for blocks of running prompts
 
 
 @dataclass(frozen=True, slots=True)
-class PromptChunk:
-    """Tokens [start, start + length) of a sequence's prefill."""
-
-    sequence: Sequence
-    start: int
-    length: int
-
-    @property
-    def is_last(self) -> bool:
-        """True when the prompt ends with this chunk, so that its last row gives the first token.
-
-        A text that was interrupted has its first token: it goes on with a step.
-        """
-        sequence = self.sequence
-        return self.start + self.length == len(sequence.prompt) and not sequence.output_ids
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """The next forward: prompt chunks and sequences that generate."""
+    """The next forward: stretches of prompts, and sequences that generate."""
 
-    chunks: list[PromptChunk]
+    prompts: list[Feed]
     generation: list[Sequence]
     room: int = 0
     """Tokens that the drafts of all of these may feed together."""
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.generation)
+        return bool(self.prompts or self.generation)
 
     @property
-    def sequences(self) -> list[Sequence]:
-        """All that take part."""
-        return [*(chunk.sequence for chunk in self.chunks), *self.generation]
+    def prompt_tokens(self) -> int:
+        """Fed tokens of prompts."""
+        return sum(feed.length for feed in self.prompts)
 
 
 class Scheduler:
@@ -84,7 +66,7 @@ class Scheduler:
         self._max_num_tokens = max_num_tokens
         self._max_reused_len = max_reused_len
         self._blocks = blocks
-        self._pace = PromptPace() if bounded else None
+        self._budget = PromptBudget() if bounded else None
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -123,12 +105,10 @@ class Scheduler:
             return Plan([], generation, left)
         share = -(-left * len(prompts) // len(self._running))
         budget = max(left - sum(s.max_draft_len for s in generation), share)
-        if self._pace:
-            beside = len(generation)
-            most = self._pace.tokens(beside) if beside else self._pace.tokens_alone()
-            budget = min(budget, most)
-        chunks = list(_chunks(prompts, budget))
-        return Plan(chunks, generation, left - sum(chunk.length for chunk in chunks))
+        if self._budget:
+            budget = min(budget, self._budget.tokens(len(generation)))
+        fed = list(_feeds(prompts, budget))
+        return Plan(fed, generation, left - sum(feed.length for feed in fed))
 
     def _admit(self) -> None:
         """Start those that may, in order; who waits for blocks of a running prompt holds up none.
@@ -183,14 +163,15 @@ class Scheduler:
         """As much of its cached text as others may read."""
         return sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
 
-    def stepped(self, plan: Plan, seconds: float) -> None:
-        """A plan was fed and committed, which took so long; others may read the blocks that its
-        prompts have filled."""
-        if self._pace:
-            fed = sum(chunk.length for chunk in plan.chunks)
-            self._pace.stepped(fed, len(plan.generation), seconds)
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
+    def stepped(self, feeds: Tokens[Feed], seconds: float) -> None:
+        """A step was committed, and took so long; others may read the blocks that its prompts have
+        filled."""
+        prompts = [feed for feed in feeds if feed.draft is None]
+        if self._budget:
+            fed = sum(feed.length for feed in prompts)
+            self._budget.stepped(fed, len(feeds) - len(prompts), seconds)
+        for feed in prompts:
+            sequence = feed.sequence
             if sequence.blocks:  # it has not ended meanwhile
                 space = sequence.request.space
                 self._blocks.keep(sequence.blocks, self._read_by_others(sequence), space)
@@ -213,7 +194,7 @@ def _blocks_alike(text: Tokens[int], other: Tokens[int]) -> int:
     return sum(1 for _ in takewhile(lambda piece: text[piece] == other[piece], pieces))
 
 
-def _chunks(prompts: Tokens[Sequence], budget: int) -> Iterator[PromptChunk]:
+def _feeds(prompts: Tokens[Sequence], budget: int) -> Iterator[Feed]:
     """Stretches of what has to be cached, of so many tokens together.
 
     The oldest prompt gets half of them, so that short ones cannot hold it up for ever; of the
@@ -228,4 +209,6 @@ def _chunks(prompts: Tokens[Sequence], budget: int) -> Iterator[PromptChunk]:
         budget -= length
     for one, length in zip(prompts, lengths, strict=True):
         if length:
-            yield PromptChunk(one, one.num_cached, length)
+            # A text that was interrupted has its first token: it goes on with a step.
+            ends = one.num_cached + length == len(one.prompt) and not one.output_ids
+            yield Feed.prompt(one, length, ends)

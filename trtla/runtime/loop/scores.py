@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,33 +29,28 @@ _STRETCH = 32
 def text_log_probs(
     forward: StepForward,
     cache: KVCache,
-    prompt: Sequence[int],
+    request: Request,
     output_ids: Sequence[int],
     max_num_tokens: int,
-    encoder_ids: tuple[int, ...] | None = None,
-    *,
-    label: str = "the prompt",
 ) -> list[float]:
-    """Log probability of each output token after the prompt and those before it.
+    """Log probability of each output token after the request's prompt and those before it.
 
     Args:
         cache: where the blocks come from; all are given back.
         output_ids: at least one.
         max_num_tokens: tokens of one forward.
-        encoder_ids: what the encoder reads, where the model has one.
-        label: what errors call the text.
 
     Raises:
         TrtlaError: too few blocks are free, or the logits of a token are not finite.
     """
-    length = len(prompt) + len(output_ids)
+    length = len(request.input_ids) + len(output_ids)
     blocks = cache.pool.allocate(length)
     if blocks is None:
         raise TrtlaError(
             f"the K/V cache has no room for a text of {length} tokens beside those in flight",
             "wait until a request has ended, or rebuild with a larger --max-batch-size",
         )
-    request = Request(0, tuple(prompt), encoder_ids=encoder_ids, logprobs=0)
+    request, label = replace(request, logprobs=0), request.label
     text = Text(request, AUTOREGRESSIVE, NoDrafter(), blocks=blocks)
     try:
         logits = prompt_logits(forward, text, max_num_tokens)

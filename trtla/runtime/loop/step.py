@@ -1,7 +1,4 @@
-"""One step of the torch executor: draft, forward, verify, commit, for all sequences of a plan.
-
-TorchExecutor decides when requests wait and end, and recovers from steps that are interrupted.
-"""
+"""One step of the torch executor: draft, forward, verify, commit, for all sequences of a plan."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
+import torch
+
 from trtla.runtime.auto.steps import AdaptiveSteps
-from trtla.runtime.executor import RecoveringExecutor
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.clock import ForwardClock
 from trtla.runtime.loop.ranks import Leader, rank_steps
 from trtla.runtime.loop.scheduler import Plan
 from trtla.runtime.loop.scores import token_log_probs
@@ -34,6 +31,46 @@ from trtla.runtime.sampling.predict import (
 from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats
 
+
+class ForwardClock:
+    """Times a forward that begins now, and the choice of its tokens.
+
+    A GPU may have ended the forward before the host comes back to choose: then its own events say
+    how long that took.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.started = time.perf_counter()
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._begin = self._event()
+        self._end = self._begin
+        self._resumed: float | None = None
+        """When the host came back too late to have timed the forward itself."""
+
+    def launched(self) -> None:
+        """All of the forward has been given to the device."""
+        self._end = self._event()
+
+    def resumed(self) -> None:
+        """The host is there again, and begins to choose."""
+        if self._end is not None and self._end.query():  # type: ignore[no-untyped-call]
+            self._resumed = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Of the forward and the choice, which ends now."""
+        now = time.perf_counter()
+        if self._resumed is None or self._begin is None or self._end is None:
+            return now - self.started
+        return float(self._begin.elapsed_time(self._end)) / 1000.0 + now - self._resumed
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+
 _Move = tuple[Sequence, int, tuple[int, ...]]
 """A sequence, its cached tokens before the step, and the draft's nodes that were accepted."""
 
@@ -42,7 +79,6 @@ _Move = tuple[Sequence, int, tuple[int, ...]]
 class Step:
     """A forward that was begun, and whose tokens nobody has seen."""
 
-    plan: Plan
     feeds: list[Feed]
     done: Forwarded
     """Logits of the rows that the feeds want, or what other ranks say of them."""
@@ -51,8 +87,8 @@ class Step:
     clock: ForwardClock
 
 
-class StepLoop(RecoveringExecutor[Sequence]):
-    """What an executor on PyTorch does with a plan; arguments as in `TorchExecutor`."""
+class Stepper:
+    """Runs the model's steps and commits what they bring; arguments as in `TorchExecutor`."""
 
     def __init__(
         self,
@@ -62,67 +98,71 @@ class StepLoop(RecoveringExecutor[Sequence]):
         draft_totals: DraftTotals,
         ranks: Ranks | None = None,
     ) -> None:
-        stats = ExecutorStats(
+        self.stats = ExecutorStats(
             weight_bytes=model.weight_bytes,
             weight_type=model.weight_type,
             compute_type=model.compute_type,
             draft_models=draft_totals,
         )
-        super().__init__(limits, stats)
-        self._model, self._cache = model, cache
+        """Counters; those of tokens are summed up over requests when they are asked for."""
+        self.model, self._cache = model, cache
         own = model.step_forward(cache, limits)
-        self._leader = None
+        self.leader = None
         if ranks is not None:
-            self._leader = Leader(ranks, rank_steps(ranks, model, own, cache), cache)
-        self._forward = self._leader or own
-        self._adaptive: AdaptiveSteps
+            self.leader = Leader(ranks, rank_steps(ranks, model, own, cache), cache)
+        self.forward = self.leader or own
 
-    def _launch(self, plan: Plan) -> Step:
+    def launch(self, plan: Plan, adaptive: AdaptiveSteps) -> Step:
         """Draft for a plan and begin its forward, with which a GPU goes on alone."""
         started = time.perf_counter()
-        feeds = [Feed.prompt(c.sequence, c.length, c.is_last) for c in plan.chunks]
-        prompt_tokens = sum(feed.length for feed in feeds)
-        drafts = self._adaptive.drafts(plan.generation, prompt_tokens, plan.room)
-        feeds += map(Feed.step, plan.generation, drafts)
+        drafts = adaptive.drafts(plan.generation, plan.prompt_tokens, plan.room)
+        feeds = [*plan.prompts, *map(Feed.step, plan.generation, drafts)]
         clock = ForwardClock(self._cache.device)
-        done = self._forward(feeds)
+        done = self.forward(feeds)
         clock.launched()
         for feed in feeds:
             self._count_fed(feed)
-        return Step(plan, feeds, done, clock.started - started, clock)
+        return Step(feeds, done, clock.started - started, clock)
 
-    def _complete(self, step: Step) -> float:
-        """Commit what a forward said to sequences that have not ended since; the step's seconds."""
+    def complete(self, step: Step, new: list[Output]) -> float:
+        """Commit what a forward said to sequences that have not ended since; the step's seconds.
+
+        Args:
+            new: gets the outputs, each when it is committed.
+
+        Raises:
+            RequestFailed: a request's own drafter or stop check has raised.
+        """
         predictions = self._predict(step)
-        forward_s, said = step.clock.seconds(), time.perf_counter()
-        self._stats.forward_s = (self._stats.forward_s or 0.0) + forward_s
-        self._stats.steps += 1
+        forward_s, predicted = step.clock.seconds(), time.perf_counter()
+        self.stats.forward_s = (self.stats.forward_s or 0.0) + forward_s
+        self.stats.steps += 1
         moves: list[_Move] = []
         for feed, prediction in zip(step.feeds, predictions, strict=True):
             if feed.sequence.finish_reason is not None:
                 continue
             if feed.rows:
                 try:
-                    self._commit(feed, prediction, moves)
+                    self._commit(feed, prediction, moves, new)
                 except Exception as error:
                     raise RequestFailed(feed.sequence) from error
             else:
                 feed.sequence.num_cached += feed.length
         self._move_accepted(moves)
-        seconds = step.draft_s + forward_s + time.perf_counter() - said
-        self._adaptive.record(seconds)
-        return seconds
+        return step.draft_s + forward_s + time.perf_counter() - predicted
 
     def _predict(self, step: Step) -> list[Prediction]:
         """The target's choices at the rows that a step's feeds want."""
         step.clock.resumed()
-        logits, sampler = step.done.logits, step.done.sampler or self._model.row_sampler
+        logits, sampler = step.done.logits, step.done.sampler or self.model.row_sampler
         tops = top_rows(step.feeds, logits, sampler)
         predictions = predict(step.feeds, logits, sampler, tops)
         synchronize(self._cache.device)
         return predictions
 
-    def _commit(self, feed: Feed, prediction: Prediction, moves: list[_Move]) -> None:
+    def _commit(
+        self, feed: Feed, prediction: Prediction, moves: list[_Move], new: list[Output]
+    ) -> None:
         """Decide what joins the output; cache, drafter and counters see exactly that."""
         sequence = feed.sequence
         accepted = _accept(feed, prediction)
@@ -145,7 +185,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
             logprobs=logprobs,
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
-        self._new.append(output)
+        new.append(output)
         sequence.output_ids += tokens
         self._count(feed, output)
         if feed.draft is None:
@@ -170,7 +210,7 @@ class StepLoop(RecoveringExecutor[Sequence]):
         elif feed.rows:  # A prompt that an encoder reads counts in place of the start token.
             request = feed.sequence.request
             fed += len(request.given_ids) - len(request.input_ids)
-        for stats in (feed.sequence.stats, self._stats):
+        for stats in (feed.sequence.stats, self.stats):
             stats.fed = (stats.fed or 0) + fed
             stats.drafted = (stats.drafted or 0) + drafted
 

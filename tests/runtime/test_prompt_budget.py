@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from tests.runtime.test_scheduler import sequence
 from tests.support.examples import examples
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.limits import MAX_CHUNK
-from trtla.runtime.loop.pace import FIRST_TOKENS, SLOWEST
+from trtla.runtime.loop.prompt_budget import FIRST_TOKENS, SLOWEST
 from trtla.runtime.loop.scheduler import Scheduler
+from trtla.runtime.sequence import Feed
 
 LONG = 100_000
 
@@ -39,17 +41,19 @@ class Machine:
     def step(self):
         """Feed what is planned: the prompt tokens by request, and the seconds."""
         plan = self.scheduler.next()
-        for chunk in plan.chunks:
+        steps = [Feed(one, (1,), (0,), NO_DRAFT) for one in plan.generation]
+        feeds = [*plan.prompts, *steps]
+        for chunk in plan.prompts:
             chunk.sequence.num_cached += chunk.length
-            if chunk.is_last:
+            if chunk.rows:
                 chunk.sequence.output_ids.append(1)
         for one in plan.generation:
             one.output_ids.append(1)
             one.num_cached += 1
-        fed = {chunk.sequence.request.request_id: chunk.length for chunk in plan.chunks}
+        fed = {chunk.sequence.request.request_id: chunk.length for chunk in plan.prompts}
         seconds = self.slow * (self.plain * bool(plan.generation) + self.token * sum(fed.values()))
         self.slow = 1.0
-        self.scheduler.stepped(plan, seconds)
+        self.scheduler.stepped(feeds, seconds)
         return fed, seconds
 
     def steps(self, count):
@@ -142,11 +146,11 @@ def test_steps_are_as_large_as_they_can_be_unless_asked_otherwise():
     scheduler = Scheduler(8, 8192, BlockPool(1 << 16))
     scheduler.add(sequence(5, 0))
     scheduler.add(sequence(3000, 1))
-    (text, _) = scheduler.next().sequences
+    text = scheduler.next().prompts[0].sequence
     text.output_ids, text.num_cached = [1], 5
     plan = scheduler.next()
     assert plan.generation == [text]
-    assert [chunk.length for chunk in plan.chunks] == [MAX_CHUNK]
+    assert [chunk.length for chunk in plan.prompts] == [MAX_CHUNK]
 
 
 @examples(100)

@@ -39,7 +39,7 @@ class _Read(NamedTuple):
     """What each of them added to the step."""
 
 
-class PromptPace:
+class PromptBudget:
     """Learns what steps take, and limits the prompt tokens of those to come."""
 
     def __init__(self) -> None:
@@ -54,6 +54,8 @@ class PromptPace:
 
         0 now and then, where prompts never pause: a step without them is measured.
         """
+        if not generating:
+            return self._alone()
         size = _size(generating)
         if self._since[size] >= (_PLAIN_EVERY if size in self._plain else _FIRST_PLAIN):
             return 0
@@ -62,8 +64,8 @@ class PromptPace:
         plain = self._plain_s(generating)
         return max(_LEAST_TOKENS, median_low(_fitting(read, plain) for read in self._reads))
 
-    def tokens_alone(self) -> int:
-        """Most prompt tokens of a step beside no text: who comes meanwhile waits for its end."""
+    def _alone(self) -> int:
+        """Beside no text: who comes meanwhile waits for the step's end."""
         if not self._reads:
             return _FIRST_ALONE
         each_s = median_low(read.each_s for read in self._reads)
