@@ -97,7 +97,7 @@ case ${1:-} in
     s1 | s2 | s3 | again)
         choose
         setup
-        "$PYTHON" -W ignore scripts/gpu_probe.py "$@"
+        "$PYTHON" -W ignore scripts/gpu_probe "$@"
         ;;
     *)
         sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' scripts/gpu_check.sh >&2

@@ -22,8 +22,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import gpu_probe  # noqa: E402
-import gpu_probe_figures as figures  # noqa: E402
+from gpu_probe import figures, stages  # noqa: E402
 
 TRITON = find_spec("triton") is not None
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
@@ -52,9 +51,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
     out = tmp_path_factory.mktemp("out")
     code, printed = check(out, "s1", "s2", "s3")
     assert code == (0 if TRITON else 3), printed
-    return printed, {
-        name: json.loads((out / f"{name}.json").read_text()) for name in gpu_probe.STAGES
-    }
+    return printed, {name: json.loads((out / f"{name}.json").read_text()) for name in stages.STAGES}
 
 
 def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
@@ -64,11 +61,9 @@ def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
         assert (document["failed"], document["gpu"], document["dry"]) == ({}, None, True)
         assert {row["verdict"] for row in document["figures"]} <= {figures.OK, figures.UNMEASURED}
     ran = set(re.findall(r"^===== (\S+)", printed, re.MULTILINE))
-    lacking = {name for name in gpu_probe.KERNELS if not TRITON}
-    wanted = {one for works in gpu_probe.STAGES.values() for work in works for one in work.sections}
-    assert ran == {
-        one for one in wanted - set(gpu_probe.NOT_DRY) if gpu_probe.base(one) not in lacking
-    }
+    lacking = {name for name in stages.KERNELS if not TRITON}
+    wanted = {one for works in stages.STAGES.values() for work in works for one in work.sections}
+    assert ran == {one for one in wanted - set(stages.NOT_DRY) if stages.base(one) not in lacking}
 
 
 def test_what_a_cpu_can_tell_is_judged(dry_run):
@@ -104,11 +99,11 @@ def test_a_table_shows_value_expectation_and_verdict(dry_run):
 def test_a_section_that_fails_fails_the_stage_and_does_not_stop_the_next(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(gpu_probe, "DRY", True)
-    monkeypatch.setattr(gpu_probe, "OUT", tmp_path)
-    monkeypatch.setattr(gpu_probe, "SECTIONS", {"a": "json:nothing", "b": "gc:collect"})
-    works = [gpu_probe.Work(1, (name,)) for name in ("a", "b")]
-    assert gpu_probe.stage("again", works, gpu_probe.Gpu()) == 1
+    monkeypatch.setattr(stages, "DRY", True)
+    monkeypatch.setattr(stages, "OUT", tmp_path)
+    monkeypatch.setattr(stages, "SECTIONS", {"a": "json:nothing", "b": "gc:collect"})
+    works = [stages.Work(1, (name,)) for name in ("a", "b")]
+    assert stages.stage("again", works, stages.Gpu()) == 1
     failed = json.loads((tmp_path / "again.json").read_text())["failed"]
     assert failed == {"a": "AttributeError: module 'json' has no attribute 'nothing'"}
     printed = capsys.readouterr().out
@@ -117,8 +112,8 @@ def test_a_section_that_fails_fails_the_stage_and_does_not_stop_the_next(
 
 
 def test_a_section_is_ended_at_its_limit(monkeypatch):
-    monkeypatch.setattr(gpu_probe, "DRY", False)
-    found = list(gpu_probe.together(gpu_probe.Work(0, ("tune",))))
+    monkeypatch.setattr(stages, "DRY", False)
+    found = list(stages.together(stages.Work(0, ("tune",))))
     assert found == [("tune", "it took longer than 0 s")]
 
 
@@ -155,14 +150,14 @@ def test_usage(args, said, tmp_path):
 def test_a_module_that_lacks_another_is_told_with_the_next_step(tmp_path, monkeypatch):
     (tmp_path / "half_here.py").write_text("import not_there_at_all")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(gpu_probe, "DRY", True)
-    monkeypatch.setattr(gpu_probe, "OUT", tmp_path)
-    monkeypatch.setattr(gpu_probe, "ALWAYS", ("half_here", "json"))
-    monkeypatch.setattr(gpu_probe, "FOR", {"sample": ("half_here",)})
-    monkeypatch.setattr(gpu_probe, "NOT_BROUGHT", ("half_here",))
+    monkeypatch.setattr(stages, "DRY", True)
+    monkeypatch.setattr(stages, "OUT", tmp_path)
+    monkeypatch.setattr(stages, "ALWAYS", ("half_here", "json"))
+    monkeypatch.setattr(stages, "FOR", {"sample": ("half_here",)})
+    monkeypatch.setattr(stages, "NOT_BROUGHT", ("half_here",))
     told = "half_here cannot be imported (No module named 'not_there_at_all'): "
-    assert gpu_probe.missing(gpu_probe.Gpu()) == [told + "`pip install half_here`"]
-    assert gpu_probe.lacking(["env", "sample"], gpu_probe.Gpu()) == {
+    assert stages.missing(stages.Gpu()) == [told + "`pip install half_here`"]
+    assert stages.lacking(["env", "sample"], stages.Gpu()) == {
         "sample": told + "`pip install half_here`"
     }
 
@@ -216,9 +211,9 @@ def test_a_python_that_is_not_there_is_told(tmp_path):
 
 def test_folders_that_cannot_be_written_are_told(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(gpu_probe, "OUT", tmp_path / "file")
-    monkeypatch.setattr(gpu_probe, "MODELS", tmp_path / "file" / "models")
-    told = [one for one in gpu_probe.missing(gpu_probe.Gpu("GPU", 80.0)) if "written" in one]
+    monkeypatch.setattr(stages, "OUT", tmp_path / "file")
+    monkeypatch.setattr(stages, "MODELS", tmp_path / "file" / "models")
+    told = [one for one in stages.missing(stages.Gpu("GPU", 80.0)) if "written" in one]
     assert [one.partition(",")[0] for one in told] == [
         f"OUT is {tmp_path / 'file'}",
         f"PROBE_MODELS is {tmp_path / 'file' / 'models'}",
@@ -226,11 +221,11 @@ def test_folders_that_cannot_be_written_are_told(tmp_path, monkeypatch):
 
 
 def test_a_small_gpu_and_a_missing_tool_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_probe, "MODELS", tmp_path)
-    monkeypatch.setattr(gpu_probe, "FOR", {})
+    monkeypatch.setattr(stages, "MODELS", tmp_path)
+    monkeypatch.setattr(stages, "FOR", {})
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    small = gpu_probe.Gpu("NVIDIA L4", 22.0)
-    found = gpu_probe.lacking(["env", "step:8B", "sanitizer"], small)
+    small = stages.Gpu("NVIDIA L4", 22.0)
+    found = stages.lacking(["env", "step:8B", "sanitizer"], small)
     assert found == {
         "step:8B": "the GPU has 22 GB of memory, 8B needs 24",
         "sanitizer": "compute-sanitizer is missing: it comes with the CUDA toolkit",
@@ -260,8 +255,8 @@ def test_verdicts(name, value, gpu, verdict):
 
 
 def test_stages_end_in_time_and_measure_every_figure_once():
-    works = [work for stage in gpu_probe.STAGES.values() for work in stage]
-    assert all(sum(work.limit_s for work in stage) < 600 for stage in gpu_probe.STAGES.values())
+    works = [work for stage in stages.STAGES.values() for work in stage]
+    assert all(sum(work.limit_s for work in stage) < 600 for stage in stages.STAGES.values())
     sections = [name for work in works for name in work.sections if name != "models"]
     assert len(sections) == len(set(sections))
     assert {figure.section for figure in figures.FIGURES} <= set(sections)
@@ -273,15 +268,18 @@ def test_a_section_that_takes_what_is_expected_keeps_its_limit():
     assert len(timed) == 4
     for figure in timed:
         assert isinstance(figure.most, (int, float))
-        assert figure.most + 20 <= gpu_probe.LIMITS[figure.section]
+        assert figure.most + 20 <= stages.LIMITS[figure.section]
 
 
-def test_the_page_lists_the_figures_as_they_are_declared():
+def test_the_page_has_expectations_as_they_are_declared():
     page = (ROOT / "docs" / "gpu.md").read_text()
-    listed = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    rows = [[cells[0], *cells[1:3], cells[-1]] for cells in listed if len(cells) == 6]
-    declared = [line.split(" | ") for line in figures.docs_table().splitlines()]
-    assert rows == [[cells[0], *cells[1:3], cells[-1]] for cells in declared]
+    rows = [line.strip("| ").split(" | ") for line in page.split("## Results")[1].splitlines()]
+    rows = [cells for cells in rows if len(cells) == 4][2:]
+    assert len(rows) > 8
+    for name, expected, *_ in rows:
+        figure = figures.BY_NAME[name]
+        assert expected == f"{figure.expectation} {figure.unit}"
+    assert f"all {len(figures.FIGURES)} figures" in page
 
 
 def test_the_page_is_filled_from_documents_that_are_not_dry():

@@ -32,7 +32,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 @pytest.fixture
 def models(probe: Callable[[str], Any]) -> Any:
     """The module that makes models."""
-    return probe("gpu_probe_models")
+    return probe("gpu_probe.models")
 
 
 def test_what_a_program_prints_is_printed_before_its_end(models, capsys, tmp_path):
@@ -72,12 +72,12 @@ def test_a_model_that_is_being_made_is_not_made_twice(models, tmp_path):
 
 
 def test_the_host_s_part_of_a_step_is_never_negative(probe):
-    cost = probe("gpu_probe_step").Cost
+    cost = probe("gpu_probe.step").Cost
     assert (cost(5.0, 3.0).host, cost(3.0, 5.0).host) == (2.0, None)
 
 
 def test_graphs_that_are_not_captured_are_an_error(probe, monkeypatch):
-    feeds = probe("gpu_probe_feeds")
+    feeds = probe("gpu_probe.feeds")
     assert feeds.FED == {"AR": 1, "7,7,7": 84, "15,5,15": 120}
     monkeypatch.setattr(feeds, "DRY", True)
     monkeypatch.setattr(feeds, "DEVICE", torch.device("cpu"))
@@ -93,7 +93,7 @@ def test_graphs_that_are_not_captured_are_an_error(probe, monkeypatch):
 
 
 def test_only_the_graph_path_is_named_by_doctor(probe):
-    names_graphs = probe("gpu_probe_commands").names_graphs
+    names_graphs = probe("gpu_probe.commands").names_graphs
     assert names_graphs(str(CudaPath(None)))
     assert not names_graphs(str(CudaPath("logits by graphs differ by 0.5")))
     assert not names_graphs(None)

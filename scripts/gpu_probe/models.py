@@ -1,4 +1,4 @@
-"""Sections `models`, `tests` and `sanitizer` of scripts/gpu_probe.py: other programs that it runs.
+"""Sections `models`, `tests` and `sanitizer` of scripts/gpu_probe: other programs that it runs.
 
 `models` has enlarged copies of the shipped model made, in the background.
 """
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from gpu_probe_device import DRY
-from gpu_probe_feeds import SIZES
-from gpu_probe_figures import record
+from gpu_probe.device import DRY
+from gpu_probe.feeds import SIZES
+from gpu_probe.figures import record
 
 from trtla.files import ASSETS
 
-SCRIPTS = Path(__file__).resolve().parent
+SCRIPTS = Path(__file__).resolve().parents[1]
 BIG = Path(os.environ["PROBE_MODELS"])
 WAIT_S = 60
 """For a model that is still being made; less than the limit of a section that needs one."""
@@ -113,7 +113,7 @@ def sanitizer() -> None:
         RuntimeError: it gave no summary.
     """
     command = ["compute-sanitizer", "--tool", "memcheck", sys.executable, "-W", "ignore"]
-    command += [str(SCRIPTS / "gpu_probe.py"), "only", "mini"]
+    command += [str(SCRIPTS / "gpu_probe"), "only", "mini"]
     found = re.search(
         r"ERROR SUMMARY: (\d+) error", _streamed(command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     )

@@ -1,9 +1,9 @@
-#!/usr/bin/env python3
-"""Measures on a machine with one NVIDIA GPU what trtla does there; scripts/gpu_check.sh runs it.
+"""Runs the stages of scripts/gpu_check.sh.
 
-    python scripts/gpu_probe.py s1 [s2 s3]
-    python scripts/gpu_probe.py again SECTION...
-    python scripts/gpu_probe.py only SECTION...      (in this process, without a table)
+    python scripts/gpu_probe s1 [s2 s3]
+    python scripts/gpu_probe again SECTION...
+    python scripts/gpu_probe only SECTION...      (in this process, without a table)
+    python scripts/gpu_probe table s1.json ...    (the table of docs/gpu.md)
 
 A section, such as `gemm` or `step:8B`, has a process and a time limit of its own; one that fails
 does not stop the next. At the end comes a table of figures and verdicts, in $OUT/STAGE.json too;
@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gpu_probe_figures as figures
+from gpu_probe import figures
 
 DRY = os.environ.get("PROBE_DRY") == "1"
 if DRY:
@@ -40,24 +40,24 @@ MODELS = Path(os.environ.setdefault("PROBE_MODELS", "/tmp/trtla-gpu-check"))
 """Where the sections have the enlarged models made."""
 
 SECTIONS = {
-    "models": "gpu_probe_models:start",
-    "env": "gpu_probe_device:env",
-    "check": "gpu_probe_attention:check",
-    "mini": "gpu_probe_attention:mini",
-    "stall": "gpu_probe_products:stall",
-    "gemm": "gpu_probe_products:gemm",
-    "sample": "gpu_probe_draws:sample",
-    "step": "gpu_probe_step:step",
-    "texts": "gpu_probe_texts:texts",
-    "doctor": "gpu_probe_commands:doctor",
-    "bench": "gpu_probe_commands:bench",
-    "peers": "gpu_probe_commands:peers",
-    "sampled": "gpu_probe_commands:sampled",
-    "memory": "gpu_probe_commands:memory",
-    "serve": "gpu_probe_commands:serve",
-    "tests": "gpu_probe_models:tests",
-    "sanitizer": "gpu_probe_models:sanitizer",
-    "tune": "gpu_probe_products:tune",
+    "models": "gpu_probe.models:start",
+    "env": "gpu_probe.device:env",
+    "check": "gpu_probe.attention:check",
+    "mini": "gpu_probe.attention:mini",
+    "stall": "gpu_probe.products:stall",
+    "gemm": "gpu_probe.products:gemm",
+    "sample": "gpu_probe.draws:sample",
+    "step": "gpu_probe.step:step",
+    "texts": "gpu_probe.texts:texts",
+    "doctor": "gpu_probe.commands:doctor",
+    "bench": "gpu_probe.commands:bench",
+    "peers": "gpu_probe.commands:peers",
+    "sampled": "gpu_probe.commands:sampled",
+    "memory": "gpu_probe.commands:memory",
+    "serve": "gpu_probe.commands:serve",
+    "tests": "gpu_probe.models:tests",
+    "sanitizer": "gpu_probe.models:sanitizer",
+    "tune": "gpu_probe.products:tune",
 }
 
 
@@ -229,7 +229,7 @@ def together(work: Work) -> Iterator[tuple[str, str]]:
         names = [name for name in work.sections if name not in NOT_DRY]
         yield from ((name, why) for name in names if (why := only(name)))
         return
-    command = [sys.executable, "-W", "ignore", __file__, "only"]
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).parent), "only"]
     end = time.monotonic() + work.limit_s
     # Sessions of their own, so that what a section started ends with it.
     running = {
@@ -327,7 +327,9 @@ def usage(args: Sequence[str]) -> str | None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run stages, or sections; the exit code."""
+    """Run stages or sections, or print their table; the exit code."""
+    if args and args[0] == "table":
+        return figures.main(args[1:])
     if wrong := usage(args):
         print(wrong, file=sys.stderr)
         return 2
@@ -343,7 +345,3 @@ def main(args: Sequence[str]) -> int:
     with kept(OUT / f"{name}.txt"):
         codes = [stage(one, works[one], gpu) for one in works]
     return 1 if 1 in codes else max(codes)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

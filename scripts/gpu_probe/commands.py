@@ -1,4 +1,4 @@
-"""Sections `doctor`, `bench`, `peers`, `sampled`, `memory` and `serve` of scripts/gpu_probe.py.
+"""Sections `doctor`, `bench`, `peers`, `sampled`, `memory` and `serve` of scripts/gpu_probe.
 
 They run trtla's own commands on enlarged copies of the shipped model, so that what is accepted is
 real. In a dry run it is the shipped model itself.
@@ -20,10 +20,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from gpu_probe_device import DEVICE, DRY, copy_rate
-from gpu_probe_figures import record
-from gpu_probe_models import model_dir
-from gpu_probe_texts import cuda_path
+from gpu_probe.device import DEVICE, DRY, copy_rate
+from gpu_probe.figures import record
+from gpu_probe.models import model_dir
+from gpu_probe.texts import cuda_path
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.failure import execute
@@ -185,16 +185,7 @@ def serve(size: str) -> None:
 
 
 def _load(url: str, count: int) -> LoadRow:
-    args = [
-        "--num-prompts",
-        str(count),
-        "--concurrency",
-        str(CLIENTS),
-        "-n",
-        LENGTH,
-        "-q",
-        "--json",
-    ]
+    args = f"--num-prompts {count} --concurrency {CLIENTS} -n {LENGTH} -q --json".split()
     out = trtla("bench", "--serve", url, "--prompts", "code,chat", *args)
     return LoadDocument.model_validate_json(out).runs[0]
 
@@ -206,17 +197,8 @@ def _server(folder: str) -> Iterator[str]:
     Raises:
         RuntimeError: it ends instead.
     """
-    args = [
-        "serve",
-        "-m",
-        folder,
-        "--port",
-        "0",
-        "--device",
-        str(DEVICE),
-        "--lookahead",
-        TRIPLES[0],
-    ]
+    args = ["serve", "-m", folder, "--port", "0", "--device", str(DEVICE)]
+    args += ["--lookahead", TRIPLES[0]]
     size = ["--max-batch-size", str(CLIENTS), *([] if DRY else ["--dtype", "bfloat16"])]
     command = [sys.executable, "-W", "ignore", "-m", "trtla", *args, *size]
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""Sections `stall`, `gemm` and `tune` of scripts/gpu_probe.py: what single operations cost.
+"""Sections `stall`, `gemm` and `tune` of scripts/gpu_probe: what single operations cost.
 
 SDPA at a new key length, matrix products by weight layout and number of tokens, and autotuned ones.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from gpu_probe_device import (
+from gpu_probe.device import (
     DEVICE,
     DRY,
     DTYPE,
@@ -18,7 +18,7 @@ from gpu_probe_device import (
     replayed_us,
     weight_copies,
 )
-from gpu_probe_figures import record
+from gpu_probe.figures import record
 from torch import Tensor
 
 LAYER = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}

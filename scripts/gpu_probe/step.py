@@ -1,4 +1,4 @@
-"""Section `step` of scripts/gpu_probe.py: what a decoding step costs, and which kernels take it."""
+"""Section `step` of scripts/gpu_probe: what a decoding step costs, and which kernels take it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from gpu_probe_device import DRY, DTYPE, copy_rate, enable_cudnn, host_ms, sync, timed_us
-from gpu_probe_feeds import (
+from gpu_probe.device import DRY, DTYPE, copy_rate, enable_cudnn, host_ms, sync, timed_us
+from gpu_probe.feeds import (
     FED,
     SHAPES,
     open_all,
@@ -19,7 +19,7 @@ from gpu_probe_feeds import (
     step_feed,
     stepper,
 )
-from gpu_probe_figures import record
+from gpu_probe.figures import record
 
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.llama import LlamaModel

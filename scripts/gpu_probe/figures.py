@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """The figures of scripts/gpu_check.sh: what each is, what is expected, what it decides.
 
-    python scripts/gpu_probe_figures.py out/s1.json out/s2.json out/s3.json
+    python scripts/gpu_probe table out/s1.json out/s2.json out/s3.json
 
 prints the table of docs/gpu.md with what these documents measured. Sections of the probe `record`
 figures by name; a stage judges them at its end. No import here needs more than Python.
@@ -269,7 +268,3 @@ def main(names: Iterable[str]) -> int:
             return 2
     print(docs_table(documents))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The device that scripts/gpu_probe.py looks at, its clocks, and what it can do at best (`env`).
+"""The device that scripts/gpu_probe looks at, its clocks, and what it can do at best (`env`).
 
 In a dry run it is the CPU, and what is timed runs once.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from gpu_probe_figures import record
+from gpu_probe.figures import record
 from torch import Tensor
 
 from trtla.bench.opened import read_bandwidth

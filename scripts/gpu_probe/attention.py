@@ -1,4 +1,4 @@
-"""Sections `check` and `mini` of scripts/gpu_probe.py: the paged kernels against float64."""
+"""Sections `check` and `mini` of scripts/gpu_probe: the paged kernels against float64."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import traceback
 from dataclasses import dataclass
 
 import torch
-from gpu_probe_device import DEVICE, DRY, DTYPE
-from gpu_probe_feeds import SHAPES, packed, prompt_feed, random_model, set_path, step_feed, stepper
-from gpu_probe_figures import BY_NAME, record
+from gpu_probe.device import DEVICE, DRY, DTYPE
+from gpu_probe.feeds import SHAPES, packed, prompt_feed, random_model, set_path, step_feed, stepper
+from gpu_probe.figures import BY_NAME, record
 from torch import Tensor
 
 from trtla.formats.tensors import E4M3, quantize

@@ -1,4 +1,4 @@
-"""What scripts/gpu_probe.py feeds: drafts of lookahead's shapes, to random models of real sizes.
+"""What scripts/gpu_probe feeds: drafts of lookahead's shapes, to random models of real sizes.
 
 Models run as the executor runs them, by `step_forward`: what a GPU chooses there is measured.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
 import torch
-from gpu_probe_device import DEVICE, DRY
+from gpu_probe.device import DEVICE, DRY
 from torch import Tensor
 
 from trtla.formats.config import CheckpointConfig
@@ -28,43 +28,18 @@ from trtla.runtime.sequence import Feed
 from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
-TINY = {
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_size": 16,
-    "intermediate_size": 64,
-    "vocab_size": 64,
-}
+NAMES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_size",
+    "intermediate_size", "vocab_size",
+)  # fmt: skip
 SIZES = {
-    "small": {
-        "num_hidden_layers": 4,
-        "hidden_size": 1024,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_size": 128,
-        "intermediate_size": 2816,
-        "vocab_size": 32000,
-    },
-    "1B": {
-        "num_hidden_layers": 16,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_size": 64,
-        "intermediate_size": 8192,
-        "vocab_size": 128256,
-    },
-    "8B": {
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_size": 128,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-    },
+    name: dict(zip(NAMES, sizes, strict=True))
+    for name, sizes in {
+        "tiny": (1, 32, 2, 1, 16, 64, 64),
+        "small": (4, 1024, 8, 2, 128, 2816, 32000),
+        "1B": (16, 2048, 32, 8, 64, 8192, 128256),
+        "8B": (32, 4096, 32, 8, 128, 14336, 128256),
+    }.items()
 }
 
 
@@ -159,7 +134,7 @@ def random_model(name: str, dtype: torch.dtype) -> LlamaModel:
             "norm_epsilon": 1e-5,
             "rotary_base": 500000.0,
             "hidden_act": "silu",
-            **(TINY if DRY else SIZES[name]),
+            **SIZES["tiny" if DRY else name],
         }
     )
     return LlamaModel(config, _weights(config, dtype), dtype, DEVICE, products=False)

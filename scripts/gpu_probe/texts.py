@@ -1,4 +1,4 @@
-"""Section `texts` of scripts/gpu_probe.py: what the shipped model writes on a GPU.
+"""Section `texts` of scripts/gpu_probe: what the shipped model writes on a GPU.
 
 The same prompts on the CPU, by graphs and by PyTorch's operations, plainly and with drafts,
 greedy and sampled. In float32 all texts are equal; in bfloat16 rounding depends on how many
@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from itertools import chain
 from unittest.mock import patch
 
-from gpu_probe_device import DEVICE, DRY
-from gpu_probe_figures import record
+from gpu_probe.device import DEVICE, DRY
+from gpu_probe.figures import record
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.data.prompt_sets import load_sets, mixed

@@ -1,12 +1,12 @@
-"""Section `sample` of scripts/gpu_probe.py: what draws cost, and whether they are the CPU's."""
+"""Section `sample` of scripts/gpu_probe: what draws cost, and whether they are the CPU's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from gpu_probe_device import DEVICE, DRY, median_ms
-from gpu_probe_figures import record
+from gpu_probe.device import DEVICE, DRY, median_ms
+from gpu_probe.figures import record
 from torch import Tensor
 
 from trtla.runtime.sampling.device import DeviceSampler
