@@ -1,6 +1,4 @@
-"""Kill a batch job at random moments, again and again: its files are those of an undisturbed one.
-
-    .venv/bin/python scripts/stress_batch.py --lines 10000 --kills 20 --seed 1
+"""A job of `trtla batch` that is killed again and again: its files are those of an undisturbed one.
 
 Kills come while the model loads, while it decodes and while the output is written. The exit code is
 1 where a byte differs, or a line was done twice.
@@ -21,8 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "trtla" / "assets" / "tiny-llama"
+from stress.serving import SHIPPED
+
+ROOT = Path(__file__).resolve().parents[2]
 FILES = ("output.jsonl", "errors.jsonl")
 
 
@@ -39,8 +38,8 @@ def line(index: int, chance: random.Random) -> str:
         body |= {"n": 2, "logprobs": 1}
     if index % 50 == 7:
         body["temprature"] = 1
-    asked = {"custom_id": f"line {index}", "method": "POST", "url": url, "body": body}
-    return "{broken\n" if index % 500 == 9 else json.dumps(asked) + "\n"
+    request = {"custom_id": f"line {index}", "method": "POST", "url": url, "body": body}
+    return "{broken\n" if index % 500 == 9 else json.dumps(request) + "\n"
 
 
 def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -48,7 +47,7 @@ def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "trtla", "batch", str(source), "-o", str(out), "-q"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*command, "-m", str(MODEL)], env=environment, cwd=ROOT, **quiet)
+    return subprocess.Popen([*command, "-m", str(SHIPPED)], env=environment, cwd=ROOT, **quiet)
 
 
 def finished(source: Path, out: Path) -> float:
@@ -85,24 +84,24 @@ def kill(source: Path, out: Path, chance: random.Random, most: float, share: int
     return len(numbers(out))
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Run it; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="stress batch", description=__doc__)
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    chance = random.Random(given.seed)
+    args = parser.parse_args(arguments)
+    chance = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
         source, plain, out = (Path(name) / one for one in ("in.jsonl", "plain", "out"))
-        source.write_text("".join(line(i, chance) for i in range(given.lines)))
+        source.write_text("".join(line(i, chance) for i in range(args.lines)))
         seconds = finished(source, plain)
-        print(f"undisturbed: {given.lines} lines in {seconds:.1f} s", flush=True)
+        print(f"undisturbed: {args.lines} lines in {seconds:.1f} s", flush=True)
         out.mkdir()
         job = json.loads((plain / "job.json").read_text())
         (out / "job.json").write_text(json.dumps({**job, "finished": None}))  # the same `created`
-        share = 2 * given.lines // (given.kills + 2)
-        for turn in range(given.kills):
+        share = 2 * args.lines // (args.kills + 2)
+        for turn in range(args.kills):
             done = kill(source, out, chance, 6.0, share)
             print(f"kill {turn + 1}: {done} lines are done", flush=True)
         twice = [number for number, count in Counter(numbers(out)).items() if count > 1]
@@ -110,7 +109,3 @@ def main() -> int:
         same = [(plain / one).read_bytes() == (out / one).read_bytes() for one in FILES]
         print(f"same bytes: {dict(zip(FILES, same, strict=True))}; done twice: {len(twice)}")
         return 0 if all(same) and not twice else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stress_models import model_folder
-from stress_requests import Asked, World
-from stress_round import Got, open_world
+from stress.models import model_folder
+from stress.rounds import Outcome, open_world
+from stress.worlds import Request, World
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -45,10 +45,10 @@ class Plain:
 
     def answer(self, prompt: Sequence[int], sampling: dict[str, Any], **changes: Any) -> Completion:
         """The completion of a request without a time limit."""
-        asked = {**sampling, **changes, "allotted_time_ms": None}
-        key = repr((tuple(prompt), sorted(asked.items())))
+        sampled = {**sampling, **changes, "allotted_time_ms": None}
+        key = repr((tuple(prompt), sorted(sampled.items())))
         if key not in self._known:
-            [self._known[key]] = self.llm.generate([tuple(prompt)], SamplingParams(**asked))
+            [self._known[key]] = self.llm.generate([tuple(prompt)], SamplingParams(**sampled))
         return self._known[key]
 
 
@@ -63,18 +63,18 @@ class Judge:
         self._world, self._plain, self._root = world, plain, root
         self.counts: Counter[str] = Counter()
 
-    def wrong(self, asked: Asked, got: Got) -> str | None:
+    def wrong(self, request: Request, outcome: Outcome) -> str | None:
         """What is wrong with an answer; None: nothing."""
-        if got.error is not None and not self._may_fail(got.error):
-            return got.error
-        if got.completion is None:
-            self.counts[got.error.partition(":")[0] if got.error else "left"] += 1
-            return self._cut(asked, got)
-        done = got.completion
+        if outcome.error is not None and not self._may_fail(outcome.error):
+            return outcome.error
+        if outcome.completion is None:
+            self.counts[outcome.error.partition(":")[0] if outcome.error else "left"] += 1
+            return self._cut(request, outcome)
+        done = outcome.completion
         self.counts[done.finish_reason] += 1
         if done.finish_reason == "timed_out":
-            return self._timed_out(asked, done)
-        return self._whole(asked, got, done)
+            return self._timed_out(request, done)
+        return self._whole(request, outcome, done)
 
     def _may_fail(self, error: str) -> bool:
         """Errors that say what happened are no wrong answers, where something did happen."""
@@ -82,15 +82,15 @@ class Judge:
         allowed = ("UsageError", "KeyboardInterrupt", *(("TrtlaError",) if disturbed else ()))
         return error.startswith(allowed)
 
-    def _whole(self, asked: Asked, got: Got, done: Completion) -> str | None:
-        plain = self._plain.answer(asked.prompt, asked.sampling)
+    def _whole(self, request: Request, outcome: Outcome, done: Completion) -> str | None:
+        plain = self._plain.answer(request.prompt, request.sampling)
         if done.output_ids != plain.output_ids:
-            return self._ids(asked, done.output_ids, plain.output_ids)
+            return self._ids(request, done.output_ids, plain.output_ids)
         if done.finish_reason != plain.finish_reason:
             return f"finish reason {done.finish_reason}, plain {plain.finish_reason}"
-        if tuple(got.ids) != done.output_ids:
-            return f"chunks {got.ids}, completion {done.output_ids}"
-        return self._text(got.text, done.text, plain.text)
+        if tuple(outcome.ids) != done.output_ids:
+            return f"chunks {outcome.ids}, completion {done.output_ids}"
+        return self._text(outcome.text, done.text, plain.text)
 
     def _text(self, *texts: str | None) -> str | None:
         if not self._world.text or len(set(texts)) == 1:
@@ -99,30 +99,30 @@ class Judge:
             f"text of the chunks {texts[0]!r}, of the completion {texts[1]!r}, plain {texts[2]!r}"
         )
 
-    def _cut(self, asked: Asked, got: Got) -> str | None:
+    def _cut(self, request: Request, outcome: Outcome) -> str | None:
         """What a consumer has seen when it leaves is how the plain answer begins."""
-        plain = self._plain.answer(asked.prompt, asked.sampling)
-        if tuple(got.ids) != plain.output_ids[: len(got.ids)]:
-            return self._ids(asked, tuple(got.ids), plain.output_ids)
-        if self._world.text and not (plain.text or "").startswith(got.text):
-            return f"text so far {got.text!r}, plain {plain.text!r}"
+        plain = self._plain.answer(request.prompt, request.sampling)
+        if tuple(outcome.ids) != plain.output_ids[: len(outcome.ids)]:
+            return self._ids(request, tuple(outcome.ids), plain.output_ids)
+        if self._world.text and not (plain.text or "").startswith(outcome.text):
+            return f"text so far {outcome.text!r}, plain {plain.text!r}"
         return None
 
-    def _timed_out(self, asked: Asked, done: Completion) -> str | None:
+    def _timed_out(self, request: Request, done: Completion) -> str | None:
         if not done.output_ids:
             return self._text("", done.text, "")
         length = len(done.output_ids)
-        plain = self._plain.answer(asked.prompt, asked.sampling, max_output_len=length)
+        plain = self._plain.answer(request.prompt, request.sampling, max_output_len=length)
         if done.output_ids != plain.output_ids:
-            return self._ids(asked, done.output_ids, plain.output_ids)
+            return self._ids(request, done.output_ids, plain.output_ids)
         return self._text(done.text, done.text, plain.text)
 
-    def _ids(self, asked: Asked, ours: Sequence[int], plain: Sequence[int]) -> str | None:
+    def _ids(self, request: Request, ours: Sequence[int], plain: Sequence[int]) -> str | None:
         at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), None)
         if (
             at is not None
             and not self._compiled
-            and self._near(asked, plain[:at], {ours[at], plain[at]})
+            and self._near(request, plain[:at], {ours[at], plain[at]})
         ):
             self.counts["rounding"] += 1
             return None
@@ -132,16 +132,16 @@ class Judge:
     def _compiled(self) -> bool:
         return "compiled" in self._plain.llm.description
 
-    def _near(self, asked: Asked, output: Sequence[int], tokens: set[int]) -> bool:
+    def _near(self, request: Request, output: Sequence[int], tokens: set[int]) -> bool:
         """Whether each of the tokens can be drawn from logits that are nearly transformers'."""
         folder = model_folder(self._world.model, self._root)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-        ids = torch.tensor([[*asked.prompt, *output]])
+        ids = torch.tensor([[*request.prompt, *output]])
         with torch.inference_mode():
             logits = model(ids).logits[0, -1:]
         noise = torch.Generator().manual_seed(0)
         near = logits + _ROUNDING * torch.randn((400, logits.shape[1]), generator=noise)
-        return tokens <= set(_draws(near, asked.sampling, ids.shape[1]))
+        return tokens <= set(_draws(near, request.sampling, ids.shape[1]))
 
 
 def _draws(logits: Tensor, sampling: dict[str, Any], position: int) -> list[int]:

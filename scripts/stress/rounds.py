@@ -1,4 +1,4 @@
-"""A round of stress.py: one LLM, requests in streams in turns or in threads, and their answers."""
+"""A round of `stress texts`: one LLM, requests in streams, in turns or in threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from stress_models import model_folder
-from stress_requests import Asked, World, fed
+from stress.models import model_folder
+from stress.worlds import Request, World, fed
 
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.cli.failure import execute
@@ -31,7 +31,7 @@ _OPEN_STREAMS = 3
 
 
 @dataclass
-class Got:
+class Outcome:
     """What came of one request."""
 
     ids: list[int] = field(default_factory=list)
@@ -48,12 +48,15 @@ class Got:
         self.completion = chunk.completion
 
 
-def play(world: World, root: Path) -> list[Got]:
-    """Ask everything that the world asks; the answers in the order of the requests."""
+def play(world: World, root: Path) -> list[Outcome]:
+    """Send all requests of the world; their outcomes in order."""
     torch.set_num_threads(world.torch_threads)
-    got = [Got() for _ in world.asked]
+    outcomes = [Outcome() for _ in world.requests]
     with open_world(world, root) as llm:
-        calls = [_Call(world, call, got, root) for call in sorted({a.call for a in world.asked})]
+        calls = [
+            _Call(world, call, outcomes, root)
+            for call in sorted({one.call for one in world.requests})
+        ]
         if world.callers > 1:
             _in_threads(llm, calls, world.callers)
         else:
@@ -62,7 +65,7 @@ def play(world: World, root: Path) -> list[Got]:
         leaks = lost_blocks()
     if leaks:
         raise LostBlocks(f"{leaks} cache blocks are in use when nothing is in flight")
-    return got
+    return outcomes
 
 
 class LostBlocks(Exception):
@@ -115,43 +118,44 @@ def _engine(world: World, root: Path) -> Path:
             f"--backend torch --max-batch-size {world.batch} --max-seq-len {MAX_SEQ_LEN} "
             f"--max-num-tokens {world.max_num_tokens} --lookahead {','.join(triple)}"
         )
-        said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed):
             code = execute(words.split())
         if code:
-            raise RuntimeError(said.getvalue())
+            raise RuntimeError(printed.getvalue())
     return folder
 
 
 class _Call:
     """Requests that go into one batch, and their stream."""
 
-    def __init__(self, world: World, number: int, got: list[Got], root: Path) -> None:
-        pairs = [(a, g) for a, g in zip(world.asked, got, strict=True) if a.call == number]
-        self._asked, self._got = [a for a, _ in pairs], [g for _, g in pairs]
+    def __init__(self, world: World, number: int, outcomes: list[Outcome], root: Path) -> None:
+        pairs = zip(world.requests, outcomes, strict=True)
+        own = [(request, outcome) for request, outcome in pairs if request.call == number]
+        self._requests, self._outcomes = zip(*own, strict=True)
         self._folders = [str(model_folder(one, root)) for one in world.drafts]
-        self._leave, self._chunks = self._asked[0].leave, 0
+        self._leave, self._chunks = self._requests[0].leave, 0
         self._stream: Any = None
 
     def _open(self, llm: LLM) -> Any:
         return llm.stream(
-            [a.prompt for a in self._asked],
-            [SamplingParams(**a.sampling) for a in self._asked],
-            [_triple(a) for a in self._asked],
-            drafter=[self._drafter(a) for a in self._asked],
-            expected_output=[a.expected for a in self._asked],
-            logprobs=[a.logprobs for a in self._asked],
-            private=[a.private for a in self._asked],
+            [a.prompt for a in self._requests],
+            [SamplingParams(**a.sampling) for a in self._requests],
+            [_triple(a) for a in self._requests],
+            drafter=[self._drafter(a) for a in self._requests],
+            expected_output=[a.expected for a in self._requests],
+            logprobs=[a.logprobs for a in self._requests],
+            private=[a.private for a in self._requests],
         )
 
-    def _drafter(self, asked: Asked) -> DrafterSettings | None:
-        if asked.drafter is None:
+    def _drafter(self, request: Request) -> DrafterSettings | None:
+        if request.drafter is None:
             return None
         names = tuple(
             f"draft:{self._folders[int(name[6:])]}" if name.startswith("draft:") else name
-            for name in asked.drafter["drafter"]
+            for name in request.drafter["drafter"]
         )
-        return DrafterSettings(**{**asked.drafter, "drafter": names})
+        return DrafterSettings(**{**request.drafter, "drafter": names})
 
     def step(self, llm: LLM) -> bool:
         """Take a chunk; False when the call has ended."""
@@ -161,20 +165,20 @@ class _Call:
             self._stream.close()
             return False
         self._chunks += 1
-        self._got[chunk.index].add(chunk)
+        self._outcomes[chunk.index].add(chunk)
         return True
 
     def fail(self, error: BaseException) -> None:
         """Note why those that have not ended will not."""
-        for got in self._got:
-            if got.completion is None:
-                got.error = f"{type(error).__name__}: {error}"
+        for outcome in self._outcomes:
+            if outcome.completion is None:
+                outcome.error = f"{type(error).__name__}: {error}"
         if self._stream is not None:
             self._stream.close()
 
 
-def _triple(asked: Asked) -> Any:
-    named = asked.lookahead
+def _triple(request: Request) -> Any:
+    named = request.lookahead
     return named if named is None or isinstance(named, str) else LookaheadConfig(*named)
 
 

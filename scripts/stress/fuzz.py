@@ -1,11 +1,9 @@
-"""Sends a server thousands of malformed and hostile requests; none may be answered with 500.
-
-    python scripts/fuzz_server.py [--model MODEL] [--count 10000] [--seed 0]
+"""Thousands of malformed and hostile requests; none may be answered with 500.
 
 Mutates good bodies: wrong types, NaN, huge numbers, unknown fields, bad UTF-8, nesting, cut JSON;
 breaks HTTP itself: junk, half-closed sockets, lengths that lie, chunks that stop, huge headers,
 slow readers that go away. Afterwards the server must be healthy, empty and answer as before. For
-the fields' own rules run `schemathesis run ADDRESS/openapi.json` beside it.
+the fields' own rules run `schemathesis run ADDRESS/openapi.json`.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
-from stress_server import SHIPPED, started
+from stress.serving import SHIPPED, busy, serving
 
 GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": "def f(", "max_tokens": 2, "temperature": 0}),
@@ -39,96 +35,24 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
 )
 NASTY: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    10**40,
-    -(10**40),
-    0.5,
-    -0.0,
-    1e308,
-    "",
-    "a",
-    "\x00",
-    "\ud800",
-    "é" * 500,
-    "a" * 70_000,
-    [],
-    {},
-    [[]],
-    [None],
-    ["a", 1],
-    [-1],
-    [2**70],
-    [[1], ["a"]],
-    {"a": 1},
-    {"type": "text"},
-    [{"role": "user"}],
-    [{"role": "root", "content": "x"}],
-    "auto",
-    [7, 7, 7],
-    [1, 1, 0],
-    [0, 0, 0],
-    [1000, 1000, 1000],
-    "draft:/etc/passwd",
-    "none",
-    "../../etc",
-    "%s%n",
-    float("nan"),
-    float("inf"),
-)
-
-FIELDS = [
-    "model",
-    "prompt",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "n",
-    "stream",
-    "stream_options",
-    "prediction",
-    "lookahead",
-    "drafter",
-    "cache",
-    "metrics",
-    "pieces",
-    "logprobs",
-    "top_logprobs",
-    "tools",
-    "logit_bias",
-    "echo",
-    "user",
-    "__proto__",
-    "constructor",
-]
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, 1e308,
+    "", "a", "\x00", "\ud800", "é" * 500, "a" * 70_000,
+    [], {}, [[]], [None], ["a", 1], [-1], [2**70], [[1], ["a"]], {"a": 1}, {"type": "text"},
+    [{"role": "user"}], [{"role": "root", "content": "x"}],
+    "auto", [7, 7, 7], [1, 1, 0], [0, 0, 0], [1000, 1000, 1000],
+    "draft:/etc/passwd", "none", "../../etc", "%s%n", float("nan"), float("inf"),
+)  # fmt: skip
+FIELDS = (
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p",
+    "top_k", "seed", "stop", "n", "stream", "stream_options", "prediction", "lookahead",
+    "drafter", "cache", "metrics", "pieces", "logprobs", "top_logprobs", "tools", "logit_bias",
+    "echo", "user", "__proto__", "constructor",
+)  # fmt: skip
 PATHS = (
-    "/",
-    "/health",
-    "/metrics",
-    "/version",
-    "/v1/models",
-    "/v1/models/x",
-    "/v1/models/%00",
-    "/page/../x",
-    "/page/%2e%2e/%2e%2e/app.py",
-    "/openapi.json",
-    "//",
-    "/v1//completions",
-    "/v1/completions/",
-    "/%ff",
-)
+    "/", "/health", "/metrics", "/version", "/v1/models", "/v1/models/x", "/v1/models/%00",
+    "/page/../x", "/page/%2e%2e/%2e%2e/app.py", "/openapi.json", "//", "/v1//completions",
+    "/v1/completions/", "/%ff",
+)  # fmt: skip
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -242,34 +166,23 @@ async def fuzz(address: str, args: argparse.Namespace) -> tuple[Counter[str], li
             wrong.append("not healthy")
         if (await http.post(path, json=body)).json()["choices"] != before:
             wrong.append("another answer than before")
-        for line in (await http.get("/metrics")).text.splitlines():
-            if line.startswith(("trtla_num_requests", "trtla_kv_cache")) and float(line.split()[1]):
-                wrong.append(line)
+        wrong += busy((await http.get("/metrics")).text)
     return seen, wrong
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Run it; the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="stress fuzz", description=__doc__)
     parser.add_argument("--model", default=str(SHIPPED))
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    process, address = started(args.model)
-    drained = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
-    try:
-        seen, wrong = asyncio.run(fuzz(address, args))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
-        drained.wait(10)
+    parser.add_argument("--log", type=Path, default=Path("/dev/null"))
+    args = parser.parse_args(arguments)
+    with serving(args.log, "-m", args.model) as server:
+        seen, wrong = asyncio.run(fuzz(server.address, args))
     for status, count in sorted(seen.items()):
         print(f"{count:6} {status}")
     for line in wrong:
         print(f"wrong afterwards: {line}")
-    print(f"SIGTERM: exit {code}")
-    return int(bool(wrong or code or seen["500"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(f"SIGTERM: exit {server.code}")
+    return int(bool(wrong or server.code or seen["500"]))

@@ -1,4 +1,4 @@
-"""Rounds of stress.py, each in a process of its own: a crash or an endless loop is a fault too."""
+"""Rounds, each in a process of its own: a crash or an endless loop is a fault too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stress_judge import Judge, Plain
-from stress_requests import World, random_requests, random_world, world_of
-from stress_round import play
+from stress.judge import Judge, Plain
+from stress.rounds import play
+from stress.worlds import World, random_requests, random_world, world_of
 
 _CPU_SECONDS, _IDLE_SECONDS = 120, 120.0
 """When a round counts as one without end: of the processor's time, or without using any of it. A
@@ -115,7 +115,7 @@ def _round(world: World, root: Path, result: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 5))
     found = Round(world)
     with Plain(world, root) as plain:
-        if not world.asked:
+        if not world.requests:
             vocab_size = plain.llm.limits.vocab_size
             found.world = random_requests(world, vocab_size, plain.answer)
         _write(found, result)  # should this process die
@@ -127,11 +127,11 @@ def _round(world: World, root: Path, result: Path) -> None:
 
 
 def _judge(found: Round, plain: Plain, root: Path) -> None:
-    got, judge = play(found.world, root), Judge(found.world, plain, root)
-    for asked, answer in zip(found.world.asked, got, strict=True):
-        wrong = judge.wrong(asked, answer)
+    outcomes, judge = play(found.world, root), Judge(found.world, plain, root)
+    for request, answer in zip(found.world.requests, outcomes, strict=True):
+        wrong = judge.wrong(request, answer)
         if wrong is not None:
-            found.fault = f"{wrong}\n    of {replace(asked, prompt=())}"
+            found.fault = f"{wrong}\n    of {replace(request, prompt=())}"
             break
     found.counts = judge.counts
 

@@ -1,4 +1,4 @@
-"""What stress.py asks for: a model, how it is opened and used, and requests, all at random."""
+"""A round of `stress texts`: a model, how it is opened and used, and requests, all at random."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from stress_models import KINDS, TOKENIZERS, ModelSpec
+from stress.models import KINDS, TOKENIZERS, ModelSpec
 
 from trtla.llm.llm import Completion
 from trtla.settings.drafting import SOURCES
@@ -18,7 +18,7 @@ _TRIPLES = ((1, 1, 0), (2, 2, 2), (4, 4, 4), (7, 3, 2), (3, 5, 5), (5, 2, 0), (1
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """One request, in plain values."""
 
     prompt: tuple[int, ...]
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class World:
-    """A model, how it is opened and what is asked of it: what a round is a function of."""
+    """A model, how it is opened and what it is used for: a round is a function of it."""
 
     seed: int
     model: ModelSpec
@@ -60,7 +60,7 @@ class World:
     """A signal raises KeyboardInterrupt at random moments."""
     text: bool
     """Texts are compared and have stop strings."""
-    asked: tuple[Asked, ...] = field(default=())
+    requests: tuple[Request, ...] = field(default=())
 
 
 def world_of(values: dict[str, Any]) -> World:
@@ -74,7 +74,7 @@ def world_of(values: dict[str, Any]) -> World:
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in values["options"].items()
             },
-            "asked": tuple(Asked(**one) for one in values["asked"]),
+            "requests": tuple(Request(**one) for one in values["requests"]),
         }
     )
 
@@ -82,7 +82,7 @@ def world_of(values: dict[str, Any]) -> World:
 def random_world(seed: int, without: Sequence[str]) -> World:
     """A world without requests yet."""
     dice = Random(seed)
-    model = ModelSpec(dice.choice(list(KINDS)), dice.choice(TOKENIZERS), dice.randrange(4))
+    model = ModelSpec(dice.choice(list(KINDS)), dice.choice(list(TOKENIZERS)), dice.randrange(4))
     drafts = (model, replace(model, noise=dice.choice((0.1, 0.3, 1.0))))
     triple, batch = dice.choice(_TRIPLES[1:]), dice.choice((1, 2, 3, 5, 8))
     how = dice.random()
@@ -134,7 +134,7 @@ def random_requests(world: World, vocab_size: int, answer: Answer) -> World:
     """
     dice = Random(world.seed + 1)
     openings = [_ids(dice, vocab_size, dice.randrange(1, 90)) for _ in range(3)]
-    asked = []
+    requests = []
     for call in range(dice.randrange(5, 30)):
         leave = dice.randrange(12) if dice.random() < 0.2 else None
         for _ in range(dice.choice((1, 1, 2, 4))):
@@ -148,11 +148,11 @@ def random_requests(world: World, vocab_size: int, answer: Answer) -> World:
             expected: tuple[int, ...] = ()
             if dice.random() < 0.3:
                 expected = _nearly(dice, vocab_size, answer(prompt, sampling).output_ids)
-            beside = (dice.random() < 0.2, dice.choice((None, None, None, 0, 3)))
-            asked.append(
-                Asked(prompt, sampling, lookahead, drafter, call, expected, *beside, leave)
+            options = (dice.random() < 0.2, dice.choice((None, None, None, 0, 3)))
+            requests.append(
+                Request(prompt, sampling, lookahead, drafter, call, expected, *options, leave)
             )
-    return replace(world, asked=tuple(asked))
+    return replace(world, requests=tuple(requests))
 
 
 def _nearly(dice: Random, vocab_size: int, ids: tuple[int, ...]) -> tuple[int, ...]:
