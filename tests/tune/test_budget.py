@@ -6,6 +6,7 @@ import json
 
 from tests.tune.conftest import LIMIT
 from trtla.data.prompt_sets import load_sets
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.measurements import FILE
 from trtla.tune.plan import TuneSettings
@@ -18,7 +19,7 @@ def test_without_a_budget_the_least_is_measured_and_said(tiny_llama, tmp_path):
         model=str(tiny_llama),
         engine="tiny",
         limit=LIMIT,
-        lookahead=LIMIT,
+        options=ExecutorOptions(lookahead=LIMIT),
         sets=tuple(load_sets(("code", "chat"), (), 3)),
         sampling=SamplingParams(8),
         batch_sizes=(1, 2),

@@ -214,12 +214,10 @@ class _Decoder:
 
 def _optional(ablation: Ablation, arm: AblationArm) -> dict[str, object]:
     """What differs from its default: rows of files that are older than it stay known."""
-    given: dict[str, object | None] = {
-        "draft_device": ablation.draft_device,
-        "draft_dtype": ablation.draft_dtype,
-    }
-    if ablation.kv_cache_dtype != "auto":
-        given["kv_cache_dtype"] = ablation.kv_cache_dtype
+    names = ("draft_device", "draft_dtype", "kv_cache_dtype")
+    given: dict[str, object] = {name: getattr(ablation.options, name) for name in names}
+    if ablation.options.kv_cache_dtype == "auto":
+        del given["kv_cache_dtype"]
     if arm.options is not None:
         given["draft_options"] = asdict(arm.options)
     return {name: value for name, value in given.items() if value is not None}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -27,9 +27,8 @@ from trtla.llm.text import Tokenizer
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import add
 from trtla.runtime.models.load import resolve_dtype
-from trtla.settings.drafting import DrafterSettings, DraftOptions
-from trtla.settings.executor import TrtllmSettings
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 
@@ -41,28 +40,18 @@ class Setup:
     """What `trtla bench` opens its models with; one after the other for each device and type."""
 
     model: str
-    lookahead: LookaheadConfig | None
-    """The triple to open the model with; None: the engine's, or auto."""
-    tokenizer_dir: str | None
+    options: ExecutorOptions
+    """Of all models, but for what is listed here."""
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     threads: tuple[int, ...]
     """Empty: PyTorch's own number."""
     sampling: SamplingParams
     """The output's length and the first seed; what is measured has its own filters."""
     ignore_eos: bool
     batch_sizes: tuple[int, ...] = (1,)
-    trtllm: TrtllmSettings | None = None
-    draft_options: DraftOptions | None = None
     drafters: tuple[DrafterSettings, ...] = ()
     """All that draft; the model gets memory for the longest draft."""
-    draft_models: tuple[str, ...] = ()
-    draft_device: str | None = None
-    """Where they run; None: where the model does. `draft_dtype` likewise."""
-    draft_dtype: str | None = None
-    corpus: tuple[str, ...] = ()
-    """Files of text to draft from."""
     asking: Asking = AS_TEXT
     """Whether texts are put into the chat template."""
 
@@ -72,22 +61,15 @@ class Setup:
         Raises:
             UsageError: a folder, the device or the type is not usable.
         """
-        return LLM(
-            self.model,
-            lookahead=self.lookahead,
-            tokenizer_dir=self.tokenizer_dir,
+        longest = max(self.drafters, key=lambda one: one.most_tokens, default=LOOKAHEAD)
+        options = replace(
+            self.options,
             device=device,
             dtype=dtype,
-            kv_cache_dtype=self.kv_cache_dtype,
             max_batch_size=max(self.batch_sizes),
-            trtllm=self.trtllm,
-            draft_options=self.draft_options,
-            drafter=max(self.drafters, key=lambda one: one.most_tokens, default=None),
-            draft_models=self.draft_models,
-            draft_device=self.draft_device,
-            draft_dtype=self.draft_dtype,
-            corpus=self.corpus,
+            drafter=longest,
         )
+        return LLM(self.model, options)
 
 
 class OpenedModel:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 from trtla.console import counted
@@ -15,7 +14,7 @@ from trtla.errors import TrtlaWarning, UsageError
 from trtla.llm.prompt import ExpectedOutput, Prompt, as_prompts
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import is_whole, shown
-from trtla.settings.lookahead import Lookahead, LookaheadConfig
+from trtla.settings.lookahead import TRIPLES, Lookahead, as_lookahead, is_lookahead
 from trtla.settings.sampling import SamplingParams
 
 
@@ -34,9 +33,6 @@ class Asked:
     private: bool = False
     space: int = 0
     """Whose K/V blocks and drafts it shares."""
-
-
-_TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +58,6 @@ class _Setting:
         return UsageError(message, f"give {found}" if found else self.hint)
 
 
-def _is_lookahead(value: object) -> bool:
-    return value is None or value == "auto" or isinstance(value, LookaheadConfig)
-
-
-def _as_lookahead(value: object) -> str | None:
-    if isinstance(value, (str, list, tuple)):
-        with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
-            triple = LookaheadConfig.parse(value).as_tuple()
-            return f"LookaheadConfig{triple}"
-    return None
-
-
 def _as_sampling(value: object) -> str | None:
     if isinstance(value, dict):
         with suppress(UsageError, TypeError):
@@ -91,7 +75,7 @@ _SAMPLING = _Setting(
     _as_sampling,
 )
 _LOOKAHEADS = _Setting(
-    "lookahead", "lookahead triples", "a LookaheadConfig", _is_lookahead, _TRIPLES, _as_lookahead
+    "lookahead", "lookahead triples", "a LookaheadConfig", is_lookahead, TRIPLES, as_lookahead
 )
 _DRAFTERS = _Setting(
     "drafter",
@@ -160,22 +144,6 @@ def asked(
         strict=True,
     )
     return [Asked(*one) for one in each]
-
-
-def check_opened_with(model: object, lookahead: object, drafter: object) -> None:
-    """Refuse arguments of `LLM` that are of another type.
-
-    Raises:
-        UsageError: the first of them is named.
-    """
-    if not isinstance(model, (str, PathLike)):
-        raise UsageError(
-            f"model is {shown(model)}, not the path of a folder",
-            "give an engine directory or a Hugging Face folder, such as LLM('engine')",
-        )
-    for value, setting in ((lookahead, _LOOKAHEADS), (drafter, _DRAFTERS)):
-        if not setting.fits(value):
-            raise setting.refusal(value, value)
 
 
 def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:

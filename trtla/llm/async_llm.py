@@ -7,10 +7,12 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.llm.answer import Chunk, Completion
@@ -19,8 +21,9 @@ from trtla.llm.llm import LLM
 from trtla.llm.prompt import conversations
 from trtla.runtime.request import Output
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import named_arguments
+from trtla.settings.arguments import keywords_of, named_arguments, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
+from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.sampling import SamplingParams
 
 P = ParamSpec("P")
@@ -39,7 +42,7 @@ def _as(
     def take(own: Callable[..., T]) -> Callable[Concatenate[AsyncLLM, P], T]:
         returned = signature(own).return_annotation
         own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
-        return named_arguments(SamplingParams, DrafterSettings, DraftOptions)(own)
+        return named_arguments(SamplingParams, DrafterSettings)(own)
 
     return take
 
@@ -107,10 +110,19 @@ class AsyncLLM:
     `TrtlaError`.
     """
 
-    @_as(LLM.__init__)
-    def __init__(self, *args: Any, **options: Any) -> None:
+    @overload
+    def __init__(self, model: str | Path, options: ExecutorOptions) -> None: ...
+    @overload
+    @typed_as(OpenArguments)
+    def __init__(self) -> None: ...
+    @keywords_of(ExecutorOptions, DraftOptions, DrafterSettings)
+    def __init__(
+        self, model: str | Path, options: ExecutorOptions | None = None, **settings: Any
+    ) -> None:
         """Arguments are those of `LLM`; the model is opened later."""
-        self._new: Callable[[], LLM] = partial(LLM, *args, **options)
+        self._new: Callable[[], LLM] = partial(
+            LLM, model, replace(options or ENGINE_OPTIONS, **settings)
+        )
         self._engine: EngineThread | None = None
         self._closed = False
 

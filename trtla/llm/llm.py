@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, overload
 
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
-from trtla.llm.asked import asked, check_opened_with, warn_unread
+from trtla.llm.asked import asked, warn_unread
 from trtla.llm.corpus import Corpus
 from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
 from trtla.llm.prompt import ExpectedOutput, Prompt, conversations
@@ -17,9 +18,9 @@ from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import named_arguments
+from trtla.settings.arguments import keywords_of, named_arguments, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
-from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
@@ -44,86 +45,34 @@ class LLM(RequestMaker):
 
     Args:
         model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
-        lookahead: what requests that name nothing else are decoded with. A triple: every step
-            feeds all of it. `auto`: each step feeds what pays, at most the engine's triple or
-            (7,7,7). None: auto, and on engines of TensorRT-LLM the engine's triple.
-        tokenizer_dir: where the tokenizer files are, when not beside the model.
-        threads: that compute on a CPU, of all models that this process has open: the number
-            that was given last holds for all. None: as before, PyTorch's one a core at first.
-        draft_models: further engines or Hugging Face folders that requests name as draft:PATH.
-        corpus: text files, .jsonl files with `text` and files of `save_corpus` to draft from.
-        parse_special: take names of control tokens in messages, such as <|im_end|>, as these
-            tokens; else they are text. In prompts that are texts they always are the tokens.
-
-    All others are those of `ExecutorOptions`; None is their default.
+        options: what it is opened with; or, in its place, its fields as keyword arguments.
 
     Raises:
         UsageError: the folder or the settings are not usable.
         TrtlaError: the engine's backend cannot run here.
     """
 
-    @named_arguments(DraftOptions, DrafterSettings)
+    @overload
+    def __init__(self, model: str | Path, options: ExecutorOptions) -> None: ...
+    @overload
+    @typed_as(OpenArguments)
+    def __init__(self) -> None: ...
+    @keywords_of(ExecutorOptions, DraftOptions, DrafterSettings)
     def __init__(
-        self,
-        model: str | Path,
-        *,
-        lookahead: Lookahead | None = None,
-        tokenizer_dir: str | Path | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        kv_cache_dtype: Literal["auto", "int8"] = "auto",
-        tp_size: int | None = None,
-        lookahead_parallel: int | None = None,
-        max_batch_size: int | None = None,
-        threads: int | None = None,
-        trtllm: TrtllmSettings | None = None,
-        draft_options: DraftOptions | None = None,
-        drafter: DrafterSettings | None = None,
-        draft_models: Sequence[str] = (),
-        draft_device: str | None = None,
-        draft_dtype: str | None = None,
-        block_reuse: bool = False,
-        bounded_steps: bool = False,
-        corpus: Sequence[str | Path] = (),
-        parse_special: bool = False,
+        self, model: str | Path, options: ExecutorOptions | None = None, **settings: Any
     ) -> None:
-        check_opened_with(model, lookahead, drafter)
+        options = replace(options or ENGINE_OPTIONS, **settings)
         from trtla.runtime.models.load import set_threads
 
-        set_threads(threads)
-        super().__init__(model, lookahead, tokenizer_dir, drafter, parse_special)
-        options = ExecutorOptions(
-            None if lookahead == "auto" else lookahead,
-            device=device,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            tp_size=tp_size,
-            lookahead_parallel=lookahead_parallel,
-            max_batch_size=max_batch_size,
-            trtllm=trtllm or TrtllmSettings(),
-            draft_options=draft_options or DraftOptions(),
-            drafter=self._drafter,
-            draft_device=draft_device,
-            draft_dtype=draft_dtype,
-            block_reuse=block_reuse,
-            bounded_steps=bounded_steps,
-        )
-        self._open(options, draft_models, corpus)
-
-    def _open(
-        self,
-        options: ExecutorOptions,
-        draft_models: Sequence[str],
-        corpus: Sequence[str | Path],
-    ) -> None:
+        set_threads(options.threads)
+        super().__init__(model, options)
         if not self._drafts_by_tree(self._drafter):
             changed = options.draft_options.changed
             unread = [f"lookahead_{name}" for name in changed if name in ("nodes", "sources")]
-            warn_unread(["corpus", *unread] if corpus else unread)
+            warn_unread(["corpus", *unread] if options.corpus else unread)
         self._corpus = Corpus(self.engine, self.tokenizer)
-        drafted_from = self._corpus.read(corpus)
-        opened = open_drafting(self.engine, options, draft_models, drafted_from)
-        self._executor, self.executor = opened, SharedExecutor(opened)
+        self._executor = open_drafting(self.engine, options, self._corpus.read(options.corpus))
+        self.executor = SharedExecutor(self._executor)
 
     def save_corpus(self, path: str | Path) -> None:
         """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.

@@ -12,7 +12,7 @@ from trtla.formats.gguf.folder import model_folder
 from trtla.formats.t5_config import check_same_kind, is_encoder_decoder
 from trtla.llm.text import Tokenizer
 from trtla.runtime.executor import Executor
-from trtla.settings.drafting import DrafterSettings, check_draft_place, check_drafts_itself
+from trtla.settings.drafting import check_draft_place, check_drafts_itself
 from trtla.settings.executor import ENGINE_OPTIONS, TRTLLM_DEFAULTS, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import texts
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig, refuse_auto
@@ -22,15 +22,14 @@ DEFAULT_LOOKAHEAD = LookaheadConfig(7, 7, 7)
 """The default triple for a Hugging Face folder when none is given."""
 
 
-def draft_engines(
-    target: Engine, drafter: DrafterSettings, draft_models: Sequence[str]
-) -> dict[str, Engine]:
+def draft_engines(target: Engine, options: ExecutorOptions) -> dict[str, Engine]:
     """The draft models' folders, opened but not loaded; none for what TensorRT-LLM runs."""
+    named = texts("draft_models", options.draft_models, "paths")
     if target.backend == "tensorrt-llm":
-        check_drafts_itself(drafter, target.name)
+        check_drafts_itself(options.drafter, target.name)
         return {}
-    own = () if drafter.draft_model is None else (drafter.draft_model,)
-    paths = (*own, *draft_models)
+    own = () if options.drafter.draft_model is None else (options.drafter.draft_model,)
+    paths = (*own, *named)
     for path in paths:
         check_same_kind(model_folder(path), target.path)
     return {path: open_model(Path(path), AUTOREGRESSIVE) for path in paths}
@@ -53,12 +52,11 @@ def open_model(path: Path, lookahead: LookaheadConfig | None) -> Engine:
     return open_engine(path)
 
 
-def open_tokenizer(
-    folder: str | Path | None, engine: Engine, *, parse_special: bool = False
-) -> Tokenizer | None:
-    """That of a folder, else the one beside the model; None: the model has none."""
+def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None:
+    """That of the options' folder, else the one beside the model; None: the model has none."""
+    folder = options.tokenizer_dir
     place = engine.tokenizer_dir if folder is None else model_folder(folder)
-    return None if place is None else Tokenizer(place, parse_special=parse_special)
+    return None if place is None else Tokenizer(place, parse_special=options.parse_special)
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
@@ -104,10 +102,7 @@ def open_executor(
 
 
 def open_drafting(
-    engine: Engine,
-    options: ExecutorOptions,
-    draft_models: Sequence[str],
-    drafted_from: Sequence[Sequence[int]],
+    engine: Engine, options: ExecutorOptions, drafted_from: Sequence[Sequence[int]]
 ) -> Executor:
     """The executor, with draft models that requests name and a corpus to draft from.
 
@@ -115,9 +110,7 @@ def open_drafting(
         UsageError: a file or an option does not fit the engine.
         TrtlaError: the engine's backend cannot run here.
     """
-    paths = texts("draft_models", draft_models, "paths")
-    drafting = draft_engines(engine, options.drafter, paths)
-    executor = open_executor(engine, options, drafting)
+    executor = open_executor(engine, options, draft_engines(engine, options))
     if drafted_from:
         executor.add_texts(drafted_from)
     return executor

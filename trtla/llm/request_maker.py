@@ -6,8 +6,10 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from os import PathLike
 from pathlib import Path
 
+from trtla.errors import UsageError
 from trtla.formats.generation import unapplied
 from trtla.llm.answer import Answer, new_answer
 from trtla.llm.asked import Asked
@@ -16,7 +18,9 @@ from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
-from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.executor import ExecutorOptions
+from trtla.settings.fields import shown
 from trtla.settings.lookahead import Lookahead
 from trtla.settings.sampling import SamplingParams
 
@@ -27,28 +31,25 @@ class RequestMaker:
     """A model's tokenizer and configuration; who has an executor of it says what fits.
 
     Args:
-        model: as for `LLM`, and so all others.
+        model: as for `LLM`, and so the options.
     """
 
     force_greedy = False
     """Answer requests of OpenAI's API greedily, whatever temperature, top_k and top_p they have."""
 
-    def __init__(
-        self,
-        model: str | Path,
-        lookahead: Lookahead | None,
-        tokenizer_dir: str | Path | None,
-        drafter: DrafterSettings | None,
-        parse_special: bool = False,
-    ) -> None:
-        self._drafter = drafter or LOOKAHEAD
-        self._auto = lookahead == "auto"
-        self.engine = open_model(Path(model), None if lookahead == "auto" else lookahead)
+    def __init__(self, model: str | Path, options: ExecutorOptions) -> None:
+        if not isinstance(model, (str, PathLike)):
+            raise UsageError(
+                f"model is {shown(model)}, not the path of a folder",
+                "give an engine directory or a Hugging Face folder, such as LLM('engine')",
+            )
+        self._drafter, self._auto = options.drafter, options.lookahead == "auto"
+        self.engine = open_model(Path(model), options.triple)
         said = None if process_rank() else unapplied(self.engine.path)
         if said:
             _log.warning("note: %s", said)
-        self._adaptive = is_adaptive(self.engine, lookahead)
-        self.tokenizer = open_tokenizer(tokenizer_dir, self.engine, parse_special=parse_special)
+        self._adaptive = is_adaptive(self.engine, options.lookahead)
+        self.tokenizer = open_tokenizer(self.engine, options)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text
         self._ids = count()
 

@@ -6,15 +6,16 @@ Flags have the same: `Option.former` in `trtla.settings.fields`, and the command
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import wraps
-from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from inspect import Signature, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trtla.errors import UsageError, closest
-from trtla.settings.fields import declared, shown
+from trtla.settings.fields import declared, descriptions, shown
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 Kind = TypeVar("Kind")
 
@@ -53,6 +54,34 @@ def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T
         return checked
 
     return decorate
+
+
+def keywords_of(kind: type, *settings: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Give a function the fields of a dataclass as its keyword arguments, in place of `**name`.
+
+    Args:
+        settings: as in `named_arguments`, which comes with it.
+    """
+
+    def decorate(work: Callable[P, T]) -> Callable[P, T]:
+        own = [one for one in signature(work).parameters.values() if one.kind != one.VAR_KEYWORD]
+        more = [
+            one.replace(default=None) if is_dataclass(one.default) else one
+            for one in signature(kind).parameters.values()
+        ]
+        work.__signature__ = Signature(own + more, return_annotation=None)  # type: ignore[attr-defined]
+        about = (f"    {name}: {text}" for name, text in descriptions(kind).items())
+        work.__doc__ = "\n".join((work.__doc__ or "", "", "Args:", *about))
+        return named_arguments(*settings)(work)
+
+    return decorate
+
+
+def typed_as(
+    arguments: Callable[P, object],
+) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], None]]:
+    """For type checkers: an overload of `__init__` takes what a class is made with."""
+    return lambda init: init  # type: ignore[return-value]
 
 
 def named_settings(kind: type[Kind]) -> type[Kind]:

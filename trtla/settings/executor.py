@@ -1,13 +1,16 @@
-"""What an executor is opened with: one object from `LLM` down to both executors."""
+"""What a model is opened with: one object from `LLM` down to both executors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from trtla.errors import UsageError
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, DraftOptions
-from trtla.settings.fields import check, option
-from trtla.settings.lookahead import LookaheadConfig
+from trtla.settings.fields import check, option, shown
+from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_lookahead
 
 _LEAST_SHARE = 5e-324  # the smallest number above 0
 
@@ -50,30 +53,36 @@ class TrtllmSettings:
 
 
 TRTLLM_DEFAULTS = TrtllmSettings()
-_DRAFT_OPTIONS = DraftOptions()
+DEFAULT_DRAFT_OPTIONS = DraftOptions()
+MOST_THREADS = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """Choices beside the engine; the defaults are the engine's own.
+    """What a model is opened with; each field is a keyword argument of `LLM` as well.
 
     What only one of the executors has is refused by the other when it differs from its default.
 
     Raises:
-        UsageError: kv_cache_dtype is not known.
+        UsageError: a value is of another type or out of its range.
     """
 
-    lookahead: LookaheadConfig | None = None
-    """The default triple of requests; None takes the engine's own."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N (torch)."""
-    dtype: str = "auto"
-    """auto (the engine's), float32, bfloat16 or float16 (torch)."""
+    device: str = option("auto", "Where to run; auto takes CUDA where it is.")
+    dtype: str = option("auto", "Type to compute in; auto is the engine's.")
     kv_cache_dtype: Literal["auto", "int8"] = option(
         "auto",
         "Type of cached keys and values; auto is that of the arithmetic. int8 halves the "
         "memory of bfloat16 and rounds them (torch engines on CPUs).",
     )
+    threads: int | None = option(
+        None,
+        "Threads that compute on a CPU.",
+        shown="PyTorch's: one a core",
+        least=1,
+        most=MOST_THREADS,
+    )
+    """Of all models that this process has open: the number that was given last holds for all. None
+    leaves it as it is."""
     tp_size: int | None = option(
         None,
         "Processes that share the model out among them, each with its part of the weights: tensor "
@@ -91,28 +100,86 @@ class ExecutorOptions:
         least=1,
         most=1024,
     )
-    max_batch_size: int | None = None
-    """Requests in flight at once; None takes the engine's limit."""
-    trtllm: TrtllmSettings = TRTLLM_DEFAULTS
-    """Settings of TensorRT-LLM's executor."""
-    draft_options: DraftOptions = _DRAFT_OPTIONS
-    """How lookahead drafts (torch)."""
-    drafter: DrafterSettings = LOOKAHEAD
-    """What drafts for requests that ask for no other (torch)."""
-    draft_device: str | None = None
-    """Where draft models run; None is `device` (torch)."""
-    draft_dtype: str | None = None
-    """What draft models compute in; None is `dtype` (torch)."""
-    block_reuse: bool = False
-    """Keep texts' K/V blocks while there is room, and begin prompts that share their first tokens
-    behind them (torch); benchmarks must not profit from it in silence."""
-    bounded_steps: bool = False
-    """Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a step
-    without any: for servers, as whole batches end a little later (torch)."""
+    lookahead: Lookahead | None = option(
+        None,
+        "What requests that name nothing else are decoded with. A triple: every step feeds all of "
+        "it. auto: each step feeds what pays, at most the engine's triple or 7,7,7. None: auto, "
+        "and on engines of TensorRT-LLM the engine's triple.",
+        single=False,
+    )
+    parse_special: bool = option(
+        False,
+        "Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
+        "are text there. In prompts that are no messages they always are the tokens.",
+    )
+    tokenizer_dir: str | Path | None = option(
+        None, "Where the tokenizer files are, when not beside the model.", single=False
+    )
+    max_batch_size: int | None = option(
+        None, "Requests in flight at once; None takes the engine's limit.", single=False
+    )
+    drafter: DrafterSettings = option(
+        LOOKAHEAD, "What drafts for requests that ask for no other (torch).", single=False
+    )
+    draft_options: DraftOptions = option(
+        DEFAULT_DRAFT_OPTIONS, "How lookahead drafts (torch).", single=False
+    )
+    draft_models: Sequence[str] = option(
+        (),
+        "Further engines or Hugging Face folders that requests name as draft:PATH (torch).",
+        single=False,
+    )
+    draft_device: str | None = option(None, "Where draft models run.", shown="--device")
+    draft_dtype: str | None = option(
+        None, "Type that draft models compute in; auto is their own.", shown="--dtype"
+    )
+    corpus: Sequence[str | Path] = option(
+        (),
+        "Text files, .jsonl files with `text` and files of `save_corpus` to draft from (torch).",
+        single=False,
+    )
+    block_reuse: bool = option(
+        False,
+        "Keep texts' K/V blocks while there is room, and begin prompts that share their first "
+        "tokens behind them (torch); benchmarks must not profit from it in silence.",
+    )
+    bounded_steps: bool = option(
+        False,
+        "Limit the prompt tokens of a step beside running texts, so that it takes about 4 times a "
+        "step without any: for servers, as whole batches end a little later (torch).",
+    )
+    trtllm: TrtllmSettings = option(
+        TRTLLM_DEFAULTS, "Settings of TensorRT-LLM's executor.", single=False
+    )
 
     def __post_init__(self) -> None:
+        check_lookahead(self.lookahead)
+        for name, default in _GROUPS.items():
+            value = getattr(self, name)
+            if value is None:
+                object.__setattr__(self, name, default)
+            elif not isinstance(value, type(default)):
+                kind = type(default).__name__
+                raise UsageError(f"{name} is {shown(value)}, not {kind}", f"give {kind}(...)")
         check(self)
 
+    @property
+    def triple(self) -> LookaheadConfig | None:
+        """The default triple of requests; None: the engine's own, of auto too."""
+        return None if self.lookahead == "auto" else self.lookahead
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArguments(ExecutorOptions):
+    """What `LLM` and `AsyncLLM` are made with, for type checkers."""
+
+    model: str | Path = field(kw_only=False)
+
+
+_GROUPS = {
+    "drafter": LOOKAHEAD, "draft_options": DEFAULT_DRAFT_OPTIONS, "trtllm": TRTLLM_DEFAULTS,
+}  # fmt: skip
+"""Fields that are classes of settings, and what None stands for."""
 
 ENGINE_OPTIONS = ExecutorOptions()
 """All as the engine has it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
@@ -43,11 +43,18 @@ class Option:
     """The letter of its flag's short form."""
     former: str = ""
     """Another name of it that is accepted: a former one, or what everybody else calls it."""
+    single: bool = True
+    """Whether it is one value that is checked by its type; else `help` is all that is declared."""
 
 
 def option(default: Any, about: str, **more: Any) -> Any:
     """A dataclass field that is a setting; `about` is its help, `more` the rest of `Option`."""
     return field(default=default, metadata={_KEY: Option(about, **more)})
+
+
+def descriptions(kind: Any) -> dict[str, str]:
+    """What the fields of a class are for, by their names, in order."""
+    return {one.name: one.metadata[_KEY].help for one in fields(kind) if _KEY in one.metadata}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def declared(kind: Any) -> Mapping[str, Declared]:
         _DECLARED[kind] = {
             one.name: _declared(prefix + one.name, hints[one.name], one)
             for one in fields(kind)
-            if _KEY in one.metadata
+            if _KEY in one.metadata and one.metadata[_KEY].single
         }
     return _DECLARED[kind]
 
@@ -169,26 +176,45 @@ def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     Raises:
         UsageError: a value is out of its range.
     """
-    given = {one.name: flags[one.flag] for one in declared(kind).values() if one.flag in flags}
-    for one in declared(kind).values():
+    settings, groups = declared(kind), _groups(kind)
+    names = {one.name: one.name for one in fields(kind)}  # type: ignore[arg-type]
+    names |= {one.name: one.flag for one in settings.values()}
+    given = {name: flags[flag] for name, flag in names.items() if flag in flags}
+    for one in settings.values():
         if one.choices and isinstance(given.get(one.name), str):  # flags have hyphens
             given[one.name] = given[one.name].replace("-", "_")
-    return kind(**given)
+    return kind(**given | {name: settings_from(part, flags) for name, part in groups.items()})
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     """A command's flags as a dataclass; a field that is a class of settings takes their flags.
 
+    A field of the dataclass itself comes before a setting of the same flag.
+
     Raises:
         UsageError: a value is out of its range.
     """
-    hints: dict[str, Any] = get_type_hints(kind)
-    parts: dict[str, Any] = {
-        name: hint for name, hint in hints.items() if is_dataclass(hint) and declared(hint)
-    }
-    taken = {one.flag for part in parts.values() for one in declared(part).values()}
-    given = {name: value for name, value in flags.items() if name not in taken}
-    return kind(**given, **{name: settings_from(part, flags) for name, part in parts.items()})
+    groups, own = _groups(kind), {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    read = {flag for part in groups.values() for flag in _flags(part)}
+    given = {name: flags[name] for name in flags if name not in read or name in own - {*groups}}
+    rest = {name: value for name, value in flags.items() if name not in given}
+    return kind(**given, **{name: settings_from(part, rest) for name, part in groups.items()})
+
+
+def _flags(kind: Any) -> Iterator[str]:
+    """What `settings_from` reads, nested classes of settings included."""
+    settings = declared(kind)
+    yield from (one.name for one in fields(kind) if one.name not in settings)
+    yield from (one.flag for one in settings.values())
+    for part in _groups(kind).values():
+        yield from _flags(part)
+
+
+def _groups(kind: Any) -> dict[str, Any]:
+    """The fields of a class that are classes of settings."""
+    hints = get_type_hints(kind)
+    found = {one.name: hints[one.name] for one in fields(kind)}
+    return {name: hint for name, hint in found.items() if is_dataclass(hint) and declared(hint)}
 
 
 _SHOWN = 60  # characters of a wrong value that an error repeats

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from trtla.errors import UsageError
+from trtla.settings.fields import shown
 
 _NUMBERS = r"\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*"
 _TRIPLE = re.compile(rf"\s*(?:{_NUMBERS}|\[{_NUMBERS}\]|\({_NUMBERS}\))\s*")
@@ -117,6 +119,29 @@ AUTOREGRESSIVE = LookaheadConfig(1, 1, 0)
 
 Lookahead = LookaheadConfig | Literal["auto"]
 """A triple that every step feeds, or `auto`: what pays of the default, chosen step by step."""
+
+
+TRIPLES = "give a LookaheadConfig, such as LookaheadConfig(7, 7, 7), or 'auto'"
+
+
+def is_lookahead(value: object) -> bool:
+    """Whether it is None, `auto` or a triple."""
+    return value is None or value == "auto" or isinstance(value, LookaheadConfig)
+
+
+def as_lookahead(value: object) -> str | None:
+    """What to write in Python for a text or a sequence that is a triple."""
+    if isinstance(value, (str, list, tuple)):
+        with suppress(UsageError, ValueError):  # the latter of a number of thousands of digits
+            return f"LookaheadConfig{LookaheadConfig.parse(value).as_tuple()}"
+    return None
+
+
+def check_lookahead(value: object) -> None:
+    """Refuse what is no `Lookahead`; raises UsageError."""
+    if not is_lookahead(value):
+        hint = f"give {as_lookahead(value)}" if as_lookahead(value) else TRIPLES
+        raise UsageError(f"lookahead is {shown(value)}, not a LookaheadConfig", hint)
 
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:

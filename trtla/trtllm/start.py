@@ -29,7 +29,7 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
         TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
     """
     refuse_torch_choices(engine, options)
-    settings, triple = options.trtllm, engine.default_triple(options.lookahead)
+    settings, triple = options.trtllm, engine.default_triple(options.triple)
     _check_chunks(engine, settings)
     batch_size = engine.batch_size(options.max_batch_size)
     library = trtllm_library.require_backend()

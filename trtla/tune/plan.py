@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from trtla.data.encoder import Answer, Encoder
 from trtla.data.prompt_sets import (
@@ -19,6 +18,7 @@ from trtla.data.prompt_sets import (
 )
 from trtla.errors import UsageError
 from trtla.files import read_text
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
@@ -46,18 +46,14 @@ class TuneSettings:
     """What the answer is for; the model itself, or an engine of TensorRT-LLM."""
     limit: LookaheadConfig
     """The largest triple that the answer may be, component by component."""
-    lookahead: LookaheadConfig | None
-    """The triple to open the model with; None is the engine's own."""
+    options: ExecutorOptions
+    """Of the model; its triple may be the engine's own."""
     sets: tuple[PromptSet, ...]
     sampling: SamplingParams
     batch_sizes: tuple[int, ...]
     budget_s: float
     rounds: int
     output_dir: Path
-    tokenizer_dir: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"
     planned: bool = False
     """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
     gpu: Gpu | None = None

@@ -68,14 +68,7 @@ def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune
         UsageError: prompts, limits or devices do not fit the model.
     """
     started = time.monotonic()
-    with LLM(
-        settings.model,
-        lookahead=settings.lookahead,
-        tokenizer_dir=settings.tokenizer_dir,
-        device=settings.device,
-        dtype=settings.dtype,
-        kv_cache_dtype=settings.kv_cache_dtype,
-    ) as llm:
+    with LLM(settings.model, settings.options) as llm:
         found = _Tuning(settings, llm, on_note, stages).go()
     return found.model_copy(update={"time_s": round(time.monotonic() - started, 1)})
 

@@ -149,7 +149,7 @@ def run_ablation_command(
         UsageError: a flag, a folder or the output file is not usable.
     """
     ablation = _check(console, given, lookahead)
-    check_texts(console, given.asking, (given.engine_dir, given.tokenizer_dir))
+    check_texts(console, given.asking, (given.engine_dir, given.options.tokenizer_dir))
     console.note(f"note: {_extent(ablation)}")
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
@@ -214,7 +214,7 @@ def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | Non
         )
     made = _served(console, given, _arms(given))
     named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
-    models = check_drafters(given.engine_dir, named, flags=given)
+    models = check_drafters(given.engine_dir, named, given.options)
     processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
     prompts, repeats = _prompts(given), given.repeats or (_REPEATS if given.full else 1)
     _check_output(Path(given.output))

@@ -26,7 +26,6 @@ from trtla.cli.shared.drafter_options import check_drafters, corpus_flag, drafte
 from trtla.cli.shared.engine_check import check_batch_size
 from trtla.cli.shared.options import (
     MODEL,
-    RANKS,
     beyond_flags,
     chat_flags,
     draft_flags,
@@ -121,7 +120,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     show_default="--engine-dir where that is one",
     help="The Hugging Face folder that peers load.",
 )
-@options_of(ExecutorOptions, "Arms", but=RANKS)
+@options_of(ExecutorOptions, "Arms", only=("kv_cache_dtype",))
 @setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
 @listed(
     "--prompts",
@@ -237,7 +236,7 @@ def bench(console: Console, /, **flags: Any) -> None:
         return
     sweep, sets = _check(given)
     texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
-    folders = (given.engine_dir, given.tokenizer_dir)
+    folders = (given.engine_dir, given.options.tokenizer_dir)
     check_texts(console, given.asking, folders, any_texts=texts)
     results = _run(console, sweep, sets)
     if results is not None:  # a serving rank of mpirun has nothing to report
@@ -266,9 +265,9 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     lookahead = check_lookahead(given)
     check_batch_size(given.engine_dir, max(given.batch_size))
     names = map(parse_drafter, dict.fromkeys(given.drafters))
-    drafters = [replace(given.drafter, drafter=name) for name in names]
+    drafters = [replace(given.options.drafter, drafter=name) for name in names]
     named = [("--drafter", one) for one in drafters]
-    models = check_drafters(given.engine_dir, named, flags=given)
+    models = check_drafters(given.engine_dir, named, given.options)
     sets = load_sets(given.prompts, given.categories, given.num_prompts)
     from trtla.bench.sweep import Sweep
 
@@ -276,9 +275,6 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
         **shared_setup(given, lookahead, drafters, models),
         sampling=sampling[0],
         batch_sizes=given.batch_size,
-        trtllm=given.trtllm,
-        draft_options=given.draft_options,
-        corpus=given.corpus,
         triples=given.lookahead,
         peers=tuple(dict.fromkeys(given.compare)),
         hf_model_dir=given.hf_model_dir,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
-from trtla.cli.shared.drafter_options import DraftFlags
 from trtla.cli.shared.engine_check import check_triples
 from trtla.cli.shared.settings import source
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import DrafterSettings, NgramKind
-from trtla.settings.executor import TrtllmSettings
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BEYOND, Filters, parse_processor
@@ -33,11 +32,11 @@ class FilterFlags:
 
 
 @dataclass(frozen=True)
-class BenchFlags(FilterFlags, DraftFlags):
+class BenchFlags(FilterFlags):
     """The command's flags, each under its own name."""
 
     engine_dir: str
-    tokenizer_dir: str | None
+    options: ExecutorOptions
     lookahead: tuple[Lookahead, ...]
     compare: tuple[str, ...]
     hf_model_dir: str | None
@@ -48,7 +47,6 @@ class BenchFlags(FilterFlags, DraftFlags):
     asking: Asking
     device: tuple[str, ...]
     dtype: tuple[str, ...]
-    kv_cache_dtype: Literal["auto", "int8"]
     threads: tuple[int, ...]
     batch_size: tuple[int, ...]
     prompt_len: tuple[int, ...]
@@ -63,9 +61,7 @@ class BenchFlags(FilterFlags, DraftFlags):
     rounds: int
     output_format: str
     drafters: tuple[str, ...]
-    """Those of --drafter; `drafter` has what they have in common."""
-    corpus: tuple[str, ...]
-    trtllm: TrtllmSettings
+    """Those of --drafter; `options.drafter` has what they have in common."""
     ablation: bool
     prompt: str | None
     prompts_per_task: int | None
@@ -152,17 +148,12 @@ def shared_setup(
     """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`."""
     return {
         "model": given.engine_dir,
-        "lookahead": lookahead,
-        "tokenizer_dir": given.tokenizer_dir,
+        "options": replace(given.options, lookahead=lookahead, draft_models=tuple(draft_models)),
         "devices": given.device,
         "dtypes": given.dtype,
-        "kv_cache_dtype": given.kv_cache_dtype,
         "threads": given.threads,
         "ignore_eos": given.ignore_eos,
         "drafters": tuple(drafters),
-        "draft_models": tuple(draft_models),
-        "draft_device": given.draft_device,
-        "draft_dtype": given.draft_dtype,
         "asking": given.asking,
     }
 

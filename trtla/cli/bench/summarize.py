@@ -140,11 +140,11 @@ def summarize(console: Console, /, **flags: Any) -> None:
     flags["max_output_len"] = flags["output_len"]
     given = parsed(SummarizeFlags, flags)
     _check(given)
-    check_triples(given.engine_dir, given.lookahead)
-    check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
+    check_triples(given.engine_dir, given.options.lookahead)
+    check_drafters(given.engine_dir, [("--drafter", given.options.drafter)], given.options)
     check_corpus(given)
     work.require_extras(given.dataset)
-    folder = given.tokenizer_dir or given.hf_model_dir
+    folder = given.options.tokenizer_dir or given.hf_model_dir
     check_texts(console, given.asking, (given.engine_dir, folder))
     seed = given.sampling.seed
     articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
@@ -177,9 +177,9 @@ def _measure(
     """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
     from trtla.bench.summarize import encode, encode_chats, hf_side, measure, score
 
-    folder = given.tokenizer_dir or given.hf_model_dir
+    folder = given.options.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
-    with open_llm(given, tokenizer_dir=folder, max_batch_size=size, corpus=given.corpus) as llm:
+    with open_llm(given, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
         tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
@@ -193,7 +193,7 @@ def _measure(
         save_corpus(console, llm, given.save_corpus)
         engine_dtype = llm.engine.config.pretrained_config.dtype
     if given.test_hf and given.hf_model_dir:
-        arithmetic = (given.device, given.dtype, engine_dtype)
+        arithmetic = (given.options.device, given.options.dtype, engine_dtype)
         generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
         sides.append(measure("hugging_face", generate, prompts, given.batch_size, console.progress))
     for side in sides:

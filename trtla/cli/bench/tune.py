@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def tune(console: Console, /, **flags: Any) -> None:
         show_plan(console, plan)
         return
     with _as_torch_model(plan) as settings:
-        tuned = _run(console, settings, given.threads)
+        tuned = _run(console, settings, given.options.threads)
     _finish(console, tuned, plan, given)
 
 
@@ -89,7 +90,7 @@ def _check(given: TuneFlags, console: Console) -> TuneSettings:
     sizes = _batch_sizes(given, model)
     sets = load_prompts(given.prompts, given.num_prompts)
     texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
-    check_texts(console, given.asking, (model, given.tokenizer_dir), any_texts=texts)
+    check_texts(console, given.asking, (model, given.options.tokenizer_dir), any_texts=texts)
     gpu = _gpu(given, planned)
     if given.write is not None:
         check_preset(Path(given.write))
@@ -100,17 +101,13 @@ def _check(given: TuneFlags, console: Console) -> TuneSettings:
         model=model,
         engine=given.engine_dir or model,
         limit=limit,
-        lookahead=lookahead,
+        options=replace(given.options, lookahead=lookahead),
         sets=tuple(sets),
         sampling=given.sampling,
         batch_sizes=sizes,
         budget_s=given.budget,
         rounds=given.rounds,
         output_dir=Path(given.output_dir),
-        tokenizer_dir=given.tokenizer_dir,
-        device=given.device,
-        dtype=given.dtype,
-        kv_cache_dtype=given.kv_cache_dtype,
         planned=planned,
         gpu=gpu,
         asking=given.asking,
@@ -200,7 +197,7 @@ def _gpu(given: TuneFlags, planned: bool) -> Gpu | None:
     if planned:
         import torch
 
-        if not torch.cuda.is_available() or given.device == "cpu":
+        if not torch.cuda.is_available() or given.options.device == "cpu":
             raise UsageError(
                 "there is no GPU here whose costs could be measured", "give --gpu, such as h100"
             )
@@ -213,15 +210,13 @@ def _as_torch_model(plan: TuneSettings) -> Iterator[TuneSettings]:
     if folder_kind(Path(plan.model)) != "checkpoint":
         yield plan
         return
-    from dataclasses import replace
-
     from trtla.build.engine import build_engine
     from trtla.formats.engine_limits import BuildSettings
 
     with temporary_folder(plan.output_dir, ".model-") as folder:
         engine = folder / "engine"
         build_engine(Path(plan.model), engine, BuildSettings(plan.limit), backend="torch")
-        yield replace(plan, model=str(engine), lookahead=None)
+        yield replace(plan, model=str(engine), options=replace(plan.options, lookahead=None))
 
 
 def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -24,6 +24,7 @@ from trtla.cli.shared.options import (
     tokenizer_flag,
 )
 from trtla.cli.shared.values import COUNT, COUNTS, NAMES, TEXT, TOKENS
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import SamplingParams
 from trtla.settings.value_types import ValueType
@@ -54,13 +55,9 @@ class TuneFlags:
 
     engine_dir: str | None
     model_dir: str | None
-    tokenizer_dir: str | None
+    options: ExecutorOptions
     backend: str
     gpu: str | None
-    device: str
-    dtype: str
-    kv_cache_dtype: Literal["auto", "int8"]
-    threads: int | None
     prompts: tuple[str, ...]
     num_prompts: int
     asking: Asking

@@ -167,13 +167,13 @@ def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
         yield "--check-lossless", "no draft could change them"
     if given.request_lookahead:
         yield "--request-lookahead", _UNDRAFTED
-    if given.lookahead == "auto":
+    if given.options.lookahead == "auto":
         yield "--lookahead auto", _UNDRAFTED
     for flag in ("corpus", "save_corpus"):
         if source(context, flag) == "flag":
             yield f"--{flag.replace('_', '-')}", _UNDRAFTED
     # Presets and the environment name a drafter for whatever can be drafted for.
-    if source(context, "drafter") == "flag" and given.drafter.name != NO_DRAFTER.name:
+    if source(context, "drafter") == "flag" and given.options.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
 
 

@@ -141,13 +141,13 @@ def chat(console: Console, /, **flags: Any) -> None:
     _check_system(given)
     console.color = given.color
     by_default = source(click.get_current_context(), "max_output_len") == "default"
-    check_triples(given.engine_dir, given.lookahead)
-    named = [("--drafter", given.drafter)]
+    check_triples(given.engine_dir, given.options.lookahead)
+    named = [("--drafter", given.options.drafter)]
     named += [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in given.draft_model
     ]
-    models = check_drafters(given.engine_dir, named, given)
+    models = check_drafters(given.engine_dir, named, given.options)
     check_corpus(given)
     with _open(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
@@ -208,9 +208,9 @@ def _check_system(given: ChatFlags) -> None:
 def _open(given: ChatFlags, draft_models: list[str]) -> LLM:
     """The model, its cache kept between turns."""
     if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
-        trtllm = replace(given.trtllm, kv_cache_enable_block_reuse=True)
+        trtllm = replace(given.options.trtllm, kv_cache_enable_block_reuse=True)
         return open_llm(given, draft_models, max_batch_size=1, trtllm=trtllm)
-    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True, corpus=given.corpus)
+    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True)
 
 
 def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
@@ -224,7 +224,11 @@ def _session(llm: LLM, printer: Printer, sampling: SamplingParams, given: ChatFl
     from trtla.chat.settings import ChatSettings
 
     settings = ChatSettings(
-        sampling, given.drafter, given.lookahead, chat=given.chat, system=given.system
+        sampling,
+        given.options.drafter,
+        given.options.lookahead,
+        chat=given.chat,
+        system=given.system,
     )
     with loading():
         return Session(llm, settings, printer)

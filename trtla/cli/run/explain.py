@@ -170,10 +170,10 @@ def explain(console: Console, /, **flags: Any) -> None:
     given = parsed(ExplainFlags, with_processor(flags))
     console.color = given.color
     _check(given)
-    named = [("--drafter", given.drafter)]
-    models = check_drafters(given.engine_dir, named, given)
+    named = [("--drafter", given.options.drafter)]
+    models = check_drafters(given.engine_dir, named, given.options)
     request = _request(given)
-    folders = (given.engine_dir, given.tokenizer_dir)
+    folders = (given.engine_dir, given.options.tokenizer_dir)
     check_template(console, given.asking, folders, [(request.name, request.prompt)])
     with open_llm(given, models, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
@@ -186,7 +186,9 @@ def _check(given: ExplainFlags) -> None:
     if is_trtllm(Path(given.engine_dir)):
         raise refuse_watch(given.engine_dir)
     check_triples(
-        given.engine_dir, given.lookahead, [("--request-lookahead", given.request_lookahead)]
+        given.engine_dir,
+        given.options.lookahead,
+        [("--request-lookahead", given.request_lookahead)],
     )
     if given.output is not None and given.output == given.strip:
         raise UsageError(
@@ -210,7 +212,7 @@ def _request(given: ExplainFlags) -> PromptRequest:
     from trtla.data.prompts import gather
 
     texts, sampling = [given.input_text], given.sampling
-    return gather(texts, None, sampling, drafter=given.drafter, asking=given.asking)[0]
+    return gather(texts, None, sampling, drafter=given.options.drafter, asking=given.asking)[0]
 
 
 def _record_and_report(
@@ -220,7 +222,7 @@ def _record_and_report(
     from trtla.explain.words import Words, document
 
     lookahead = given.request_lookahead
-    if lookahead is None and given.lookahead == "auto":
+    if lookahead is None and given.options.lookahead == "auto":
         lookahead = "auto"
     run = record_run(llm, request.prompt, request.sampling, lookahead)
     completion = run.completion

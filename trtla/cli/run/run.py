@@ -164,22 +164,25 @@ def run(console: Console, /, **flags: Any) -> None:
     if (prompt := flags.pop("prompt")) is not None:
         flags["input_text"] = (prompt, *flags["input_text"])
     given = parsed(RunFlags, with_processor(flags))
-    console.color, drafter = given.color, given.drafter
+    console.color, options = given.color, given.options
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
     requests = _requests(console, given) if not process_rank() else []
     if by_beams:
         check_beams(given, requests)
-    check_triples(given.engine_dir, given.lookahead, ((r.name, r.lookahead) for r in requests))
-    drafters = [("--drafter", drafter), *((r.name, r.drafter) for r in requests if r.drafter)]
-    models = check_drafters(given.engine_dir, drafters, given)
+    check_triples(given.engine_dir, options.lookahead, ((r.name, r.lookahead) for r in requests))
+    drafters = [
+        ("--drafter", options.drafter),
+        *((r.name, r.drafter) for r in requests if r.drafter),
+    ]
+    models = check_drafters(given.engine_dir, drafters, options)
     check_corpus(given)
     check_expected(given.engine_dir, requests)
     if given.check_lossless:
         check_comparable(drafters)
     asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
-    check_template(console, given.asking, (given.engine_dir, given.tokenizer_dir), asked)
-    with open_llm(given, models, max_batch_size=given.max_batch_size, corpus=given.corpus) as llm:
+    check_template(console, given.asking, (given.engine_dir, options.tokenizer_dir), asked)
+    with open_llm(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         requests = as_messages(llm, requests)
@@ -202,7 +205,7 @@ def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
         )
     announce_stdin(console, named=bool(given.input_text) or given.input_file is not None)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
-    how = (given.sampling, triples, given.drafter, given.asking, given.expected_output)
+    how = (given.sampling, triples, given.options.drafter, given.asking, given.expected_output)
     requests = gather(texts, file, *how)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]

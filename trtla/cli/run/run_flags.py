@@ -16,7 +16,6 @@ class RunFlags(CorpusFlags):
 
     request_lookahead: tuple[Lookahead, ...]
     no_lookahead: bool
-    max_batch_size: int | None
     input_text: tuple[str, ...]
     input_file: str | None
     expected_output: tuple[str, ...]

@@ -135,17 +135,17 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.fingerprint import fingerprint
     from trtla.batch.job import Identity
 
-    folders = (given.engine_dir, *filter(None, [given.tokenizer_dir]))
-    settings = {one: getattr(given, one) for one in _CHANGING} | {"served_model_name": name}
-    if given.tp_size not in (None, 1):  # the last bits of sums over ranks are others
-        settings["tp_size"] = given.tp_size
-    if given.parse_special:
+    folders = [Path(one) for one in (given.engine_dir, given.options.tokenizer_dir) if one]
+    settings = {one: getattr(given.options, one) for one in _CHANGING} | {"served_model_name": name}
+    if given.options.tp_size not in (None, 1):  # the last bits of sums over ranks are others
+        settings["tp_size"] = given.options.tp_size
+    if given.options.parse_special:
         settings["parse_special"] = True
     if given.force_greedy:
         settings["force_greedy"] = True
-    if given.drafter.rejection:  # else no drafter changes a text
-        settings["drafter"] = repr(given.drafter)
-    return Identity(digest, fingerprint(tuple(map(Path, folders))), settings)
+    if given.options.drafter.rejection:  # else no drafter changes a text
+        settings["drafter"] = repr(given.options.drafter)
+    return Identity(digest, fingerprint(tuple(folders)), settings)
 
 
 def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:

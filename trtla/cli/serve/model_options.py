@@ -32,7 +32,6 @@ _REUSE = "kv_cache_enable_block_reuse"
 class AnsweringFlags(CorpusFlags):
     """The flags of both commands as click parsed them."""
 
-    max_batch_size: int | None
     force_greedy: bool
     reuse: bool
     """Share K/V blocks between requests with the same beginning."""
@@ -93,8 +92,8 @@ def checked(kind: type[Flags], flags: Mapping[str, Any]) -> tuple[Flags, list[st
     """
     others = {name: value for name, value in flags.items() if name != _REUSE}
     given = parsed(kind, {**others, "reuse": flags[_REUSE]})
-    check_triples(given.engine_dir, given.lookahead)
-    models = check_drafters(given.engine_dir, [("--drafter", given.drafter)], given)
+    check_triples(given.engine_dir, given.options.lookahead)
+    models = check_drafters(given.engine_dir, [("--drafter", given.options.drafter)], given.options)
     check_corpus(given)
     return given, models
 
@@ -114,10 +113,10 @@ def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **m
     Raises:
         UsageError: the model has no tokenizer.
     """
-    more |= {"block_reuse": given.reuse, "corpus": given.corpus}
+    more |= {"block_reuse": given.reuse}
     if is_trtllm(Path(given.engine_dir)):
-        more = {"trtllm": replace(given.trtllm, kv_cache_enable_block_reuse=given.reuse)}
-    llm = open_llm(given, draft_models, max_batch_size=given.max_batch_size, **more)
+        more = {"trtllm": replace(given.options.trtllm, kv_cache_enable_block_reuse=given.reuse)}
+    llm = open_llm(given, draft_models, **more)
     llm.force_greedy = given.force_greedy
     if llm.tokenizer is None:
         llm.close()

@@ -52,25 +52,26 @@ def spread_out(given: Flags, replicas: int) -> Flags:
     """A command's flags as a replica has them: its share of the threads, paths from anywhere."""
     from trtla.replicas.cluster import threads_each
 
-    return replace(
-        given,
-        threads=threads_each(replicas, given.threads),
-        engine_dir=_absolute(given.engine_dir),
-        tokenizer_dir=given.tokenizer_dir and _absolute(given.tokenizer_dir),
-        corpus=tuple(map(_absolute, given.corpus)),
+    own = given.options.tokenizer_dir
+    options = replace(
+        given.options,
+        threads=threads_each(replicas, given.options.threads),
+        tokenizer_dir=own and _absolute(own),
+        corpus=[_absolute(path) for path in given.options.corpus],
     )
+    return replace(given, engine_dir=_absolute(given.engine_dir), options=options)
 
 
-def _absolute(path: str) -> str:
+def _absolute(path: str | Path) -> str:
     """A path from anywhere; names on the hub stay."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
+    return str(Path(path).resolve() if Path(path).exists() else path)
 
 
 def gpus_each(given: AnsweringFlags, cluster: Cluster) -> int:
     """GPUs of each replica: one for each of its ranks, none on CPUs."""
-    found = _USES_GPU.get(given.device.partition(":")[0])
+    found = _USES_GPU.get(given.options.device.partition(":")[0])
     uses = cluster.has_gpus if found is None else found
-    return (given.tp_size or given.lookahead_parallel or 1) if uses else 0
+    return (given.options.tp_size or given.options.lookahead_parallel or 1) if uses else 0
 
 
 @contextmanager
@@ -91,8 +92,8 @@ def spread_records(
 
     number = settings.range[0]
     each = spread_out(given, number)
-    threads = each.threads or 1
-    batch_size = open_model(Path(given.engine_dir), None).batch_size(given.max_batch_size)
+    threads = each.options.threads or 1
+    batch_size = open_model(Path(given.engine_dir), None).batch_size(given.options.max_batch_size)
     opening = partial(open_answering, each, models, who)
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(settings.ray_address, threads * number)
@@ -130,16 +131,15 @@ def new_replica_engine(
     from trtla.replicas.replica import open_same
 
     each = spread_out(given, spread.range[1])
-    threads = each.threads or 1
+    threads = each.options.threads or 1
 
     def plan(maker: Maker, cluster: Cluster) -> Plan:
-        size = maker.engine.batch_size(given.max_batch_size)
+        size = maker.engine.batch_size(given.options.max_batch_size)
         opening = partial(open_same, partial(open_model, each, models), model_digest(maker.engine))
         return Plan(opening, spread.range, threads, size, gpus_each(given, cluster))
 
     def new_maker() -> Maker:
-        own = (given.lookahead, given.tokenizer_dir, given.drafter, given.parse_special)
-        maker = Maker(given.engine_dir, *own)
+        maker = Maker(given.engine_dir, given.options)
         maker.force_greedy = given.force_greedy
         return maker
 

@@ -144,9 +144,10 @@ def _check_isolation(given: ServeFlags) -> None:
             "them apart",
             "omit one of them",
         )
-    if given.corpus:
+    if given.options.corpus:
+        named = ", ".join(map(str, given.options.corpus))
         raise UsageError(
-            f"--corpus {', '.join(given.corpus)} is drafted from for all keys, and --isolate-keys "
+            f"--corpus {named} is drafted from for all keys, and --isolate-keys "
             "keeps apart what each drafts from",
             "omit one of them",
         )

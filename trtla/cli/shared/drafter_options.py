@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trtla.cli.shared.engine_check import is_trtllm
 from trtla.cli.shared.options import DTYPES, PATH, options_of, setting, several, stack
@@ -17,74 +16,42 @@ from trtla.cli.shared.values import DEVICE, TEXT
 from trtla.errors import UsageError
 from trtla.settings.drafting import (
     DrafterSettings,
-    DraftOptions,
     check_draft_place,
     check_drafts_itself,
     check_used,
     refuse_texts,
 )
-from trtla.settings.executor import TrtllmSettings
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import declared
-from trtla.settings.lookahead import Lookahead
 from trtla.settings.sampling import SamplingParams
 
 DRAFTERS = "Drafters"
 
 
 @dataclass(frozen=True)
-class DraftFlags:
-    """What drafts, and where draft models run."""
-
-    drafter: DrafterSettings
-    draft_options: DraftOptions
-    draft_device: str | None
-    draft_dtype: str | None
-
-
-@dataclass(frozen=True)
-class ModelFlags(DraftFlags):
+class ModelFlags:
     """What opens one model and decodes with it."""
 
     engine_dir: str
-    tokenizer_dir: str | None
-    device: str
-    dtype: str
-    kv_cache_dtype: Literal["auto", "int8"]
-    tp_size: int | None
-    lookahead_parallel: int | None
-    threads: int | None
-    lookahead: Lookahead | None
-    parse_special: bool
-    trtllm: TrtllmSettings
+    options: ExecutorOptions
     sampling: SamplingParams
 
 
 @dataclass(frozen=True)
 class CorpusFlags(ModelFlags):
-    """Texts that drafts are taken from, beside the request's own."""
+    """The same, where texts are kept to draft from."""
 
-    corpus: tuple[str, ...]
     save_corpus: str | None
 
 
 _DRAFTER = declared(DrafterSettings)["drafter"].option
 
-_place_flags = stack(
-    setting(
-        "--draft-device",
-        section=DRAFTERS,
-        type=DEVICE,
-        metavar="auto|cpu|cuda",
-        show_default="--device",
-        help="Where draft models run.",
-    ),
-    setting(
-        "--draft-dtype",
-        section=DRAFTERS,
-        type=DTYPES,
-        show_default="--dtype",
-        help="Type that draft models compute in; auto is their own.",
-    ),
+_place_flags = options_of(
+    ExecutorOptions,
+    DRAFTERS,
+    only=("draft_device", "draft_dtype"),
+    draft_device={"type": DEVICE, "metavar": "auto|cpu|cuda"},
+    draft_dtype={"type": DTYPES},
 )
 
 drafter_flags = stack(options_of(DrafterSettings, DRAFTERS), _place_flags)
@@ -128,7 +95,7 @@ def check_corpus(given: CorpusFlags) -> None:
     Raises:
         UsageError: TensorRT-LLM runs the engine, or another file is in the place.
     """
-    if (given.corpus or given.save_corpus) and is_trtllm(Path(given.engine_dir)):
+    if (given.options.corpus or given.save_corpus) and is_trtllm(Path(given.engine_dir)):
         raise refuse_texts(given.engine_dir, "a corpus")
     if given.save_corpus is not None:
         from trtla.llm.corpus import check_replaced
@@ -140,14 +107,14 @@ def check_corpus(given: CorpusFlags) -> None:
 def check_drafters(
     engine_dir: str,
     settings: Iterable[tuple[str, DrafterSettings]],
-    flags: DraftFlags | None = None,
+    options: ExecutorOptions | None = None,
 ) -> list[str]:
     """Check drafters against the model that they draft for, without loading any.
 
     Args:
         engine_dir: an engine or a Hugging Face folder.
         settings: (name, drafter) of the command and of every request that brings its own.
-        flags: the command's, for the device and the type of draft models.
+        options: the command's, for the device and the type of draft models.
 
     Returns:
         The draft models' folders, each once.
@@ -163,8 +130,8 @@ def check_drafters(
     if trtllm:
         for name, one in given:
             check_drafts_itself(one, name)
-    if flags is not None:
-        place = (flags.draft_device, flags.draft_dtype)
+    if options is not None:
+        place = (options.draft_device, options.draft_dtype)
         check_draft_place(*place, bool(models), engine_dir if trtllm else None)
     for path in models:
         check_vocabulary(path, folder)

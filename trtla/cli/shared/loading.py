@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,26 +41,9 @@ def open_llm(given: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -
 
     Args:
         draft_models: those that single requests name.
-        more: arguments of `LLM` beside or instead of what the flags say.
+        more: options in place of what the flags say.
     """
     with loading():
         from trtla.llm.llm import LLM
 
-        settings: dict[str, Any] = {
-            "lookahead": given.lookahead,
-            "tokenizer_dir": given.tokenizer_dir,
-            "parse_special": given.parse_special,
-            "device": given.device,
-            "dtype": given.dtype,
-            "kv_cache_dtype": given.kv_cache_dtype,
-            "tp_size": given.tp_size,
-            "lookahead_parallel": given.lookahead_parallel,
-            "threads": given.threads,
-            "draft_options": given.draft_options,
-            "drafter": given.drafter,
-            "draft_models": draft_models,
-            "draft_device": given.draft_device,
-            "draft_dtype": given.draft_dtype,
-            "trtllm": given.trtllm,
-        } | more
-        return LLM(given.engine_dir, **settings)
+        return LLM(given.engine_dir, replace(given.options, draft_models=draft_models, **more))

@@ -179,33 +179,13 @@ def _spelled(name: str) -> str:
 RANKS = ("tp_size", "lookahead_parallel")
 """Settings of how many processes run a model."""
 
-place_flags = stack(
-    setting(
-        "--device",
-        basic=True,
-        section="Model",
-        type=DEVICE,
-        metavar="auto|cpu|cuda",
-        default="auto",
-        help="Where to run; auto takes CUDA where it is.",
-    ),
-    setting(
-        "--dtype",
-        section="Model",
-        type=DTYPES,
-        default="auto",
-        help="Type to compute in; auto is the engine's.",
-    ),
-    options_of(ExecutorOptions, "Model", but=RANKS),
-    setting(
-        "--threads",
-        basic=True,
-        section="Model",
-        type=COUNT,
-        show_default="PyTorch's: one a core",
-        help="Threads that compute on a CPU.",
-    ),
-)
+_PLACE: dict[str, Any] = {
+    "device": {"basic": True, "type": DEVICE, "metavar": "auto|cpu|cuda"},
+    "dtype": {"type": DTYPES},
+    "kv_cache_dtype": {},
+    "threads": {"basic": True, "type": COUNT},
+}
+place_flags = options_of(ExecutorOptions, "Model", only=tuple(_PLACE), **_PLACE)
 """Where a model runs, and in which type."""
 
 
@@ -227,12 +207,7 @@ def lookahead_flag(default: str) -> Decorator:
 ranks_flag = options_of(ExecutorOptions, "Model", only=RANKS)
 """Processes that run it together."""
 
-parse_flag = switch(
-    "--parse-special",
-    section="Model",
-    help="Take names of control tokens in messages, such as <|im_end|>, as these tokens; else they "
-    "are text there. In prompts that are no messages they always are the tokens.",
-)
+parse_flag = options_of(ExecutorOptions, "Model", only=("parse_special",))
 
 opening_flags = stack(
     place_flags,

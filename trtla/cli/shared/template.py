@@ -21,7 +21,7 @@ ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
 def check_template(
     console: Console,
     asking: Asking,
-    folders: tuple[str, str | None],
+    folders: tuple[str, str | Path | None],
     prompts: Iterable[tuple[str, object]],
 ) -> None:
     """Fill in the chat template with every conversation; advise --chat where texts go without.
@@ -47,7 +47,11 @@ def check_template(
 
 
 def check_texts(
-    console: Console, asking: Asking, folders: tuple[str, str | None], *, any_texts: bool = True
+    console: Console,
+    asking: Asking,
+    folders: tuple[str, str | Path | None],
+    *,
+    any_texts: bool = True,
 ) -> None:
     """`check_template` for texts that all become the same messages.
 

@@ -96,7 +96,7 @@ def _limits(
         build.max_text_len,
         build.max_num_tokens,
         checkpoint.vocab_size,
-        engine.default_triple(options.lookahead),
+        engine.default_triple(options.triple),
         drafter=options.drafter,
         draft_models=tuple(draft_engines),
         max_encoder_len=engine.max_encoder_len,
