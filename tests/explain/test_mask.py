@@ -13,10 +13,8 @@ from tests.runtime.test_traces import M17, T4_PROMPT
 from tests.support.examples import examples
 from tests.support.recorded import numbers, record, recorded
 from tests.support.toys import greedy_scores, request
-from trtla.explain.canvas import Canvas
 from trtla.explain.mask import blocks, paths, positions, roles, visible
-from trtla.explain.mask_picture import MaskPicture
-from trtla.explain.text_view import mask_lines
+from trtla.explain.mask_view import mask_lines
 from trtla.explain.words import plain
 from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import lookahead_drafter
@@ -37,7 +35,7 @@ def test_the_mask_drawn_is_the_mask_of_the_model(parents):
 
 
 def drawn_in_text(told, step) -> list[list[bool]]:
-    """The cells of the text view, read back."""
+    """The cells, read back."""
     lines = list(mask_lines(told, step, (), numbers(told), plain))[3:]
     rows = []
     for line in lines:
@@ -47,37 +45,13 @@ def drawn_in_text(told, step) -> list[list[bool]]:
     return rows
 
 
-def drawn_in_picture(told, step) -> list[list[bool]]:
-    """The filled cells of the picture, read back from where they lie."""
-    squares: list[tuple[float, float]] = []
-
-    class Spy(Canvas):
-        def boxes(self, boxes, fill, edge="none", *, dashed=False):
-            mask = MaskPicture(self, told, step, numbers(told))
-            gap = min(1.0, mask._cell * 0.08)
-            squares.extend(
-                (box[0], box[1]) for box in boxes if box[2] == box[3] == mask._cell - 2 * gap
-            )
-
-    canvas = Spy("mask")
-    mask = MaskPicture(canvas, told, step, numbers(told))
-    mask.draw(0.0, 0.0, ())
-    left, top = min(x for x, _ in squares), min(y for _, y in squares)
-    size = step.draft.size
-    rows = [[False] * size for _ in range(size)]
-    for x, y in squares:
-        rows[round((y - top) / mask._cell)][round((x - left) / mask._cell)] = True
-    return rows
-
-
 @pytest.mark.parametrize("triple", [(7, 7, 7), (3, 3, 2), (2, 2, 1), (1, 4, 1), (4, 4, 0)])
-def test_text_and_picture_show_that_mask(triple):
+def test_text_shows_that_mask(triple):
     told, _ = recorded(M17, T4_PROMPT, triple, 48)
     for step in (told.steps[1], told.steps[len(told.steps) // 2], told.steps[-1]):
         expected = visible(step.draft.parents)
         if step.draft.size > 1:
             assert drawn_in_text(told, step) == expected
-        assert drawn_in_picture(told, step) == expected
 
 
 @examples(100)

@@ -17,9 +17,8 @@ from trtla import UsageError
 from trtla.charts import save
 from trtla.explain.picture import step_picture
 from trtla.explain.step_outcome import busiest
-from trtla.explain.strip import strip_lines, strip_picture, strip_rows, summary
-from trtla.explain.text_view import step_lines
-from trtla.explain.words import Words, clip, escaped, fit, plain
+from trtla.explain.text_view import step_lines, strip_lines
+from trtla.explain.words import Words, clip, escaped, fit, plain, summary
 from trtla.runtime.draft import Draft
 
 ODD = [
@@ -108,13 +107,9 @@ def test_the_strip_has_a_row_a_step_and_its_tokens_are_the_output():
     assert summary(told) == "3 steps after the prefill, 10 tokens, S = 3.00 tokens a step " + (
         "(W,N,G = 3,3,3)"
     )
-    assert [row.fed for row in strip_rows(told)] == fed
-    tokens = [
-        token
-        for row in strip_rows(told)
-        for token in (*row.accepted, *(() if row.added is None else (row.added,)))
-    ]
-    assert tuple(tokens) == told.completion.output_ids
+    assert [
+        int(line.split()[1]) for line in list(strip_lines(told, numbers(told), plain))[3:]
+    ] == fed
 
 
 @pytest.mark.parametrize("triple", [(1, 2, 1), (3, 3, 2), (7, 7, 7), (15, 5, 15), (40, 3, 2)])
@@ -187,20 +182,18 @@ def svg_texts(figure, tmp_path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_svg_parses_and_has_the_tokens_as_text(tmp_path):
+def test_svg_parses_and_has_the_lines_of_the_text(tmp_path):
     told, _ = recorded(lambda s: (s[-1] + 1) % 16, list(range(16)), (4, 4, 4), 24)
     words = Words(lambda ids: "".join(ODD[i % len(ODD)] for i in ids), [2])
     step = busiest(told)
     texts = svg_texts(step_picture(told, step, words), tmp_path)
+    shown = " ".join(texts).replace("\N{NO-BREAK SPACE}", " ")
     for token in step.draft.tokens:
-        assert words.cell(token) in texts
+        assert words.cell(token) in shown
     for label in ("level 2", "new level", "candidate 1", "target drew", "Why it ended"):
-        assert label in texts
-    strip = svg_texts(strip_picture(told, words), tmp_path)
-    for token in told.completion.output_ids:
-        assert words.cell(token) in strip
-    assert summary(told) in strip
-    assert "$x_1$" in strip
+        assert label in shown
+    assert summary(told) in shown
+    assert "$x_1$" in shown
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
@@ -216,17 +209,14 @@ def test_png_opens_and_equal_runs_give_equal_pictures(triple, tmp_path):
         assert data == (tmp_path / "b.png").read_bytes()
         with Image.open(io.BytesIO(data)) as image:
             assert min(image.size) > 200
-            assert len(image.convert("RGB").getcolors(1 << 24)) > 10
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 5
 
 
-def test_pictures_that_no_file_can_hold_are_refused():
+def test_a_picture_that_no_file_can_hold_is_refused():
     told, _ = recorded(M17, T4_PROMPT, (7, 7, 7), 20)
     huge = replace(told.steps[-1], draft=Draft.chain([1] * 500))
     with pytest.raises(UsageError, match="fed 501 tokens"):
         step_picture(told, huge, numbers(told))
-    steps = tuple(replace(told.steps[1], number=i) for i in range(1200))
-    with pytest.raises(UsageError, match="the run has 1200 steps"):
-        strip_picture(replace(told, steps=steps), numbers(told))
 
 
 def test_texts_do_not_overlap_in_a_picture():

@@ -1,41 +1,67 @@
-"""One step as a picture: window, n-grams and candidates at the left, the attention mask beside."""
+"""A step as a picture: the run in a row, then the lines of the text view, the mask at their right.
+
+Styles become grounds and colours; letters are all equally wide, as in a terminal.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
 
 from rich.cells import cell_len
 
-from trtla.charts.theme import INK
-from trtla.console import counted
+from trtla.charts.theme import BASE, COLOURS, INK, theme
 from trtla.errors import UsageError
-from trtla.explain.canvas import (
-    ACCEPTED,
-    CANDIDATE,
-    FAINT,
-    REJECTED,
-    WINDOW,
-    Canvas,
-    level_tint,
-    prose_letters,
-    tint,
-    token_width,
-)
-from trtla.explain.mask_picture import MaskPicture, key
-from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
-from trtla.explain.tree import draw_tree
-from trtla.explain.words import CHECK, CROSS, Words, candidates_line, headline, why
+from trtla.explain.mask_view import HIDDEN, mask_lines
+from trtla.explain.record import RecordedRun, RecordedStep
+from trtla.explain.step_outcome import outcome_of
+from trtla.explain.text_view import draft_lines, ending_lines
+from trtla.explain.words import WIDTH, Style, Words, headline, summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LEFT, _TOP, _GUTTER = 18.0, 18.0, 78.0
-_ROOM = 480.0  # points that a grid's cells take together, where they are not too many
-_WIDEST, _NARROWEST, _ROW = 72.0, 38.0, 20.0
 _MOST_FED = 400  # tokens: a larger mask's pixels would not fit into memory
-_LEAST = 470.0  # width of the left half
+_WIDEST = 2 * _MOST_FED  # columns of a mask
+_MOST_STEPS = 1000  # in the row of the run
+_SIZE, _COLUMN, _ROW = 9.0, 9.0 * 0.602, 13.0  # points; 0.602: DejaVu Sans Mono
+_MARGIN, _BETWEEN = 18.0, 4 * _COLUMN
+
+_STYLES: tuple[Style, ...] = get_args(Style)
+_BEGIN, _END = "\ue000", "\ue001"  # texts of tokens have these escaped
+_PAINTED = re.compile(f"{_BEGIN}(.)([^{_END}]*){_END}")
+_SOLID = re.compile("[█▓▒]+")
+_INKS: dict[Style, str] = {"dim": BASE, "input": "white"}
+
+
+def _tint(colour: str, share: float) -> str:
+    """A colour mixed with white; 1 is the colour itself."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)
+
+
+_SOLIDS: dict[Style, str] = {
+    "dim": _tint(BASE, 0.5), "input": INK, "window": COLOURS[0], "candidate": COLOURS[1],
+}  # fmt: skip
+_GROUNDS: dict[Style, str] = {
+    "input": INK,
+    "window": _tint(COLOURS[0], 0.25),
+    "candidate": _tint(COLOURS[1], 0.25),
+    "accepted": _tint(COLOURS[2], 0.35),
+    "rejected": _tint(COLOURS[5], 0.25),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Letters of one style in a line, from a column on."""
+
+    column: int
+    text: str
+    style: Style
 
 
 def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
@@ -51,193 +77,101 @@ def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
             "is not drawn",
             "use a smaller --lookahead, or --json",
         )
-    canvas = Canvas(f"step {step.number}")
-    _Step(canvas, run, step, words).draw()
-    return canvas.figure()
+    outcome = outcome_of(run, step)
+    title = [_painted(headline(run, step, outcome), "bold"), *_run_row(run, step), ""]
+    left = [*draft_lines(run, step, words, _painted), "", *ending_lines(run, step, words, _painted)]
+    right: list[str] = []
+    if step.number:
+        right = list(mask_lines(run, step, outcome.accepted_nodes, words, _painted, _WIDEST))
+    return _figure(f"step {step.number}", title, left, right)
 
 
-class _Step:
-    def __init__(self, canvas: Canvas, run: RecordedRun, step: RecordedStep, words: Words) -> None:
-        self._canvas, self._run, self._step, self._words = canvas, run, step, words
-        self._outcome: Outcome = outcome_of(run, step)
-        self._y = _TOP
-
-    def draw(self) -> None:
-        """Everything, from top to bottom, then the mask to the right of it."""
-        self._title()
-        top = self._y
-        window = self._step.window or (None if self._step.number else self._step.window_after)
-        if window is not None:
-            self._window(window)
-            self._harvest()
-        if self._step.number:
-            self._candidates()
-        self._ending()
-        if self._step.draft.tokens:
-            x = max(self._canvas.right, _LEFT + _LEAST) + 34
-            mask = MaskPicture(self._canvas, self._run, self._step, self._words)
-            self._canvas.prose(
-                x, top + 7, "Attention: a row sees the filled columns", 11, bold=True
-            )
-            y = key(self._canvas, self._step, x, top + 20)
-            mask.draw(x, y + 2, self._outcome.accepted_nodes)
-
-    def _title(self) -> None:
-        run, step, triple = self._run, self._step, self._run.completion.lookahead
-        self._canvas.prose(_LEFT, self._y + 8, headline(run, step, self._outcome), 15, bold=True)
-        how = f"W, N, G = {triple.window_size}, {triple.ngram_size}, {triple.verification_set_size}"
-        if run.is_tree:
-            how = f"auto within {how}"
-        elif "lookahead" not in run.completion.stats.drafter:
-            how = f"drafter {run.completion.stats.drafter}"
-        fed = f"{counted(step.draft.size, 'token')} fed in one forward"
-        line = f"{how}: {fed}" if step.number else how
-        self._canvas.prose(_LEFT, self._y + 27, line, 9.5, colour=FAINT)
-        self._text(self._y + 46)
-        self._y += 72
-
-    def _text(self, y: float) -> None:
-        """The text so far, the input marked, then what the step added."""
-        size, x, step = 9.0, _LEFT, self._step
-        before = self._run.text_before(step) if step.number else self._run.completion.input_ids
-        shown = self._words.end(before[:-1], 58)
-        self._canvas.prose(x, y, shown, size, colour=FAINT, mono=True)
-        x += token_width(cell_len(shown), size) + 5
-        for place, token in enumerate((before[-1], *step.committed)):
-            text = self._words.cell(token)
-            width = token_width(cell_len(text), size) + 7
-            kept = 0 < place <= len(self._outcome.accepted)
-            fill = tint(ACCEPTED, 0.35) if kept else "none"
-            edge = FAINT if not place else ACCEPTED if kept else INK
-            self._canvas.box((x, y - 8, width, 16), fill, edge, dashed=not place)
-            self._canvas.token((x, y - 8, width, 16), text, size, bold=place > 0)
-            x += width + 3
-
-    def _heading(self, text: str, note: str = "") -> None:
-        self._canvas.prose(_LEFT, self._y + 7, text, 11, bold=True)
-        self._y += 18
-        for line in textwrap.wrap(note, prose_letters(_LEAST, 8.5)):
-            self._canvas.prose(_LEFT, self._y + 5, line, 8.5, colour=FAINT)
-            self._y += 12
-        self._y += 4 if note else 0
-
-    def _label(self, text: str, colour: str = INK) -> None:
-        box = (_LEFT, self._y, _GUTTER - 6, _ROW)
-        self._canvas.token(box, text, 8.0, colour=colour, align="left")
-
-    def _window(self, window: WindowCells) -> None:
-        columns, levels = len(window.levels[0]), len(window.levels)
-        most = self._run.completion.lookahead.ngram_size - 1
-        filled = "" if window.full else f", {levels} filled so far"
-        start = self._run.position(self._step) + (not window.full) * (len(window.fillers) + 1)
-        note = f"Level l, column j is a guess for position {start} + l + j."
-        if not self._step.number:
-            note = "It starts with tokens of the prompt: they change the speed, never the text."
-        self._heading(f"Window: W = {columns} columns, N-1 = {most} levels{filled}", note)
-        width = _cell_width(columns)
-        for column in range(columns):
-            box = (_LEFT + _GUTTER + column * width, self._y, width, 11.0)
-            self._canvas.token(box, f"col {column}", 7.0, colour=FAINT)
-        self._y += 13
-        if window.fillers:
-            self._row("fillers", window.fillers, width, tint(WINDOW, 0.08))
-        for level, tokens in enumerate(window.levels):
-            has_input = window.full and not level
-            ground = level_tint(level, levels)
-            self._row(f"level {level}", tokens, width, ground, has_input=has_input)
-        if self._step.observed:
-            self._row("new level", self._step.observed, width, "none", WINDOW, dashed=True)
-        self._y += 12
-
-    def _row(
-        self,
-        label: str,
-        tokens: tuple[int, ...],
-        width: float,
-        fill: str,
-        edge: str = "none",
-        *,
-        dashed: bool = False,
-        has_input: bool = False,
-    ) -> None:
-        """A grid's row; its first cell is the input token where it has that."""
-        self._label(label)
-        for column, token in enumerate(tokens):
-            box = (_LEFT + _GUTTER + column * width + 1, self._y + 1, width - 2, _ROW - 2)
-            is_input = has_input and not column
-            self._canvas.box(box, INK if is_input else fill, edge, dashed=dashed)
-            colour = "white" if is_input else INK
-            self._canvas.token(box, self._words.cell(token), 8.5, colour=colour, bold=dashed)
-        self._y += _ROW
-
-    def _harvest(self) -> None:
-        if not self._step.harvest:
-            return
-        count = len(self._step.harvest)
-        self._heading(
-            f"Collected into the pool: {count} n-grams of N = {len(self._step.harvest[0])} tokens",
-            "A column is read from the oldest level to the new one; its first token is the key.",
-        )
-        width = _cell_width(len(self._step.harvest[0]))
-        for column, ngram in enumerate(self._step.harvest):
-            self._row(f"col {column}", ngram, width, tint(WINDOW, 0.16))
-            box = (_LEFT + _GUTTER + 1, self._y - _ROW + 1, width - 2, _ROW - 2)
-            self._canvas.box(box, edge=WINDOW)
-        self._y += 12
-
-    def _candidates(self) -> None:
-        self._heading(candidates_line(self._run, self._step, self._outcome, self._words))
-        if self._run.is_tree:
-            place = (_LEFT, self._y)
-            self._y = draw_tree(self._canvas, *place, self._step, self._outcome, self._words) + 12
-            return
-        if not self._outcome.candidates:
-            self._y += 8
-            return
-        longest = max(len(candidate.tokens) for candidate in self._outcome.candidates)
-        width = _cell_width(longest + 1)
-        self._drawn(width)
-        for number, candidate in enumerate(self._outcome.candidates, 1):
-            self._candidate(number, candidate, longest, width)
-        self._y += 12
-
-    def _drawn(self, width: float) -> None:
-        """What the target drew, over the places of the candidates' tokens."""
-        self._label("target drew")
-        for place, token in enumerate(self._step.committed):
-            kept = place < len(self._outcome.accepted)
-            box = (_LEFT + _GUTTER + place * width + 1, self._y + 1, width - 2, _ROW - 2)
-            self._canvas.box(box, tint(ACCEPTED, 0.35) if kept else "none", INK)
-            self._canvas.token(box, self._words.cell(token), 8.5, bold=True)
-        self._y += _ROW + 3
-
-    def _candidate(self, number: int, candidate: Candidate, longest: int, width: float) -> None:
-        self._label(f"candidate {number}")
-        for place, token in enumerate(candidate.tokens):
-            box = (_LEFT + _GUTTER + place * width + 1, self._y + 1, width - 2, _ROW - 2)
-            text, fill, edge = self._words.cell(token), tint(CANDIDATE, 0.14), "none"
-            mark, colour = "", FAINT
-            if place < candidate.matched:
-                mark, fill, colour = CHECK, tint(ACCEPTED, 0.35), INK
-            elif place == candidate.matched:
-                mark, edge, colour = CROSS, REJECTED, INK
-            self._canvas.box(box, fill, edge)
-            x, y, across, height = box
-            self._canvas.token((x, y, across - 12 * bool(mark), height), text, 8.5, colour=colour)
-            own = ACCEPTED if mark == CHECK else REJECTED
-            self._canvas.token((x + across - 13, y, 11, height), mark, 9, colour=own, bold=True)
-        seen = "seen in " + ", ".join(candidate.sources) if candidate.sources else ""
-        x = _LEFT + _GUTTER + longest * width + 5
-        self._canvas.prose(x, self._y + _ROW / 2, seen, 8, colour=FAINT)
-        self._y += _ROW
-
-    def _ending(self) -> None:
-        self._heading("Why it ended")
-        reason = why(self._run, self._step, self._outcome, self._words)
-        for line in textwrap.wrap(reason, prose_letters(_LEAST, 9.5)):
-            self._canvas.prose(_LEFT, self._y + 6, line, 9.5)
-            self._y += 14
+def _painted(text: str, style: Style) -> str:
+    return f"{_BEGIN}{_STYLES.index(style)}{text}{_END}"
 
 
-def _cell_width(columns: int) -> float:
-    return max(_NARROWEST, min(_WIDEST, _ROOM / columns))
+def _run_row(run: RecordedRun, chosen: RecordedStep) -> Iterator[str]:
+    """The whole run: how many tokens each step brought, those of accepted drafts among them."""
+    yield summary(run)
+    yield "tokens of each step, this one black, green where drafts were accepted:"
+    line, width = "", 0
+    for step in run.steps[:_MOST_STEPS]:
+        count = f" {len(step.committed)} "
+        accepted = bool(outcome_of(run, step).accepted)
+        style: Style = "input" if step is chosen else "accepted" if accepted else "plain"
+        if width + len(count) > WIDTH:
+            yield line
+            line, width = "", 0
+        line, width = line + _painted(count, style), width + len(count)
+    yield line + ("..." if len(run.steps) > _MOST_STEPS else "")
+
+
+def _spans(line: str) -> Iterator[_Span]:
+    column, at = 0, 0
+    for match in _PAINTED.finditer(line):
+        before = line[at : match.start()]
+        yield _Span(column, before, "plain")
+        column, at = column + cell_len(before), match.end()
+        yield _Span(column, match[2], _STYLES[int(match[1])])
+        column += cell_len(match[2])
+    yield _Span(column, line[at:], "plain")
+
+
+def _width(lines: Sequence[str]) -> float:
+    ends = [span.column + cell_len(span.text) for line in lines for span in _spans(line)]
+    return max(ends, default=0) * _COLUMN
+
+
+def _figure(name: str, title: list[str], left: list[str], right: list[str]) -> Figure:
+    """The title over two blocks of lines side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    middle = _MARGIN + _width(left) + _BETWEEN
+    width = max(_MARGIN + _width(title), middle + _width(right)) + _MARGIN
+    height = 2 * _MARGIN + (len(title) + max(len(left), len(right))) * _ROW
+    with theme():
+        figure = Figure(figsize=(width / 72.0, height / 72.0))
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_xlim(0.0, width)
+        axes.set_ylim(height, 0.0)
+        axes.set_axis_off()
+        top = _MARGIN + len(title) * _ROW
+        for x, y, lines in ((_MARGIN, _MARGIN, title), (_MARGIN, top, left), (middle, top, right)):
+            for number, line in enumerate(lines):
+                for span in _spans(line):
+                    _draw(axes, span, x, y + number * _ROW)
+        figure.set_gid(name)
+    return figure
+
+
+def _draw(axes: Axes, span: _Span, x: float, y: float) -> None:
+    """Draw letters, or for the mask's squares a bar."""
+    left, width, text = x + span.column * _COLUMN, cell_len(span.text) * _COLUMN, span.text
+    if set(text) == {HIDDEN}:
+        return
+    solid = _SOLID.fullmatch(text)
+    if ground := (_SOLIDS if solid else _GROUNDS).get(span.style, ""):
+        _box(axes, left, y, width, ground)
+    if solid or not text.strip(" "):
+        return
+    spaces = len(text) - len(text.lstrip(" "))
+    axes.text(
+        left + spaces * _COLUMN,
+        y + _ROW / 2,
+        text.strip(" ").replace(" ", "\N{NO-BREAK SPACE}"),  # SVG makes one of several others
+        parse_math=False,
+        fontsize=_SIZE,
+        color=_INKS.get(span.style, INK),
+        fontweight="bold" if span.style in ("bold", "input") else "normal",
+        fontfamily=["DejaVu Sans Mono", "monospace"],
+        verticalalignment="center_baseline",
+    )
+
+
+def _box(axes: Axes, x: float, y: float, width: float, colour: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner, height = (x + 0.5, y + 0.5), _ROW - 1.0
+    axes.add_patch(Rectangle(corner, width - 1.0, height, facecolor=colour, linewidth=0))

@@ -1,20 +1,26 @@
-"""One step for a terminal of 100 columns: window, n-grams, candidates, mask, why it ended."""
+"""A run and one of its steps for a terminal of 100 columns.
+
+The run is a strip, a row a step; a step is its window, n-grams, candidates, mask, and why it ended.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+
+from rich.cells import cell_len
 
 from trtla.console import counted
-from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
+from trtla.explain.mask import roles
+from trtla.explain.mask_view import mask_lines
 from trtla.explain.record import RecordedRun, RecordedStep, WindowCells
-from trtla.explain.step_outcome import Candidate, Outcome, outcome_of
-from trtla.explain.tree import tree_lines
+from trtla.explain.step_outcome import Candidate, Fate, Outcome, TreeNode, outcome_of, tree_nodes
 from trtla.explain.words import (
     CHECK,
     CROSS,
+    ELLIPSIS,
+    SHORT,
+    WIDTH,
     Paint,
     Style,
     Words,
@@ -22,41 +28,71 @@ from trtla.explain.words import (
     clip,
     fit,
     headline,
+    summary,
     why,
 )
 
-WIDTH = 100
 _GUTTER = 13
 _WIDEST, _NARROWEST = 11, 4  # columns of a cell
 _ROOM = WIDTH - 2 - _GUTTER
 _SOURCES = 23  # columns for where a candidate was seen
+_REASON = 17
 
-_LABEL = 6
-_STYLES: dict[Part, Style] = {
-    "input": "input",
-    "filler": "window",
-    "window": "window",
-    "candidate": "candidate",
+_TOKENS, _SOURCE, _LEAST = 44, 10, 4  # columns of the tree
+_LAST, _NEXT, _PASS, _NOTHING = "└ ", "├ ", "│ ", "  "
+_FATES: dict[Fate, tuple[str, Style]] = {
+    "accepted": (CHECK, "accepted"),
+    "rejected": (CROSS, "rejected"),
+    "not reached": ("", "dim"),
 }
-_GLYPHS: dict[Part, str] = {"input": "█", "filler": "█", "window": "█", "candidate": "▓"}
-_KEY: dict[Part, str] = {
-    "input": "input",
-    "window": "lookahead branch, L level.column",
-    "candidate": "verification branch, C candidate.place",
-}
-_CACHED, _HIDDEN = "▒", "·"
+
+
+def strip_lines(run: RecordedRun, words: Words, paint: Paint) -> Iterator[str]:
+    """The run, a row a step; accepted tokens in brackets, so that it needs no colours."""
+    width = WIDTH - 12 - _REASON
+    yield paint(summary(run), "bold")
+    yield "Accepted tokens are in [brackets], the others are the target's own."
+    yield f"step   fed  {'tokens'.ljust(width)} ended by"
+    for step in run.steps:
+        outcome = outcome_of(run, step)
+        fed = step.draft.size if step.number else len(run.completion.input_ids)
+        tokens = [(f"[{words.cell(token)}]", True) for token in outcome.accepted]
+        if outcome.added is not None:
+            tokens.append((words.cell(outcome.added), False))
+        line = _fitted(tokens, width, paint)
+        yield f"{step.number:4} {fed:5}  {line} {SHORT[outcome.reason]}"
+
+
+def _fitted(tokens: list[tuple[str, bool]], width: int, paint: Paint) -> str:
+    """As many tokens as fit, filled up to the width."""
+    line, used = "", 0
+    for index, (text, accepted) in enumerate(tokens):
+        room = width - used - (2 if index < len(tokens) - 1 else 0)
+        if cell_len(text) > room:
+            line, used = line + ELLIPSIS, used + 1
+            break
+        line += (paint(text, "accepted") if accepted else text) + " "
+        used += cell_len(text) + 1
+    return line + " " * (width - used)
 
 
 def step_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> list[str]:
-    """The lines of a step's view."""
+    """One step."""
     outcome = outcome_of(run, step)
-    lines = [paint(headline(run, step, outcome), "bold"), *_fed(step), "", *_text(run, step, words)]
+    lines = [paint(headline(run, step, outcome), "bold"), *draft_lines(run, step, words, paint)]
     if step.number:
-        lines += [*_window(run, step, words, paint), *_candidates(run, step, outcome, words, paint)]
         lines += ["", *mask_lines(run, step, outcome.accepted_nodes, words, paint)]
-    else:
-        lines += _start(run, step, words, paint)
-    return [*lines, "", *_ending(run, step, outcome, words, paint)]
+    return [*lines, "", *ending_lines(run, step, words, paint)]
+
+
+def draft_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    """What a step fed: the text, window, n-grams and candidates."""
+    yield from (*_fed(step), "", *_text(run, step, words))
+    if not step.number:
+        yield from _start(run, step, words, paint)
+        return
+    yield from _window(run, step, words, paint)
+    yield from _candidates(run, step, words, paint)
 
 
 def _fed(step: RecordedStep) -> list[str]:
@@ -142,13 +178,12 @@ def _harvest(step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
         yield _line(f"column {column}", [paint(cell, "window") for cell in cells[: shown + 1]])
 
 
-def _candidates(
-    run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words, paint: Paint
-) -> Iterator[str]:
+def _candidates(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    outcome = outcome_of(run, step)
     yield ""
     yield from _wrapped(candidates_line(run, step, outcome, words))
     if run.is_tree:
-        yield from tree_lines(step, outcome, words, paint)
+        yield from _tree(step, outcome, words, paint)
         return
     if not outcome.candidates:
         return
@@ -183,6 +218,32 @@ def _candidate(
     return _line(f"candidate {number}", [*cells, sources])
 
 
+def _tree(step: RecordedStep, outcome: Outcome, words: Words, paint: Paint) -> Iterator[str]:
+    """A row a node with its source, chance and fate; nothing where no node was fed."""
+    nodes = tree_nodes(step, outcome.accepted_nodes)
+    if nodes:
+        yield f"  {fit('token', _TOKENS)}{fit('source', _SOURCE)}chance  fate"
+    for place, one in enumerate(nodes):
+        branch = _branch(nodes, place)
+        token = clip(words.cell(one.token), max(_LEAST, _TOKENS - 2 - len(branch)))
+        mark, style = _FATES[one.fate]
+        fate = paint(f"{one.fate} {mark}".rstrip(), style)
+        figures = f"{fit(one.source, _SOURCE)}{one.chance:6.2f}"
+        yield f"  {fit(branch + token, _TOKENS)}{figures}  {fate}"
+    if any(one.source == "both" for one in nodes):
+        yield "  both: a text and a row of logits propose the token"
+
+
+def _branch(nodes: Sequence[TreeNode], place: int) -> str:
+    """The lines before a node: on each level, whether a further node follows below the same one."""
+    line, own = "", nodes[place].depth
+    for depth in range(1, own + 1):
+        after = next((one.depth for one in nodes[place + 1 :] if one.depth <= depth), 0)
+        here, above = (_NEXT, _PASS) if after == depth else (_LAST, _NOTHING)
+        line += here if depth == own else above
+    return line
+
+
 def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
     yield ""
     window = step.window_after
@@ -198,9 +259,9 @@ def _start(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> 
     yield from _grid(window, words, paint)
 
 
-def _ending(
-    run: RecordedRun, step: RecordedStep, outcome: Outcome, words: Words, paint: Paint
-) -> Iterator[str]:
+def ending_lines(run: RecordedRun, step: RecordedStep, words: Words, paint: Paint) -> Iterator[str]:
+    """What a step brought, and why it ended."""
+    outcome = outcome_of(run, step)
     accepted = [paint(words.quoted(token), "accepted") for token in outcome.accepted]
     if accepted:
         yield "Accepted: " + " ".join(accepted)
@@ -221,100 +282,3 @@ def _line(label: str, cells: Sequence[str]) -> str:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How much room the mask's parts take."""
-
-    scale: int
-    """Columns of a cell."""
-    gap: int
-    """Columns between blocks."""
-    place: int
-    """Columns of a position; 0: it is left out."""
-    token: int
-
-    @property
-    def gutter(self) -> int:
-        """Columns before the cells."""
-        return _LABEL + self.place + self.token
-
-
-_LAYOUTS = (
-    _Layout(2, 1, 6, 11),
-    _Layout(2, 0, 6, 11),
-    _Layout(1, 1, 6, 11),
-    _Layout(1, 1, 0, 8),
-    _Layout(1, 0, 0, 8),
-)
-
-
-def mask_lines(
-    run: RecordedRun, step: RecordedStep, accepted: Sequence[int], words: Words, paint: Paint
-) -> Iterator[str]:
-    """The mask's lines; one that says so where it is too wide for a terminal."""
-    size, names, stretches = step.draft.size, roles(step), blocks(step)
-    if size == 1:
-        yield "Attention: the input sees the cached text and itself."
-        return
-    layout = next(
-        (one for one in _LAYOUTS if _mask_width(one, size, len(stretches)) <= WIDTH), None
-    )
-    if layout is None:
-        yield f"The attention mask of {size} x {size} tokens is drawn with -o step.svg."
-        return
-    yield from _legend({role.part for role in names}, paint)
-    yield (" " * (layout.gutter + layout.scale + layout.gap) + _heading(stretches, layout)).rstrip()
-    tokens = (run.text_before(step)[-1], *step.draft.tokens)
-    places = positions(step, run.position(step))
-    for node, seen in enumerate(visible(step.draft.parents)):
-        label = fit(names[node].label, _LABEL) + fit(str(places[node]), layout.place)
-        label += fit(words.cell(tokens[node]), layout.token - 1) + " "
-        cached = paint(_CACHED * layout.scale, "dim")
-        mark = f" {CHECK}" if node in accepted else ""
-        cells = _cells(seen, stretches, layout, paint)
-        yield (paint(label, "accepted") if mark else label) + cached + cells + mark
-
-
-def _mask_width(layout: _Layout, size: int, stretches: int) -> int:
-    return layout.gutter + layout.scale * (size + 1) + layout.gap * stretches + 2
-
-
-def _legend(fed: set[Part], paint: Paint) -> Iterator[str]:
-    yield "Attention mask: a row sees the columns that are filled, one for each position before it."
-    kinds = [f"{paint(_CACHED, 'dim')} cached"]
-    kinds += [f"{paint(_GLYPHS[part], _STYLES[part])} {_KEY[part]}" for part in _KEY if part in fed]
-    yield "  " + "  ".join(kinds)
-
-
-def _heading(stretches: Sequence[Block], layout: _Layout) -> str:
-    """The blocks' short names over their columns, where they fit."""
-    line = ""
-    for block in stretches:
-        name, room = _short(block), (block.end - block.start) * layout.scale
-        line += (fit(name, room) if len(name) <= room else " " * room) + " " * layout.gap
-    return line
-
-
-def _short(block: Block) -> str:
-    kind, _, number = block.name.partition(" ")
-    return f"{kind[0].upper()}{number}" if number else kind[:2]
-
-
-def _cells(
-    seen: Sequence[bool],
-    stretches: Sequence[Block],
-    layout: _Layout,
-    paint: Paint,
-) -> str:
-    """A row of the mask; what is painted alike is painted together."""
-    line = ""
-    for block in stretches:
-        line += " " * layout.gap
-        nodes = range(block.start, block.end)
-        for sees, group in groupby(nodes, lambda node: seen[node]):
-            count = len(list(group)) * layout.scale
-            style = _STYLES[block.part] if sees else "dim"
-            line += paint((_GLYPHS[block.part] if sees else _HIDDEN) * count, style)
-    return line

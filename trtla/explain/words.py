@@ -21,6 +21,8 @@ Style = Literal["plain", "bold", "dim", "accepted", "rejected", "input", "window
 Paint = Callable[[str, Style], str]
 """Text and what it means -> the text, coloured where that is possible."""
 
+WIDTH = 100
+"""Columns of a terminal."""
 CHECK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -128,6 +130,23 @@ def _shown(char: str) -> str:
     if char == " " or unicodedata.category(char)[0] not in "CZ":
         return char
     return char.encode("unicode_escape").decode() if ord(char) > 255 else f"\\x{ord(char):02x}"
+
+
+def summary(run: RecordedRun) -> str:
+    """The run in a line."""
+    stats, tokens = run.completion.stats, len(run.completion.output_ids)
+    triple = run.completion.lookahead
+    how = (
+        f"W,N,G = {triple}"
+        if not run.is_tree
+        else f"auto within {triple}"
+        if "lookahead" in stats.drafter.split(",")
+        else stats.drafter
+    )
+    return (
+        f"{counted(stats.steps, 'step')} after the prefill, {counted(tokens, 'token')}, "
+        f"S = {stats.tokens_per_step:.2f} tokens a step ({how})"
+    )
 
 
 def headline(run: RecordedRun, step: RecordedStep, outcome: Outcome) -> str:

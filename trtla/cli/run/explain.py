@@ -45,8 +45,6 @@ from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from trtla.data.prompts import PromptRequest
     from trtla.explain.record import RecordedRun, RecordedStep
     from trtla.explain.words import Style, Words
@@ -73,19 +71,8 @@ class ExplainFlags(ModelFlags):
     asking: Asking
     step: int | None
     output: str | None
-    strip: str | None
     force: bool
     color: str
-
-
-def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse the next flag in place of a file's name."""
-    if value is not None and value.startswith("-"):
-        raise UsageError(
-            f"--strip needs a file, and {value} is a flag",
-            "name one, such as --strip run.svg; in the terminal the strip is always there",
-        )
-    return value
 
 
 @click.command(
@@ -94,7 +81,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     examples=[
         "trtla explain --engine-dir engine --input-text 'def f('",
         "trtla explain --engine-dir model --lookahead 4,4,4 --input-text 'def f(' -o step.svg",
-        "trtla explain --engine-dir engine --input-text 'def f(' --step 3 --strip run.svg",
+        "trtla explain --engine-dir engine --input-text 'def f(' --step 3 -o step.png",
         "trtla explain --engine-dir model --lookahead auto --input-text 'def f('",
         "trtla explain --engine-dir engine --input-text 'def f(' --drafter ngram --json > run.json",
     ],
@@ -146,16 +133,7 @@ def _a_file(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     metavar="FILE",
     help="Draw the step as well: step.svg or step.png.",
 )
-@setting(
-    "--strip",
-    basic=True,
-    section="Output",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    callback=_a_file,
-    help="Draw the whole run as well, a row a step: run.svg or run.png.",
-)
-@switch("--force", section="Output", help="Replace pictures that are there already.")
+@switch("--force", section="Output", help="Replace a picture that is there already.")
 @json_flag("Print every step as one JSON document.", "Output")
 @color_flag("Colour what was accepted and the parts of the mask.")
 @click.pass_obj
@@ -190,21 +168,16 @@ def _check(given: ExplainFlags) -> None:
         given.options.lookahead,
         [("--request-lookahead", given.request_lookahead)],
     )
-    if given.output is not None and given.output == given.strip:
-        raise UsageError(
-            f"--output and --strip are both {given.output}", "give each a file of its own"
-        )
-    for flag, name in (("--output", given.output), ("--strip", given.strip)):
-        if name is not None:
-            _check_picture(Path(name), flag, force=given.force)
+    if given.output is not None:
+        _check_picture(Path(given.output), force=given.force)
 
 
-def _check_picture(path: Path, flag: str, *, force: bool) -> None:
+def _check_picture(path: Path, *, force: bool) -> None:
     from trtla.charts import check_path
     from trtla.charts.theme import theme
 
     check_path(path)
-    check_new_file(path, flag, force=force)
+    check_new_file(path, "--output", force=force)
     theme()  # a missing matplotlib is reported before the run, not after it
 
 
@@ -234,7 +207,8 @@ def _record_and_report(
     else:
         _print(console, run, step, words, given)
     console.note(f"note: ran on {llm.description}")
-    _draw(console, run, step, words, given)
+    if given.output is not None:
+        _draw(console, run, step, words, Path(given.output))
 
 
 def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
@@ -254,8 +228,7 @@ def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
 def _print(
     console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
 ) -> None:
-    from trtla.explain.strip import strip_lines
-    from trtla.explain.text_view import step_lines
+    from trtla.explain.text_view import step_lines, strip_lines
 
     def paint(text: str, style: Style) -> str:
         return console.styled(text, **_STYLES[style]) if _STYLES[style] else text
@@ -273,21 +246,11 @@ def _print(
         console.out(line)
 
 
-def _draw(
-    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
-) -> None:
-    from trtla.explain.picture import step_picture
-    from trtla.explain.strip import strip_picture
-
-    if given.output is not None:
-        _save(console, step_picture(run, step, words), Path(given.output))
-    if given.strip is not None:
-        _save(console, strip_picture(run, words), Path(given.strip))
-
-
-def _save(console: Console, figure: Figure, path: Path) -> None:
+def _draw(console: Console, run: RecordedRun, step: RecordedStep, words: Words, path: Path) -> None:
     from trtla.charts import save
+    from trtla.explain.picture import step_picture
 
+    figure = step_picture(run, step, words)
     with warnings.catch_warnings():
         # Letters that the font lacks are boxes in a PNG; in an SVG the reader's fonts have them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
