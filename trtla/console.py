@@ -40,13 +40,11 @@ class Console:
 
     @property
     def colored(self) -> bool:
-        """True when texts on stdout get colours."""
         if self.color == "auto":
             return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         return self.color == "always"
 
     def out(self, text: str = "", end: str = "\n") -> None:
-        """Print a result on stdout."""
         sys.stdout.write(text + end)
         sys.stdout.flush()
 
@@ -55,7 +53,6 @@ class Console:
         return click.style(text, **style) if self.colored and text else text
 
     def note(self, text: str) -> None:
-        """Print a remark on stderr, unless quiet."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -169,8 +166,6 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 class _Bar:
-    """Progress at a terminal; notes are printed above it."""
-
     def __init__(self, label: str, unit: str, more: Callable[[], str]) -> None:
         self._label, self._unit, self._more = label, unit, more
         self._live: Any = None

@@ -35,11 +35,7 @@ _OWN_FILE = "correct the value, or make the file again with trtla"
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 text file, without the byte order mark that it may begin with.
-
-    Raises:
-        UsageError: it is missing or not readable.
-    """
+    """A UTF-8 text file, without the byte order mark that it may begin with."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -212,11 +208,7 @@ def _check_pairs(value: Any) -> None:
 
 
 def parse_jsonl(model: type[ModelT], text: str, name: str) -> list[tuple[str, ModelT]]:
-    """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped.
-
-    Raises:
-        UsageError: a line is not a JSON object or does not fit the model; its number is named.
-    """
+    """The lines of a JSONL text as models, each with `line N of NAME`; blank lines are skipped."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -238,11 +230,7 @@ def _parse_line(line: str, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file, as `parse_json` does.
-
-    Raises:
-        UsageError: the file is missing, unreadable or not JSON.
-    """
+    """Parse a JSON file, as `parse_json` does."""
     try:
         return parse_json(read_text(path))
     except JsonError as error:
@@ -251,11 +239,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Parse a YAML file that holds a mapping.
-
-    Raises:
-        UsageError: the file is missing, not YAML, or not a mapping.
-    """
+    """Parse a YAML file that holds a mapping."""
     import yaml
 
     try:

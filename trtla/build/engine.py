@@ -61,7 +61,6 @@ class BuildDescription:
 
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens fed in one step."""
         return self.build_config.max_draft_len
 
 
@@ -89,10 +88,6 @@ def build_engine(
         workers: ranks built at a time by tensorrt-llm, each on a GPU of its own.
         sources: where each setting came from (flag, environment, ...), kept in trtla.json.
         progress: called with (bytes done, bytes in total).
-
-    Raises:
-        UsageError: input, settings or output folder are not usable; nothing was written.
-        TrtlaError: the backend cannot build, the disk is full, or permission is missing.
     """
     source_dir, target = Path(checkpoint_dir), Path(output_dir)
     inputs = model_inputs(source_dir)
@@ -144,9 +139,6 @@ def describe_build(
     """What `build_engine` would do with the same arguments; reads config.json only.
 
     TensorRT-LLM need not be installed.
-
-    Raises:
-        UsageError: input or settings are not usable.
     """
     folder, (chosen, reason) = Path(checkpoint_dir), choose_backend(backend)
     source = read_source(folder, dtype)
@@ -187,9 +179,6 @@ def choose_backend(backend: str = "auto") -> tuple[str, str]:
 
     `auto` takes tensorrt-llm where it is installed with its TensorRT backend, and a GPU is present
     on which it can run lookahead. It is imported only where the rest is there.
-
-    Raises:
-        UsageError: unknown backend.
     """
     if backend in BACKENDS:
         return backend, f"asked for with --backend {backend}"

@@ -61,10 +61,6 @@ def calibrate(folder: Path, config: CheckpointConfig, calibration: Calibration) 
     Args:
         folder: a Hugging Face model folder that `HFModel` opens.
         config: its config; prompts are cut to its positions too.
-
-    Raises:
-        UsageError: there are no prompts, or transformers cannot load the model.
-        TrtlaError: a range is 0, infinite or not a number.
     """
     ranges = _Ranges()
 
@@ -184,7 +180,6 @@ def _seen_cache(ranges: _Ranges) -> DynamicCache:
 
 @torch.inference_mode()
 def _read(model: PreTrainedModel, prompt: Sequence[int], cache: DynamicCache | None) -> None:
-    """One forward over a text, without the logits."""
     ids = torch.tensor([list(prompt)], device=model.device)
     model.base_model(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
 
@@ -221,11 +216,7 @@ class Fp8Source:
         self._scales = {name: scale_of(largest) for name, largest in ranges.items()}
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as stored.
-
-        Raises:
-            UsageError: a weight is infinite or not a number.
-        """
+        """Rows [start, stop): FP8 of a linear's weight, float32 of a scale, else as stored."""
         if name in self._group_of:
             scale = torch.tensor(self._weight_scale(self._group_of[name]))
             return quantize(self._model.read(name, start, stop), scale)

@@ -40,12 +40,7 @@ _LEAST_WEIGHT = 1e-3
 
 
 def integer_config(config: CheckpointConfig, dtype: str, group_size: int) -> CheckpointConfig:
-    """The model with all linear weights in blocks; embedding and lm_head are int8 for int4 too.
-
-    Raises:
-        UsageError: the group size is unknown, or does not divide the inputs of a weight, or the
-            model is split over ranks.
-    """
+    """The model with all linear weights in blocks; embedding and lm_head are int8 for int4 too."""
     if group_size not in GROUP_SIZES:
         raise UsageError(f"group size {group_size} is unknown", "use 32, 64 or 128")
     shapes = {name: shape for name, shape in hf_shapes(config).items() if len(shape) == 2}
@@ -83,11 +78,7 @@ class RoundedSource:
         self._model, self._types, self._importance = model, types, importance
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop): blocks of a weight, else as stored.
-
-        Raises:
-            UsageError: a weight is infinite or not a number, or too large for a scale.
-        """
+        """Rows [start, stop): blocks of a weight, else as stored."""
         rows = self._model.read(name, start, stop)
         if name not in self._types:
             return rows
@@ -97,11 +88,7 @@ class RoundedSource:
 
 
 def check_numbers(name: str, rows: Tensor, kind: BlockType) -> None:
-    """Refuse rows of a weight that no scale of this type fits.
-
-    Raises:
-        UsageError: a weight is infinite or not a number, or too large.
-    """
+    """Refuse rows of a weight that no scale of this type fits."""
     low, high = (value.item() for value in rows.aminmax())
     largest = high if high >= -low else low  # a NaN is neither, and is the low one then
     if not abs(largest / _last_code(kind)) <= _HALF_MAX:

@@ -27,11 +27,7 @@ ALGORITHMS = {"w8a16": "W8A16", "w4a16": "W4A16", "w4a16_awq": "W4A16_AWQ"}
 def weight_only_config(
     config: CheckpointConfig, dtype: str, group_size: int | None
 ) -> CheckpointConfig:
-    """The model with an algorithm of `ALGORITHMS`; the group size is of W4A16_AWQ, 128 by default.
-
-    Raises:
-        UsageError: the group size is unknown, or TensorRT-LLM's kernels do not take a size.
-    """
+    """The model with an algorithm of `ALGORITHMS`; W4A16_AWQ has a group size, by default 128."""
     quantization = Quantization(quant_algo=ALGORITHMS[dtype])
     if dtype == "w4a16_awq":
         quantization = _awq(128 if group_size is None else group_size)
@@ -86,11 +82,7 @@ class AwqSource:
         self._found: dict[str, Tensor] = {}
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop), for a weight pairs of outputs.
-
-        Raises:
-            UsageError: a weight is infinite or not a number, or too large for a scale.
-        """
+        """Rows [start, stop), for a weight pairs of outputs."""
         if name in self._weights:
             rows = self._model.read(name, 2 * start, 2 * stop)
             scales = self._scales(name)[2 * start : 2 * stop, :, None]
@@ -103,7 +95,6 @@ class AwqSource:
         return self._model.read(name, start, stop)
 
     def _scales(self, weight: str) -> Tensor:
-        """All scales of a weight, [outputs, groups]."""
         if weight not in self._found:
             spans = row_spans((0, self._shapes[weight][0]), self._shapes[weight][1])
             self._found[weight] = torch.cat([self._search(weight, *span) for span in spans])

@@ -44,7 +44,6 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The command with what follows it."""
         return f"/{self.name} {self.value.usage}" if self.value else f"/{self.name}"
 
     def shown(self, settings: ChatSettings) -> str:
@@ -139,11 +138,7 @@ _REST = (
 
 
 def split(line: str) -> tuple[Command, str]:
-    """The command of a line such as `/gamma  6`, and the text behind it.
-
-    Raises:
-        UsageError: there is no such command.
-    """
+    """The command of a line such as `/gamma  6`, and the text behind it."""
     name, *rest = line.strip().lstrip("/").split(maxsplit=1) or [""]
     return find(name), "".join(rest)
 
@@ -173,11 +168,7 @@ def _plain(name: str) -> str:
 
 
 def read_side(text: str, settings: ChatSettings) -> ChatSettings:
-    """The settings after the commands of one side of /compare: `;` between, slashes optional.
-
-    Raises:
-        UsageError: a command or value is wrong, or a command changes no setting.
-    """
+    """The settings after the commands of one side of /compare: `;` between, slashes optional."""
     names, settings = set(), replace(settings, speculative=True)
     for part in text.split(";"):
         command, value = split(part)

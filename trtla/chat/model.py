@@ -53,7 +53,6 @@ class Tally:
             self.reused_tokens += chunk.completion.stats.reused_tokens
 
     def add(self, other: Tally) -> None:
-        """Add another one's counters."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
@@ -86,7 +85,6 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text that was shown."""
         return "".join(text for text, _ in self.pieces)
 
     @property
@@ -106,11 +104,7 @@ class Reply:
 
 
 class ChatModel:
-    """An opened model, as a chat uses it.
-
-    Raises:
-        UsageError: the model is an encoder-decoder, or has no tokenizer.
-    """
+    """An opened model, as a chat uses it."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -133,11 +127,7 @@ class ChatModel:
         return replace(settings, chat=chat, lookahead=lookahead)
 
     def check(self, settings: ChatSettings, name: str) -> None:
-        """Refuse what the executor would refuse of the next message.
-
-        Raises:
-            UsageError: `name` is what it calls the settings.
-        """
+        """Refuse what the executor would refuse of the next message."""
         self._check_template(settings)
         length, context = settings.sampling.max_output_len, self.limits.max_text_len
         if length >= context:
@@ -182,9 +172,6 @@ class ChatModel:
         """What the model reads of a conversation, and the settings with the room for an answer.
 
         Answers shrink before turns are left out.
-
-        Raises:
-            UsageError: the message is too long; `name` is what it is called.
         """
         limits, wanted = self.limits, settings.sampling.max_output_len
         least = min(wanted, _LEAST, max(limits.max_text_len // 8, 1))

@@ -37,19 +37,15 @@ class Printer:
 
     @property
     def width(self) -> int:
-        """Columns that tables take."""
         return _WIDTH
 
     def out(self, text: str) -> None:
-        """Print what was asked for."""
         self._console.out(text)
 
     def note(self, text: str) -> None:
-        """Print a remark, one line."""
         self._console.note(text)
 
     def refuse(self, text: str) -> None:
-        """Print why a line was refused, one line."""
         print(f"error: {text}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
@@ -59,7 +55,6 @@ class Printer:
         """Show how fast the model is at present, which scripts do not read."""
 
     def clean(self, text: str) -> str:
-        """The model's text as it may be printed."""
         return text
 
     def text(self, pieces: Iterable[Piece], sources: Sequence[str] = ()) -> None:

@@ -79,11 +79,7 @@ class Chat:
 
 
 def save(path: Path, chat: Chat) -> None:
-    """Write a file whole; another chat's may be replaced, other files are not.
-
-    Raises:
-        UsageError: the file is something else, or cannot be written.
-    """
+    """Write a file whole; another chat's may be replaced, other files are not."""
     saved = SavedChat(
         schema_version=1,
         model=chat.model,
@@ -101,11 +97,7 @@ def save(path: Path, chat: Chat) -> None:
 
 
 def load(path: Path, now: ChatSettings) -> Chat:
-    """A saved chat; `now` gives what is not saved.
-
-    Raises:
-        UsageError: the file is not there, no saved chat, or its settings are not possible.
-    """
+    """A saved chat; `now` gives what is not saved."""
     saved = _read(path)
     values = {_KEYS[key][0]: value for key, value in saved.settings.items()}
     values["system"] = saved.system

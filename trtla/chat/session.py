@@ -35,11 +35,7 @@ _SHOWN = 60  # columns of a message that is repeated
 
 
 class Session:
-    """One conversation with one model.
-
-    Raises:
-        UsageError: the model has no tokenizer, or the settings do not fit it.
-    """
+    """One conversation with one model."""
 
     def __init__(self, llm: LLM, settings: ChatSettings, printer: Printer) -> None:
         self._model, self._printer = ChatModel(llm), printer
@@ -61,7 +57,6 @@ class Session:
 
     @property
     def known(self) -> Known:
-        """What completion offers."""
         limits = self._model.limits
         return Known(str(limits.lookahead), limits.draft_models)
 

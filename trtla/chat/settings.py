@@ -40,7 +40,6 @@ class ChatSettings:
 
     @property
     def plain(self) -> ChatSettings:
-        """Without drafts."""
         return replace(self, drafter=NO_DRAFTER, lookahead=AUTOREGRESSIVE)
 
     @property
@@ -51,7 +50,6 @@ class ChatSettings:
 
     @property
     def for_answers(self) -> ChatSettings:
-        """As answers are decoded."""
         return self if self.speculative else self.plain
 
 
@@ -66,11 +64,7 @@ def read(settings: ChatSettings, path: str) -> Any:
 
 
 def changed(settings: ChatSettings, values: Mapping[str, Any]) -> ChatSettings:
-    """The settings with other values at some paths, all at once.
-
-    Raises:
-        UsageError: a value is out of its range, or values do not go together.
-    """
+    """The settings with other values at some paths, all at once."""
     by_part: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
     for path, value in values.items():
         part, _, name = path.rpartition(".")

@@ -53,27 +53,21 @@ class TerminalPrinter(Printer):
 
     @property
     def width(self) -> int:
-        """Of the window as it is now."""
         return shutil.get_terminal_size().columns
 
     def note(self, text: str) -> None:
-        """Print a remark, dim."""
         self._console.out(self._console.styled(harmless(text), dim=True))
 
     def refuse(self, text: str) -> None:
-        """Print an error, red."""
         self._console.out(self._console.styled(f"error: {harmless(text)}", fg="red"))
 
     def clear(self) -> None:
-        """Clear the screen."""
         clear()
 
     def live(self, text: str) -> None:
-        """Show the speed in the status row."""
         self.status.show(text)
 
     def clean(self, text: str) -> str:
-        """Without what would steer the terminal."""
         return harmless(text)
 
 
@@ -195,7 +189,6 @@ class _CarefulHistory(FileHistory):
     """A file that may become unwritable while the chat goes on."""
 
     def store_string(self, string: str) -> None:
-        """Write one entry, or let it be."""
         with contextlib.suppress(OSError):
             super().store_string(string)
 
@@ -229,7 +222,6 @@ class StatusRow:
         return self
 
     def show(self, text: str) -> None:
-        """Draw the row, at most ten times a second."""
         now = time.monotonic()
         if now < self._due:
             return

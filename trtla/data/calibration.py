@@ -61,10 +61,6 @@ def calibration(
             cut into texts of TEXT_CHARS characters.
         device: auto, cpu, cuda or cuda:N.
         progress: called with (texts done, texts in all).
-
-    Raises:
-        UsageError: no such device; later: no tokenizer, or data that is not usable.
-        TrtlaError: later: the package `datasets` is needed and missing.
     """
     prompts = _prompts(Path(model_dir), data, size)
     return Calibration(prompts, str(resolve_device(device)), progress)
@@ -84,12 +80,7 @@ def _prompts(model_dir: Path, data: str, size: int) -> Iterator[tuple[int, ...]]
 
 
 def texts(data: str, size: int) -> Iterator[str]:
-    """The texts of a data set or file, at least the first `size` ones.
-
-    Raises:
-        UsageError: the file or one of its lines is not usable, or the hub cannot be reached.
-        TrtlaError: the package `datasets` is needed and missing.
-    """
+    """The texts of a data set or file, at least the first `size` ones."""
     if data == CNN_DAILYMAIL:
         yield from _articles(size)
         return

@@ -21,9 +21,6 @@ def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> lis
     """The first `count` rows of a split, shuffled before if there is a seed.
 
     Rows have `article` and `highlights`. The package `datasets` must be installed.
-
-    Raises:
-        UsageError: the hub cannot be reached and its cache has no copy; with this hint.
     """
     if not _hub_answers():
         os.environ["HF_HUB_OFFLINE"] = "1"  # then the cache is looked at, without retries

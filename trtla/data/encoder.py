@@ -42,11 +42,7 @@ class Encoder:
         self._tokenizer, self._asking, self._room = tokenizer, asking, room
 
     def ids(self, prompt: str | Messages) -> Ids:
-        """A prompt's ids. What has no room loses its beginning; the chat template stays whole.
-
-        Raises:
-            UsageError: the template fails, or it alone has no room.
-        """
+        """A prompt's ids. What has no room loses its beginning; the chat template stays whole."""
         ids = self._tokenizer.prompt_ids(prompt)
         if self._room is None or len(ids) <= self._room:
             return ids
@@ -58,9 +54,6 @@ class Encoder:
 
         Args:
             answer: answers what later turns continue; None: first turns only.
-
-        Raises:
-            UsageError: as `ids`.
         """
         chats = [self._first(one) for one in questions]
         turns = [len(one.turns) if answer else 1 for one in questions]

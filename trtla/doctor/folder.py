@@ -59,11 +59,7 @@ class Contents:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Read config.json, and an engine's manifest.
-
-    Raises:
-        UsageError: the path is no folder of the three kinds, or a file is broken.
-    """
+    """Read config.json, and an engine's manifest."""
     kind = folder_kind(folder)
     if kind == "engine":
         engine = read_engine(folder)
@@ -89,9 +85,6 @@ def inspect(path: str | Path) -> dict[str, Any]:
     request). Of an encoder-decoder the shape is the decoder's. Weights that only
     TensorRT-LLM rounds have a note. All but Hugging Face folders also
     have weight_types: tensors, bytes and bits_per_weight of each type.
-
-    Raises:
-        UsageError: the path is no folder, or of none of the three kinds.
     """
     given = hub_folder(path)
     folder = model_folder(given)
@@ -206,6 +199,5 @@ def _parameters(folder: Path, contents: Contents) -> int:
 
 
 def _picked(config: BaseModel, keys: tuple[str, ...]) -> dict[str, Any]:
-    """These fields with JSON types, in this order."""
     values = config.model_dump(mode="json", include=set(keys))
     return {key: values[key] for key in keys if key in values}

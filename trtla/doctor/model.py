@@ -44,11 +44,7 @@ class ModelCheck:
 
 
 def check_model(path: str | Path, report: Report) -> ModelCheck:
-    """Check a folder or a GGUF file against the machine of the report.
-
-    Raises:
-        UsageError: the path is no folder, or of none of the three kinds.
-    """
+    """Check a folder or a GGUF file against the machine of the report."""
     folder, backend, reason = model_folder(path), report.backend, report.reason
     found = inspect(path)
     kind, problems = found["kind"], list(found["problems"])

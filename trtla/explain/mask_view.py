@@ -39,11 +39,9 @@ class _Layout:
 
     @property
     def gutter(self) -> int:
-        """Before the cells."""
         return _LABEL + self.position + self.token
 
     def width(self, size: int, stretches: int) -> int:
-        """Of a mask of so many tokens in so many blocks."""
         return self.gutter + self.cell * (size + 1) + self.gap * stretches + 2
 
 

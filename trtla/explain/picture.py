@@ -65,12 +65,7 @@ class _Span:
 
 
 def step_picture(run: RecordedRun, step: RecordedStep, words: Words) -> Figure:
-    """Draw a step.
-
-    Raises:
-        UsageError: it is too large to be drawn.
-        TrtlaError: matplotlib is not installed.
-    """
+    """Draw a step."""
     if step.draft.size > _MOST_FED:
         raise UsageError(
             f"step {step.number} fed {step.draft.size} tokens, and a mask of more than {_MOST_FED} "

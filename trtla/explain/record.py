@@ -98,7 +98,6 @@ class StepRecorder(DraftRecorder):
         self._committed: list[int] = []
 
     def propose(self) -> Draft:
-        """The other's draft."""
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
@@ -108,7 +107,6 @@ class StepRecorder(DraftRecorder):
         return draft
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """For the other; then the step is over."""
         super().observe(greedy, committed)
         self.steps.append(self._step(self.forwards[-1]))
         self._committed += committed
@@ -161,10 +159,6 @@ def record_run(
     Args:
         prompt, sampling, lookahead, drafter: as for `LLM.generate`; without a lookahead it is the
             largest triple.
-
-    Raises:
-        UsageError: the prompt or a setting does not fit, or the engine is TensorRT-LLM's.
-        TrtlaError: the executor gave the prompt up.
     """
     watch = RecorderWatch(StepRecorder)
     asked = lookahead or llm.limits.lookahead

@@ -88,7 +88,6 @@ class Words:
         return escaped(self.raw(token)).replace(" ", SPACE)
 
     def quoted(self, token: int) -> str:
-        """A token for a sentence."""
         return f"'{escaped(self.raw(token))}'"
 
     def end(self, tokens: Sequence[int], width: int) -> str:

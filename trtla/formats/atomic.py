@@ -40,12 +40,7 @@ _REASONS = {
 
 
 def check_target(target: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
-    """Refuse a target directory that must not be written, before any work.
-
-    Raises:
-        UsageError: the target is a file, is or holds a source, is not empty (without force), or
-            is not a checkpoint or engine folder (with force).
-    """
+    """Refuse a target directory that must not be written, before any work."""
     restore(target)
     resolved = _real(target)
     for source in sources:
@@ -99,12 +94,7 @@ def _is_ours(config: Path) -> bool:
 def atomic_directory(
     target: Path, *, force: bool = False, sources: Sequence[Path] = ()
 ) -> Iterator[Path]:
-    """Give a folder to write into, and rename it to `target` when the block ends without an error.
-
-    Raises:
-        UsageError: see `check_target`.
-        TrtlaError: the disk is full or read-only, or permission is missing.
-    """
+    """Give a folder to write into; rename it to `target` when the block ends without an error."""
     check_target(target, force=force, sources=sources)
     resolved = _real(target)
     created: list[Path] = []
@@ -159,7 +149,6 @@ def _prefix(target: Path, kind: str) -> str:
 
 
 def _sibling(target: Path, kind: str) -> Path:
-    """A name that is not taken."""
     return target.with_name(f"{_prefix(target, kind)}{secrets.token_hex(8)}")
 
 
@@ -184,7 +173,6 @@ def restore(target: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left beside the target."""
     for left in (*_siblings(target, _NEW), *_siblings(target, _OLD)):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:

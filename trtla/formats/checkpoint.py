@@ -58,10 +58,6 @@ class Checkpoint:
     Args:
         folder: holds the files.
         config: its config.json, which trtla supports.
-
-    Raises:
-        UsageError: a file is missing or broken, or holds other tensors than the config says; the
-            tensor is named.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
@@ -86,11 +82,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
-        """Check config.json and every rank file's header; no weights are read.
-
-        Raises:
-            UsageError: no checkpoint, a model trtla does not support, or broken rank files.
-        """
+        """Check config.json and every rank file's header; no weights are read."""
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder", "give the --output-dir of trtla convert")
@@ -113,7 +105,6 @@ class Checkpoint:
         return out
 
     def full_tensors(self) -> Iterator[tuple[str, Weight]]:
-        """All tensors of the one-rank checkpoint, one by one."""
         return full_tensors(self, self.config)
 
     def _add(self, file: SafetensorsFile, plan: Iterable[Target]) -> None:
@@ -149,11 +140,7 @@ def read_checkpoint_config(folder: Path) -> CheckpointConfig:
 
 
 def check_config(folder: Path, config: CheckpointConfig) -> None:
-    """Refuse a folder's model that trtla cannot run, or whose split is impossible.
-
-    Raises:
-        UsageError: the value at fault is named.
-    """
+    """Refuse a folder's model that trtla cannot run, or whose split is impossible."""
     check_supported(config, str(folder / "config.json"))
     check_mapping(config)
 

@@ -28,11 +28,7 @@ def is_compiled(folder: Path) -> bool:
 
 
 def check_compiled(folder: Path, config: EngineConfig) -> None:
-    """Refuse an engine that the executor cannot run.
-
-    Raises:
-        UsageError: the first of `compiled_problems`.
-    """
+    """Refuse an engine that the executor cannot run."""
     for problem in compiled_problems(folder, config):
         raise problem
 

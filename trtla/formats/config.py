@@ -213,7 +213,6 @@ class CheckpointConfig(BaseModel):
 
     @property
     def fp8(self) -> bool:
-        """Whether the layers' linear weights are FP8."""
         return self.quantization.quant_algo == "FP8"
 
     @property
@@ -229,7 +228,6 @@ class CheckpointConfig(BaseModel):
 
     @property
     def fp8_kv_cache(self) -> bool:
-        """Whether keys and values are cached in FP8."""
         return self.quantization.kv_cache_quant_algo == "FP8"
 
     @property

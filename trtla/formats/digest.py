@@ -21,11 +21,7 @@ def model_digest(engine: Engine) -> str:
 
 
 def weights_digest(engine: Engine) -> str:
-    """A digest of a model's sizes and of the middle row of each weight; training changes them all.
-
-    Raises:
-        UsageError: as `Engine.weights`.
-    """
+    """A digest of a model's sizes and of each weight's middle row; training changes them all."""
     source, config = engine.tensor_source()
     found = hashlib.sha256()
     for name, shape in source_shapes(config).items():

@@ -47,12 +47,10 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """How errors call this engine."""
         return str(self.path)
 
     @property
     def backend(self) -> str:
-        """`torch` or `tensorrt-llm`."""
         if self.manifest is not None:
             return self.manifest.backend
         compiled = self.source is None and is_compiled(self.path)
@@ -71,9 +69,6 @@ class Engine:
         """The triple of requests that name none: the one asked for, else the engine's own.
 
         TensorRT-LLM would take (4,3,4) without one, and fail at start.
-
-        Raises:
-            UsageError: it needs another max_draft_len, or the engine does not say its own.
         """
         draft_len = self.config.build_config.max_draft_len
         triple = asked or self.lookahead
@@ -83,11 +78,7 @@ class Engine:
         return triple
 
     def batch_size(self, asked: int | None) -> int:
-        """The number of requests in flight: the one asked for, else the engine's limit.
-
-        Raises:
-            UsageError: it is below 1 or above the engine's.
-        """
+        """The number of requests in flight: the one asked for, else the engine's limit."""
         if asked is not None:
             whole("max_batch_size", asked, "a whole number, at least 1", 1)
         largest = self.config.build_config.max_batch_size
@@ -130,10 +121,6 @@ class Engine:
         Args:
             rank: of `tp_size` ranks of tensor parallelism, each of which has its part of lm_head
                 and the whole embedding.
-
-        Raises:
-            UsageError: the weights are broken, TensorRT-LLM compiled them into the engine, or the
-                model's sizes cannot be split like this.
         """
         from trtla.formats.split import split_config
         from trtla.formats.tensors import rank_tensors
@@ -142,11 +129,7 @@ class Engine:
         return rank_tensors(source, split_config(config, tp_size), rank)
 
     def tensor_source(self) -> tuple[TensorSource, CheckpointConfig]:
-        """Where the weights come from, by Hugging Face's names, and the config that they fit.
-
-        Raises:
-            UsageError: as `weights`.
-        """
+        """Where the weights come from, by Hugging Face's names, and the config that they fit."""
         if self.backend == "tensorrt-llm":
             raise UsageError(
                 f"{self.name} has no readable weights", "build it with --backend torch"
@@ -164,10 +147,6 @@ def open_engine(path: str | Path) -> Engine:
     """Open an engine folder and check it whole: config, manifest, and the header of the weights.
 
     An engine that trtllm-build made is opened too, without a manifest.
-
-    Raises:
-        UsageError: no engine (the message says what it is and what to run), another version's, or
-            broken; the key or tensor at fault is named.
     """
     folder = Path(path)
     check_is_engine(folder)
@@ -187,11 +166,7 @@ def check_is_engine(folder: Path) -> None:
 
 
 def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
-    """Read config.json and trtla.json of an engine folder, without comparing them or the weights.
-
-    Raises:
-        UsageError: a file is missing or broken, or of another version.
-    """
+    """Read config.json and trtla.json of an engine folder; neither they nor weights are compared."""
     path = folder / "config.json"
     config = validate(EngineConfig, read_json(path), str(path))
     return Engine(folder, config, _manifest(folder) if manifest else None)
@@ -259,11 +234,7 @@ def new_manifest(
 
 
 def check_manifest(engine: Engine) -> None:
-    """Compare trtla.json, if there is one, with config.json.
-
-    Raises:
-        UsageError: triple or dtype disagree.
-    """
+    """Compare trtla.json, if there is one, with config.json."""
     manifest, config = engine.manifest, engine.config
     if manifest is None:
         return
@@ -289,9 +260,6 @@ def engine_from_hugging_face(
 
     Here `auto` keeps the stored dtype, the float16 rule of `convert` is for TensorRT-LLM's files,
     and the blocks of a GGUF file. Any other dtype dequantises.
-
-    Raises:
-        UsageError: the folder or the settings are not usable.
     """
     from trtla.formats.hf import HFModel
     from trtla.formats.source import checkpoint_config, in_type
@@ -315,7 +283,6 @@ class EncoderDecoder(Engine):
 
     @property
     def backend(self) -> str:
-        """Always `torch`."""
         return "torch"
 
     @property
@@ -335,11 +302,7 @@ class EncoderDecoder(Engine):
 
 
 def open_encoder_decoder(folder: Path, lookahead: LookaheadConfig) -> EncoderDecoder:
-    """Read the folder's config; the decoder's positions are the limit of start token + output.
-
-    Raises:
-        UsageError: config.json is broken, or the triple does not fit.
-    """
+    """Read the folder's config; the decoder's positions are the limit of start token + output."""
     t5 = read_t5_config(folder)
     config = _in_memory(decoder_config(folder, t5), BuildSettings(lookahead))
     return EncoderDecoder(folder, config, None, in_memory_lookahead=lookahead, t5=t5)

@@ -69,9 +69,6 @@ def plan_limits(
     """The limits that an engine of this model stores in its config.json, corrections included.
 
     Given to TensorRT-LLM's `build()`, they are not corrected any further.
-
-    Raises:
-        UsageError: a limit is below 1, contradicts another one, or exceeds the model's.
     """
     _check(settings)
     seq_len = _seq_len(settings.max_seq_len, config)

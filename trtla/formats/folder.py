@@ -28,11 +28,7 @@ _ANY_ONE_MAKES_A_TOKENIZER = TOKENIZER_FILES[:3]
 
 
 def folder_kind(path: Path) -> FolderKind:
-    """What the folder is.
-
-    Raises:
-        UsageError: it is no folder, has no readable config.json, or is none of the three.
-    """
+    """What the folder is."""
     if not path.exists():
         restore(path)
     if not path.exists():

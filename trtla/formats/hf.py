@@ -52,12 +52,7 @@ class HFModel:
 
     @classmethod
     def open(cls, path: str | Path) -> HFModel:
-        """Read config.json and the headers of the weight files; no weights yet.
-
-        Raises:
-            UsageError: no such folder, not a supported model, or weights that do not fit the
-                config: the first missing, unexpected or misshapen tensor is named.
-        """
+        """Read config.json and the headers of the weight files; no weights yet."""
         folder = Path(path)
         folder_kind(folder)
         config, dtype = read_hf_config(folder / "config.json")
@@ -127,11 +122,7 @@ def _weights(folder: Path, config: CheckpointConfig) -> tuple[_Where, list[Usage
 
 
 def stored_parameters(folder: Path) -> int:
-    """Numbers in the weight files of a folder, whatever model they are of.
-
-    Raises:
-        UsageError: there are none, or a file is broken.
-    """
+    """Numbers in the weight files of a folder, whatever model they are of."""
     entries = (entry for file in _open_files(folder) for entry in file.entries.values())
     return sum(prod(entry.shape) for entry in entries)
 
@@ -140,9 +131,6 @@ def check_layers(folder: Path) -> None:
     """Refuse a config.json, of whatever model, with more layers than there are tensors.
 
     transformers makes all layers before it looks at the weights, however long that takes.
-
-    Raises:
-        UsageError: it has, or config.json or the weights cannot be read.
     """
     config = read_json(folder / "config.json")
     tensors = sum(len(file.entries) for file in _open_files(folder))
@@ -160,7 +148,6 @@ def _check_layers(folder: Path, key: str, layers: int, tensors: int) -> None:
 
 
 def _locate(folder: Path) -> _Where:
-    """Every tensor that belongs to the model."""
     files = _open_files(folder)
     found: _Where = {name: (file, name) for file in files for name in file.entries}
     found = {name: at for name, at in found.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -212,9 +199,6 @@ def load_model(kind: str, folder: str | Path, dtype: torch.dtype, hint: str) -> 
         folder: a Hugging Face folder.
         dtype: the type of its weights in memory.
         hint: what to do when it cannot be loaded.
-
-    Raises:
-        UsageError: it cannot be loaded, or only by code of its own, or it lacks tensors.
     """
     what = f"the weights in {folder}"
     if Path(folder).is_dir():
@@ -250,11 +234,7 @@ def _load_dequantized(kind: str, model: HFModel, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """A folder's tokenizer.
-
-    Raises:
-        UsageError: it cannot be loaded, or only by code of its own.
-    """
+    """A folder's tokenizer."""
     names = (Path(folder) / name for name in TOKENIZER_FILES)
     stats = [(path.name, path.stat()) for path in names if path.is_file()]
     return _tokenizer(str(folder), tuple((n, stat.st_mtime_ns, stat.st_size) for n, stat in stats))

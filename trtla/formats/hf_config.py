@@ -106,9 +106,6 @@ def read_hf_config(path: Path) -> tuple[CheckpointConfig, DType | None]:
     """The checkpoint config of a model folder's config.json, and the dtype the file names, if any.
 
     The returned config's own dtype is that one, or float32 as a placeholder.
-
-    Raises:
-        UsageError: the file is missing or broken, or trtla does not support the model.
     """
     return parse_hf_config(read_json(path), path)
 

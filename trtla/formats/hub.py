@@ -31,9 +31,6 @@ def hub_folder(path: str | Path) -> Path:
 
     Only what no local path can mean is looked up: one slash, the hub's letters, and no folder of
     the first part's name.
-
-    Raises:
-        UsageError: it is a hub's name, and the hub does not give the files.
     """
     given, found = Path(path), _NAME.fullmatch(str(path))
     if found is None or given.exists() or Path(given.parts[0]).exists():
@@ -101,11 +98,7 @@ def _listed(repo: str, revision: str | None) -> tuple[Path | None, list[str]]:
 
 
 def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
-    """The parts of the one file that is wanted, in their order.
-
-    Raises:
-        UsageError: there is none, or there are several.
-    """
+    """The parts of the one file that is wanted, in their order."""
     files: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not Path(name).name.startswith("mmproj"):

@@ -40,7 +40,6 @@ class Block:
 
     @property
     def height(self) -> int:
-        """Rows of the block."""
         return self.rows[1] - self.rows[0]
 
 
@@ -58,7 +57,6 @@ class Target:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
         return prod(self.shape) * self.element_bytes
 
     @property

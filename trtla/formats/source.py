@@ -59,11 +59,7 @@ class EngineBuild:
 
 
 def read_source(folder: Path, dtype: str | None) -> BuildSource:
-    """Read config.json only; without a dtype there or here, a Hugging Face folder is float16.
-
-    Raises:
-        UsageError: no such folder, an engine, or a config trtla does not support.
-    """
+    """Read config.json only; without a dtype there or here, a Hugging Face folder is float16."""
     folder = model_folder(folder)
     kind = _kind(folder)
     if kind == "checkpoint":
@@ -78,11 +74,7 @@ def read_source(folder: Path, dtype: str | None) -> BuildSource:
 
 
 def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSource]:
-    """Read config.json and the headers of the weight files.
-
-    Raises:
-        UsageError: as `read_source`, or the weights do not fit the config.
-    """
+    """Read config.json and the headers of the weight files."""
     folder = model_folder(folder)
     kind = _kind(folder)
     if kind == "checkpoint":
@@ -130,11 +122,7 @@ def _kind(folder: Path) -> FolderKind:
 def checkpoint_config(
     config: CheckpointConfig, dtype: str = "auto", tp_size: int = 1, pp_size: int = 1
 ) -> CheckpointConfig:
-    """The model's config with the dtype and the split of the checkpoint to be written.
-
-    Raises:
-        UsageError: unknown dtype, or a split that the model's sizes do not allow.
-    """
+    """The model's config with the dtype and the split of the checkpoint to be written."""
     for flag, value in (("tp-size", tp_size), ("pp-size", pp_size)):
         if value < 1:
             raise UsageError(f"--{flag} is {value}", f"--{flag} must be at least 1")
@@ -146,11 +134,7 @@ def checkpoint_config(
 
 
 def resolve_dtype(dtype: str, stored: DType) -> DType:
-    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does.
-
-    Raises:
-        UsageError: unknown dtype.
-    """
+    """`auto` is the stored dtype, but float16 for float32, as TensorRT-LLM's convert does."""
     if dtype == "auto":
         return "float16" if stored == "float32" else stored
     if dtype not in DTYPES or (found := as_dtype(dtype)) is None:

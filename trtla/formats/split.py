@@ -15,11 +15,7 @@ _SPLIT_BY_INPUTS = ("o_proj.weight", "down_proj.weight")
 
 
 def split_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
-    """The same model on this many ranks.
-
-    Raises:
-        UsageError: heads or intermediate size do not divide, or a rank would get parts of blocks.
-    """
+    """The same model on this many ranks."""
     mapping = Mapping(world_size=tp_size, tp_size=tp_size)
     split = single_rank(config).model_copy(update={"mapping": mapping})
     check_tp_size(split)

@@ -48,11 +48,7 @@ _YARN_KEYS = (
 
 
 def check_supported(config: CheckpointConfig, where: str) -> None:
-    """Refuse what trtla has no rule for.
-
-    Raises:
-        UsageError: the value at fault, prefixed with `where`.
-    """
+    """Refuse what trtla has no rule for."""
     if config.architecture.replace("LLaMA", "Llama") not in ARCHITECTURES:
         raise UsageError(
             f"{where}: architecture {config.architecture} is not supported",
@@ -72,11 +68,7 @@ def check_supported(config: CheckpointConfig, where: str) -> None:
 
 
 def check_mapping(config: CheckpointConfig) -> None:
-    """Refuse a tp_size or pp_size that TensorRT-LLM could not load (equal chunks, no lost layer).
-
-    Raises:
-        UsageError: heads, intermediate size or layers do not divide, or weights are in blocks.
-    """
+    """Refuse a tp_size or pp_size that TensorRT-LLM could not load: equal chunks, no lost layer."""
     tp, pp = config.mapping.tp_size, config.mapping.pp_size
     if config.block_types and config.mapping.world_size > 1:
         raise UsageError(
@@ -93,11 +85,7 @@ def check_mapping(config: CheckpointConfig) -> None:
 
 
 def check_tp_size(config: CheckpointConfig) -> None:
-    """Refuse a tp_size that does not divide heads and intermediate size.
-
-    Raises:
-        UsageError: the size is named.
-    """
+    """Refuse a tp_size that does not divide heads and intermediate size."""
     tp, kv = config.mapping.tp_size, config.num_key_value_heads
     sizes = {
         "num_attention_heads": config.num_attention_heads,

@@ -96,11 +96,7 @@ def is_encoder_decoder(folder: Path) -> bool:
 
 
 def check_same_kind(draft: Path, target: Path) -> None:
-    """Refuse a draft model that reads prompts in another way than the model it drafts for.
-
-    Raises:
-        UsageError: one has an encoder and the other has none, or there is no model.
-    """
+    """Refuse a draft model that reads prompts in another way than the model it drafts for."""
     ours, theirs = is_encoder_decoder(draft), is_encoder_decoder(target)
     if ours != theirs:
         kinds = ("an encoder-decoder", "a decoder alone")
@@ -112,11 +108,7 @@ def check_same_kind(draft: Path, target: Path) -> None:
 
 
 def read_t5_config(folder: Path) -> T5Config:
-    """The config of a folder; generation_config.json comes first where it names the start token.
-
-    Raises:
-        UsageError: a key is missing or has a value that is out of its range.
-    """
+    """The config of a folder; generation_config.json comes first where it names the start token."""
     path = folder / "config.json"
     data, generation = read_json(path), folder / "generation_config.json"
     said = read_json(generation) if generation.is_file() else None

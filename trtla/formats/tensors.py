@@ -268,7 +268,6 @@ def equal_ends(source: TensorSource, rows: int) -> bool:
 
 
 def _materialize(target: Target, source: TensorSource) -> Tensor:
-    """The whole target as one tensor."""
     out, row = torch.empty(target.shape, dtype=torch_dtype(target.dtype)), 0
     for piece in stream(target, source):
         if piece.shape == target.shape:
@@ -279,11 +278,7 @@ def _materialize(target: Target, source: TensorSource) -> Tensor:
 
 
 def stream(target: Target, source: TensorSource) -> Iterator[Tensor]:
-    """The target's rows from top to bottom, in contiguous pieces of about CHUNK_BYTES.
-
-    Raises:
-        UsageError: a value is too large for float16.
-    """
+    """The target's rows from top to bottom, in contiguous pieces of about CHUNK_BYTES."""
     for block in target.blocks:
         for start, stop in row_spans(block.rows, block.cols[1] if block.cols else 1):
             yield _piece(block, start, stop, source, torch_dtype(target.dtype))

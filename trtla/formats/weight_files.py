@@ -59,11 +59,7 @@ class Entry:
 
 
 class SafetensorsFile:
-    """An open safetensors file.
-
-    Raises:
-        UsageError: the file is missing, truncated or not safetensors.
-    """
+    """An open safetensors file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,11 +153,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], base: int, size: int) -
 
 
 class BinFile:
-    """A state dict in a `.bin` file.
-
-    Raises:
-        UsageError: the file is missing, truncated, or holds anything but tensors.
-    """
+    """A state dict in a `.bin` file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -271,11 +263,7 @@ def _stored_as(kind: str | None) -> tuple[tuple[torch.dtype, ...], str]:
 
 
 def raise_first(problems: Sequence[UsageError]) -> None:
-    """Raise the first problem, if any, and say how many more there are.
-
-    Raises:
-        UsageError: there is a problem.
-    """
+    """Raise the first problem, if any, and say how many more there are."""
     if not problems:
         return
     first, more = problems[0], len(problems) - 1

@@ -32,7 +32,6 @@ class Comparison:
 
     @property
     def best(self) -> Row | None:
-        """The fastest arm beside plain decoding."""
         return next((row for row in self.rows if not row.plain and row.speedup is not None), None)
 
 

@@ -61,17 +61,14 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """The arm with its setting."""
         return f"{self.arm} ({self.setting})" if self.setting else self.arm
 
     @property
     def method(self) -> Method:
-        """What the arm is."""
         return method(self.arm)
 
     @property
     def plain(self) -> bool:
-        """Whether it is what all others are compared with."""
         return self.method is _PLAIN
 
 
@@ -147,7 +144,6 @@ def _of_ablation(number: int, ablation: Ablation) -> Iterator[Measure]:
 
 
 def _ablation_arm(row: AblationRow) -> tuple[str, str | None]:
-    """Lookahead's arms are named as bench names them."""
     triple = _triple(row)
     if row.method == "lookahead" and triple:
         return f"lookahead {triple}", None

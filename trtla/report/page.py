@@ -38,12 +38,7 @@ class Tuned:
 
 
 def report(paths: Sequence[Path], title: str) -> str:
-    """The page that the files make.
-
-    Raises:
-        UsageError: a file is none of trtla's documents.
-        TrtlaError: matplotlib is not installed.
-    """
+    """The page that the files make."""
     return page(read_all(paths), title)
 
 

@@ -50,11 +50,7 @@ class Source:
 
 
 def read_all(paths: Sequence[Path]) -> list[Source]:
-    """Read every file.
-
-    Raises:
-        UsageError: a file cannot be read, is no document of trtla, or lacks a field.
-    """
+    """Read every file."""
     return [_read(number, path) for number, path in enumerate(paths, 1)]
 
 
@@ -116,7 +112,6 @@ def _bench_table(rows: Sequence[dict[str, str | None]]) -> Bench:
 
 
 def _checked(path: Path, document: Document, part: str) -> Document:
-    """Refuse a document that holds nothing."""
     if not getattr(document, part):
         raise UsageError(f"{path} holds no results: its {part} are empty", _HINT)
     return document

@@ -27,12 +27,7 @@ _CLOSE = 1e-4
 
 
 def hf_config(path: Path, header: Header, weights: GgufFile) -> dict[str, Any]:
-    """The config.json that the file's model would have at Hugging Face.
-
-    Raises:
-        UsageError: another architecture, a mixture of experts, a missing key, or a rotary scaling
-            that trtla has no rule for.
-    """
+    """The config.json that the file's model would have at Hugging Face."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UsageError(
@@ -84,13 +79,10 @@ def stored_dtype(header: Header) -> str:
 
 
 class _Keys:
-    """The keys of an architecture."""
-
     def __init__(self, path: Path, metadata: dict[str, Any], name: str) -> None:
         self._path, self._metadata, self._name = path, metadata, name
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A single value."""
         value = self._metadata.get(f"{self._name}.{key}", default)
         if isinstance(value, list):
             raise UsageError(

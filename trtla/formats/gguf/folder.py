@@ -29,13 +29,7 @@ _LONGEST = 200
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself.
-
-    Raises:
-        UsageError: the file is truncated, lacks a part, or holds a model that trtla cannot run; or
-            the hub does not give the model.
-        TrtlaError: the folder cannot be written.
-    """
+    """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself."""
     given = hub_folder(path)
     return gguf_folder(given.absolute()) if is_gguf(given) else given
 

@@ -48,7 +48,6 @@ class TensorInfo:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
         return self.offset + self.shape[0] * self.row_bytes
 
 
@@ -89,11 +88,7 @@ def shards(path: Path) -> tuple[Path, ...]:
 
 
 def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
-    """Name, size and time of files: they differ when a file has been replaced.
-
-    Raises:
-        UsageError: one of them is not there.
-    """
+    """Name, size and time of files: they differ when a file has been replaced."""
     found: list[list[str | int]] = []
     for path in paths:
         with _refusing(path):
@@ -103,11 +98,7 @@ def stamps(paths: Iterable[Path]) -> list[list[str | int]]:
 
 
 def read_header(path: Path) -> Header:
-    """Read the headers of a model's files; metadata is the first one's.
-
-    Raises:
-        UsageError: a part is missing, or a file is truncated, broken or no GGUF.
-    """
+    """Read the headers of a model's files; metadata is the first one's."""
     paths = shards(path)
     headers = [_read(part) for part in paths]
     metadata, tensors = headers[0]
@@ -164,8 +155,6 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 class _Reader:
-    """Walks through one file's header."""
-
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, len(_MAGIC)
 
@@ -193,7 +182,6 @@ class _Reader:
         return metadata, infos
 
     def _check_overlaps(self, infos: dict[str, TensorInfo]) -> None:
-        """No byte belongs to two tensors."""
         end = 0
         for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].end)):
             if info.offset < end:

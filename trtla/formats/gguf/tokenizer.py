@@ -63,11 +63,7 @@ _END_TEXTS = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The keys `tokenizer.` of a file.
-
-    Raises:
-        UsageError: there is no vocabulary, or one that trtla has no rule for.
-    """
+    """The keys `tokenizer.` of a file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -85,7 +81,6 @@ class Vocabulary:
         return {"tokenizer.json": self.tokenizer(), "tokenizer_config.json": config}
 
     def tokenizer(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
         kind = self.get("model")
         if kind == "gpt2":
             parts = self._byte_level()
@@ -102,7 +97,6 @@ class Vocabulary:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """All tokens, by id."""
         tokens = self.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
             raise UsageError(
@@ -120,7 +114,6 @@ class Vocabulary:
         return types if isinstance(types, list) and len(types) == len(self.tokens) else []
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key of `tokenizer.ggml.`."""
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
     @cached_property

@@ -58,9 +58,6 @@ class GgufFile:
     Args:
         path: the first of its files, or the `gguf.json` of a model folder.
         header: the file's, where it has been read.
-
-    Raises:
-        UsageError: a file is missing, truncated or no GGUF, or trtla cannot read a tensor's type.
     """
 
     def __init__(self, path: Path, header: Header | None = None) -> None:
@@ -87,7 +84,6 @@ class GgufFile:
         return _dequantized(blocks).reshape(shape)
 
     def type_of(self, name: str) -> str:
-        """ggml's name of a tensor's type."""
         return self._infos[name].type
 
     def blocks(self, name: str, start: int, stop: int) -> Blocks:
