@@ -166,7 +166,7 @@ def check_is_engine(folder: Path) -> None:
 
 
 def read_engine(folder: Path, *, manifest: bool = True) -> Engine:
-    """Read config.json and trtla.json of an engine folder; neither they nor weights are compared."""
+    """Read config.json and trtla.json of an engine folder, without comparing them or weights."""
     path = folder / "config.json"
     config = validate(EngineConfig, read_json(path), str(path))
     return Engine(folder, config, _manifest(folder) if manifest else None)
