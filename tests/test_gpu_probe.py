@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from trtla.runtime.models.cuda.path import CudaPath
+from trtla.runtime.models.cuda_check import CudaPath
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 

@@ -36,7 +36,7 @@ LAYERS = (
     "__main__",
 )
 RUNTIME = (
-    "stats draft blocks costs written",
+    "stats draft blocks costs",
     "request",
     "limits sequence",
     "executor sampling ranks",
@@ -46,20 +46,38 @@ RUNTIME = (
     "auto",
     "loop",
 )
+MODELS = (
+    "kv_cache rotary tensors",
+    "batch layers",
+    "cuda",
+    "forward",
+    "cpu llama t5",
+    "cuda_check",
+    "load",
+)
 CLI = ("shared", "run bench serve build", "app", "failure")
 SIDEWAYS = {("report", "bench"), ("tune", "bench"), ("chat", "explain")}
 """Within a layer: who may import whom."""
 TORCH_FREE = (
-    "settings/*.py",
+    "settings",
     "formats/config.py",
-    "formats/*_config.py",
-    "formats/folder.py",
     "formats/engine.py",
     "formats/engine_limits.py",
+    "formats/folder.py",
+    "formats/hf_config.py",
+    "formats/t5_config.py",
     "runtime/*.py",
-    "runtime/auto/[!p]*.py",
-    "runtime/drafters/[!df]*.py",
+    "runtime/auto",
+    "runtime/drafters",
 )
+"""Files and folders that import neither torch nor transformers, nor what does."""
+WITH_TORCH = (
+    "runtime/auto/probe.py",
+    "runtime/drafters/draft_loading.py",
+    "runtime/drafters/draft_model.py",
+    "runtime/drafters/factory.py",
+)
+"""All of those folders that do."""
 
 
 def module_file(name: str) -> Path | None:
@@ -74,7 +92,7 @@ def module_file(name: str) -> Path | None:
 def imports(path: Path, inside: bool = True) -> Iterator[str]:
     """Every module that a file imports; `inside`: also in functions and under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree) if inside else tree.body:
+    for node in ast.walk(tree) if inside else run_at_import(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -83,6 +101,17 @@ def imports(path: Path, inside: bool = True) -> Iterator[str]:
             yield from parts
             if len(parts) < len(names):
                 yield node.module
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: all but functions and what is for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from run_at_import(child)
 
 
 def graph(inside: bool = True) -> dict[Path, set[Path]]:
@@ -115,11 +144,20 @@ def upward(layers: tuple[str, ...], arrows: set[tuple[str, str]]) -> list[str]:
     )
 
 
+def inner(folder: str) -> list[Path]:
+    """The files of a folder, but for the marks of packages."""
+    own = PACKAGE / folder
+    return [path for path in FILES if own in path.parents and path.name != "__init__.py"]
+
+
+FOLDERS = {"runtime": RUNTIME, "runtime/models": MODELS, "cli": CLI}
+
+
 def test_every_part_of_the_package_has_a_layer():
-    runtime = PACKAGE / "runtime"
     assert {part(path) for path in FILES} == set(floors(LAYERS))
-    inner = {part(p, 1) for p in FILES if runtime in p.parents and p.name != "__init__.py"}
-    assert inner == set(floors(RUNTIME))
+    for folder in ("runtime", "runtime/models"):
+        below = len(Path(folder).parts)
+        assert {part(path, below) for path in inner(folder)} == set(floors(FOLDERS[folder]))
 
 
 def test_nobody_imports_upwards():
@@ -127,12 +165,11 @@ def test_nobody_imports_upwards():
     assert upward(LAYERS, arrows) == []
 
 
-@pytest.mark.parametrize(("folder", "layers"), [("runtime", RUNTIME), ("cli", CLI)])
-def test_nobody_imports_upwards_inside(folder: str, layers: tuple[str, ...]):
-    inner = [p for p in FILES if PACKAGE / folder in p.parents]
-    known = graph()
-    arrows = {(part(a, 1), part(b, 1)) for a in inner for b in known[a] if b in inner}
-    assert upward(layers, {(a, b) for a, b in arrows if "__init__" not in (a, b)}) == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nobody_imports_upwards_inside(folder: str):
+    files, below, known = inner(folder), len(Path(folder).parts), graph()
+    arrows = {(part(a, below), part(b, below)) for a in files for b in known[a] if b in files}
+    assert upward(FOLDERS[folder], arrows) == []
 
 
 def test_no_circle_of_files():
@@ -142,13 +179,48 @@ def test_no_circle_of_files():
         pytest.fail(" -> ".join(str(p.relative_to(PACKAGE)) for p in error.args[1]))
 
 
+def named(pattern: str) -> set[Path]:
+    """The files of a pattern or a folder; there must be some."""
+    found = {file for path in PACKAGE.glob(pattern) for file in (path, *path.rglob("*.py"))}
+    files = {file for file in found if file.is_file()}
+    assert files, f"{pattern} is nowhere"
+    return files
+
+
 def test_values_know_no_torch():
-    files = {path for pattern in TORCH_FREE for path in PACKAGE.glob(pattern)}
+    free, with_torch = (set().union(*map(named, one)) for one in (TORCH_FREE, WITH_TORCH))
     known = graph(inside=False)
-    for path in files:
-        for reached in _reached(path, known):
-            direct = {name.split(".")[0] for name in imports(reached, inside=False)}
-            assert not direct & {"torch", "transformers"}, f"{path} -> {reached}"
+    users = {path for path in FILES if {"torch", "transformers"} & set(roots(path))}
+    assert {path for path in free if users & _reached(path, known)} == with_torch
+
+
+def roots(path: Path) -> list[str]:
+    """The packages that are imported when a file is."""
+    return [name.split(".")[0] for name in imports(path, inside=False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch", ["torch"]),
+        ("try:\n    import torch\nexcept ImportError:\n    pass", ["torch"]),
+        ("try:\n    pass\nexcept OSError:\n    from torch import nn", ["torch"]),
+        ("if True:\n    import torch\nelse:\n    import json", ["torch", "json"]),
+        ("with a:\n    import torch", ["torch"]),
+        ("class A:\n    import torch", ["torch"]),
+        ("def load():\n    import torch", []),
+        ("if TYPE_CHECKING:\n    import torch", []),
+    ],
+)
+def test_what_is_imported_with_a_file_is_seen_wherever_it_stands(tmp_path, text, expected):
+    file = tmp_path / "one.py"
+    file.write_text(text)
+    assert roots(file) == expected
+
+
+def test_a_pattern_without_files_is_noticed():
+    with pytest.raises(AssertionError, match=r"runtime/no_such\.py is nowhere"):
+        named("runtime/no_such.py")
 
 
 def _reached(start: Path, known: dict[Path, set[Path]]) -> set[Path]:

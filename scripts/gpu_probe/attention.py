@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.attention import AttentionGroup, attend
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import AttentionGroup, attend, make_batch
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache

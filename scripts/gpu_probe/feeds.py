@@ -18,8 +18,7 @@ from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models import forward
 from trtla.runtime.models.cuda import graphs
-from trtla.runtime.models.cuda.capture import CudaCapture
-from trtla.runtime.models.cuda.graphs import GraphRunner
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.forward import SPARE_BLOCKS, StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel

@@ -105,7 +105,7 @@ def _memory(world: World, block: int) -> Any:
         return patch.dict({})
     longest = -(-(MAX_SEQ_LEN + fed(world.triple) + 16) // TOKENS_PER_BLOCK)
     free = (longest + world.spare_blocks) * block * (1 + len(world.drafts))
-    return patch("trtla.runtime.models.cache_room._free_bytes", lambda device: free)
+    return patch("trtla.runtime.models.kv_cache._free_bytes", lambda device: free)
 
 
 def _engine(world: World, root: Path) -> Path:

@@ -21,7 +21,7 @@ from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
-from trtla.runtime.loop.answers import Answers, Asked, answers, asked_message, read_asked, width
+from trtla.runtime.loop.replica import Answers, Asked, answers, asked_message, read_asked, width
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.predict import ranked_rows

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.ranks.messages import read_step, step_message
+from trtla.runtime.ranks.steps import read_step, step_message
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE

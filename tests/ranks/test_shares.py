@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from trtla.runtime.draft import Draft, NoDrafter, depths
-from trtla.runtime.ranks.shares import Shares, answering, share
+from trtla.runtime.ranks.steps import Shares, answering, share
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from trtla import LLM, DrafterSettings, TrtlaError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models import cache_room
-from trtla.runtime.models.cache_room import CacheNeed, cache_blocks
+from trtla.runtime.models import kv_cache as cache_room
+from trtla.runtime.models.kv_cache import CacheNeed, cache_blocks
 
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
 

@@ -19,7 +19,7 @@ from trtla.runtime.models.cuda import memory as memory_module
 from trtla.runtime.models.cuda.graphs import GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.memory import ForwardMemory
-from trtla.runtime.models.cuda.self_test import _weights
+from trtla.runtime.models.cuda_check import _weights
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import LookaheadConfig

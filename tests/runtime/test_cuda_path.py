@@ -14,13 +14,12 @@ from tests.support.paged import CPU
 from trtla.errors import UsageError
 from trtla.formats.config import Quantization
 from trtla.formats.tensors import E4M3
+from trtla.runtime.models import cuda_check
 from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.cuda import path as path_module
-from trtla.runtime.models.cuda import self_test
-from trtla.runtime.models.cuda.capture import CudaCapture
 from trtla.runtime.models.cuda.fused import FusedOperations, fused_problem
-from trtla.runtime.models.cuda.path import choose_path
+from trtla.runtime.models.cuda.graphs import CudaCapture
 from trtla.runtime.models.cuda.small_test import largest_difference
+from trtla.runtime.models.cuda_check import choose_path
 from trtla.runtime.models.layers import Fp8Linear, PlainOperations
 
 CUDA = torch.device("cuda")
@@ -31,7 +30,7 @@ def fake_capture_on(device):
 
 
 def problem(capture_on=fake_capture_on):
-    return self_test.problem(llama().config, torch.float32, CPU, capture_on)
+    return cuda_check.problem(llama().config, torch.float32, CPU, capture_on)
 
 
 @contextmanager
@@ -90,12 +89,12 @@ def gpu(monkeypatch, tmp_path):
         return said[0]
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(path_module.VARIABLE, raising=False)
-    monkeypatch.setattr(path_module, "fused_problem", lambda *args: None)
-    monkeypatch.setattr(path_module, "CudaCapture", lambda device: None)
-    monkeypatch.setattr(self_test, "problem", tested)
-    monkeypatch.setattr(self_test, "_triton_version", lambda: "3.7.1")
-    monkeypatch.setattr(self_test, "loaded_driver", lambda: ("550.54.15", "12.4"))
+    monkeypatch.delenv(cuda_check.VARIABLE, raising=False)
+    monkeypatch.setattr(cuda_check, "fused_problem", lambda *args: None)
+    monkeypatch.setattr(cuda_check, "CudaCapture", lambda device: None)
+    monkeypatch.setattr(cuda_check, "problem", tested)
+    monkeypatch.setattr(cuda_check, "_triton_version", lambda: "3.7.1")
+    monkeypatch.setattr(cuda_check, "loaded_driver", lambda: ("550.54.15", "12.4"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     return said, calls, tmp_path
 
@@ -140,7 +139,7 @@ def test_another_driver_size_or_quantisation_is_tested_again(gpu, monkeypatch):
             assert len(calls) == tested
     for driver in (("560.35.03", "12.4"), ("550.54.15", "12.6"), (None, None)):
         before = len(calls)
-        monkeypatch.setattr(self_test, "loaded_driver", lambda found=driver: found)
+        monkeypatch.setattr(cuda_check, "loaded_driver", lambda found=driver: found)
         assert chosen().fast
         assert len(calls) == before + 1
 
@@ -149,10 +148,10 @@ def test_another_driver_size_or_quantisation_is_tested_again(gpu, monkeypatch):
     "name", ["layers.py", "kv_cache.py", "llama.py", "tensors.py", "fused_kernels.py", "graphs.py"]
 )
 def test_changed_code_is_tested_again(gpu, monkeypatch, name):
-    digest = self_test._digest
+    digest = cuda_check._digest
     assert chosen().fast
     monkeypatch.setattr(
-        self_test, "_digest", lambda path: "new" if path.name == name else digest(path)
+        cuda_check, "_digest", lambda path: "new" if path.name == name else digest(path)
     )
     for _ in range(2):
         assert chosen().fast
@@ -161,7 +160,7 @@ def test_changed_code_is_tested_again(gpu, monkeypatch, name):
 
 def test_nothing_is_made_on_a_device_where_the_test_has_passed(gpu, monkeypatch):
     assert chosen().fast
-    monkeypatch.setattr(path_module, "CudaCapture", out_of_memory)
+    monkeypatch.setattr(cuda_check, "CudaCapture", out_of_memory)
     assert chosen().fast
 
 
@@ -186,13 +185,13 @@ def out_of_memory(device):
 
 
 def test_the_plain_path_can_be_asked_for(gpu, monkeypatch):
-    monkeypatch.setenv(path_module.VARIABLE, "plain")
+    monkeypatch.setenv(cuda_check.VARIABLE, "plain")
     assert str(chosen()) == "PyTorch's operations: TRTLA_CUDA_PATH=plain says so"
     assert gpu[1] == []
 
 
 def test_an_unknown_path_is_refused(gpu, monkeypatch):
-    monkeypatch.setenv(path_module.VARIABLE, "plan")
+    monkeypatch.setenv(cuda_check.VARIABLE, "plan")
     with pytest.raises(UsageError, match="TRTLA_CUDA_PATH is 'plan'"):
         chosen()
 
@@ -201,7 +200,7 @@ def test_a_triton_that_cannot_be_imported_is_a_problem(gpu, monkeypatch):
     def broken():
         raise ImportError("no libtriton.so\nstack")
 
-    monkeypatch.setattr(self_test, "_triton_version", broken)
+    monkeypatch.setattr(cuda_check, "_triton_version", broken)
     assert chosen().problem == "ImportError: no libtriton.so"
 
 
@@ -217,7 +216,7 @@ def kernels():
     def found(weights=None, cache=None, dtype=torch.float32, **sizes):
         quantization = Quantization(quant_algo=weights, kv_cache_quant_algo=cache)
         config = llama().config.model_copy(update={"quantization": quantization, **sizes})
-        return self_test.problem(config, dtype, CPU, fake_capture_on)
+        return cuda_check.problem(config, dtype, CPU, fake_capture_on)
 
     return found
 
@@ -235,8 +234,8 @@ def products(monkeypatch):
     """A GPU that multiplies in FP8, played; PyTorch's products on the CPU stand in for its own."""
     if not product_works():
         pytest.skip("this PyTorch has none on the CPU")
-    monkeypatch.setattr(self_test, "fp8_products", lambda *args: True)
-    monkeypatch.setattr(self_test, "_CACHED", 9)  # interpreted, every token takes its time
+    monkeypatch.setattr(cuda_check, "fp8_products", lambda *args: True)
+    monkeypatch.setattr(cuda_check, "_CACHED", 9)  # interpreted, every token takes its time
 
 
 @pytest.mark.parametrize(("cache", "dtype"), [(None, torch.float32), ("FP8", torch.float16)])
@@ -313,4 +312,4 @@ def test_the_kernels_pass_on_a_gpu(dtype, weights):
     config = llama().config.model_copy(update=sizes)
     if fused_problem(config, dtype, CUDA) is not None:
         pytest.skip("the GPU has no FP8")
-    assert self_test.problem(config, dtype, CUDA, CudaCapture) is None
+    assert cuda_check.problem(config, dtype, CUDA, CudaCapture) is None

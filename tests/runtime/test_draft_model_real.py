@@ -26,7 +26,7 @@ from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.start import open_torch_executor
-from trtla.runtime.models.cache_room import cache_blocks
+from trtla.runtime.models.kv_cache import cache_blocks
 from trtla.runtime.models.load import load_model
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.executor import ENGINE_OPTIONS

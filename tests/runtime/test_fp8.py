@@ -28,8 +28,7 @@ from trtla.formats.config import Quantization
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.cache_room import block_bytes
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.kv_cache import KVCache, block_bytes
 from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request

@@ -33,8 +33,8 @@ from trtla.errors import TrtlaError, UsageError
 from trtla.llm.open import open_model
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import NO_DRAFT, Draft
-from trtla.runtime.models.cache_room import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.cpu.llama import NativeLlama
+from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.load import check_cache_dtype
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -163,7 +163,7 @@ def test_it_takes_half_the_memory_of_bfloat16(monkeypatch):
     config, model = config_of(head_size=64), model_in(torch.float32, "head-size-64")
     block = 2 * 2 * config.num_key_value_heads * TOKENS_PER_BLOCK * (64 + 4)
     assert model.new_cache(3).data.nbytes == 3 * block
-    monkeypatch.setattr("trtla.runtime.models.cache_room._free_bytes", lambda device: 5 * block)
+    monkeypatch.setattr("trtla.runtime.models.kv_cache._free_bytes", lambda device: 5 * block)
     assert block_bytes(config, model.cache_dtype) == block
     assert cache_blocks([CacheNeed(CPU, block, 5 * TOKENS_PER_BLOCK)], 1) == [5]
     with pytest.raises(TrtlaError, match="memory for 160 cached tokens"):

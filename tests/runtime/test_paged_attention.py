@@ -32,11 +32,9 @@ from tests.support.paged import (
 from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.attention import attend
-from trtla.runtime.models.batch import make_batch
+from trtla.runtime.models.batch import attend, make_batch
 from trtla.runtime.models.cuda import kernels
-from trtla.runtime.models.cuda.capture import CudaCapture
-from trtla.runtime.models.cuda.graphs import GraphRunner
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, paged_problem
 from trtla.runtime.models.kv_cache import Fp8KVCache

@@ -34,8 +34,7 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.attention import attend
-from trtla.runtime.models.batch import Batch, Forwarded, make_batch
+from trtla.runtime.models.batch import Batch, Forwarded, attend, make_batch
 from trtla.runtime.models.cuda import paged_attention
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.models.attention import attend
+from trtla.runtime.models.batch import attend
 from trtla.runtime.models.cuda.paged_attention import HEADER
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import Request

@@ -19,8 +19,7 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.drafters.lookahead import LookaheadDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models.attention import AttentionGroup
-from trtla.runtime.models.batch import Batch, Forwarded
+from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, Output, Request

@@ -49,7 +49,7 @@ def examine() -> Report:
 def _cuda_forward() -> str:
     """That of Llama 3's heads in bfloat16."""
     from trtla.formats.config import CheckpointConfig
-    from trtla.runtime.models.cuda.path import choose_path
+    from trtla.runtime.models.cuda_check import choose_path
 
     try:
         import torch

@@ -12,8 +12,8 @@ from trtla.machine import usable_cores
 from trtla.runtime.executor import Executor
 from trtla.runtime.loop.start import open_torch_executor
 from trtla.runtime.models.load import resolve_device
-from trtla.runtime.ranks.cores import give_back_cores, share_cores
 from trtla.runtime.ranks.launch import start_ranks
+from trtla.runtime.ranks.opening import give_back_cores, share_cores
 from trtla.runtime.ranks.world import Place, World, torchrun_place, torchrun_store
 from trtla.settings.executor import ExecutorOptions
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from trtla.errors import UsageError, trtllm_cannot
 from trtla.runtime.drafters.draft_model import STEP_SIZES, DraftModelDrafters, draft_limits
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.models.cache_room import CacheNeed, block_bytes
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.kv_cache import CacheNeed, block_bytes
 from trtla.runtime.models.load import load_engine, model_dtype, resolve_device
 from trtla.runtime.stats import DraftTotals
 

@@ -14,9 +14,8 @@ from trtla.runtime.loop.replica import Replica
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.ranks.cores import give_back_cores
-from trtla.runtime.ranks.messages import Move, read_step, step_message
-from trtla.runtime.ranks.opening import Ranks
+from trtla.runtime.ranks.opening import Ranks, give_back_cores
+from trtla.runtime.ranks.steps import Move, read_step, step_message
 from trtla.runtime.request import Output, Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.stats import ExecutorStats

@@ -15,8 +15,8 @@ from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.ranks import Follower
-from trtla.runtime.models.cache_room import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.load import (
     check_cache_dtype,
     load_engine,

@@ -16,8 +16,7 @@ from torch import Tensor
 from trtla.errors import first_line
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.batch import Batch, Forwarded, make_batch
-from trtla.runtime.models.cuda.capture import CudaCapture
-from trtla.runtime.models.cuda.graphs import GraphRunner
+from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sampling.predict import RowSampler, StepSampler
 from trtla.runtime.sequence import Feed

@@ -16,7 +16,7 @@ from trtla.formats.split import shard_config
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cpu.native_code import SLOWER, tell_slower
-from trtla.runtime.models.cuda.path import choose_path
+from trtla.runtime.models.cuda_check import choose_path
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.ranks.opening import Ranks
 from trtla.settings.fields import is_whole, shown

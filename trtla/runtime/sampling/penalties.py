@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtla.runtime.sequence import Feed
-from trtla.runtime.written import Written
+from trtla.runtime.sequence import Feed, Written
 from trtla.settings.sampling import SamplingParams
 
 Row = tuple[int, Feed, int]

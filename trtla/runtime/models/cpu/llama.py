@@ -21,9 +21,9 @@ from trtla.formats.tensors import Weight
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.packing import Packed, Packing
-from trtla.runtime.models.cpu.rotary import RotaryTable
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache, SlotTable
+from trtla.runtime.models.rotary import RotaryTable
 from trtla.runtime.models.tensors import LayerTensors, ModelTensors, numbers
 from trtla.runtime.ranks.shared_memory import SharedMemory
 from trtla.runtime.ranks.world import lost_in_step

@@ -1,15 +1,20 @@
 """Forwards of generation steps as CUDA graphs: one for every bucket, captured at start, replayed.
 
-Which feeds share a graph and what happens where a capture fails is decided here; the capture itself
-is in `capture` and can be replaced, so the bookkeeping runs without a GPU.
+The capture itself can be replaced, so that the bookkeeping runs without a GPU.
+
+Steps without a graph have few shapes, all of which are run once at the start: Triton compiles a
+kernel for half a second and more for each new set of constants, warps, types, integers that are 1
+or a multiple of 16, and addresses that are a multiple of 16. A model fixes all of them but the
+tiles of attention, by the longest prompt or tree, its splits, by sequences and context, and whether
+rows are drawn and filtered: other sizes of a step are not specialised.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +23,47 @@ from trtla.errors import first_line
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import Batch, Forwarded
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.shapes import like_graph, rooms_to_try, unsplit
+from trtla.runtime.models.cuda.paged_attention import LARGEST_TILE
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.sequence import Feed
+
+
+def like_graph(exact: Room, bucket: Room) -> Room:
+    """The room of a step, whose trees are attended by what a graph of this room launches."""
+    return replace(
+        exact, trees=bucket.trees, longest_tree=bucket.longest_tree, context=bucket.context
+    )
+
+
+def unsplit(exact: Room, step_tokens: int) -> Room:
+    """The room of a step that no bucket holds: one split, and a tile above those of buckets.
+
+    Args:
+        step_tokens: most tokens of a tree in a bucket.
+    """
+    return replace(exact, longest_tree=max(exact.longest_tree, step_tokens + 1), context=0)
+
+
+def rooms_to_try(
+    plain: Iterable[Room], one: Room, step_tokens: int, longest: int
+) -> Iterator[Room]:
+    """Small steps that together launch whatever steps without a graph launch.
+
+    Args:
+        plain: rooms of buckets that there are no graphs of.
+        one: of a bucket of one token.
+        step_tokens: as of `unsplit`.
+        longest: most tokens of a prompt.
+    """
+    for room in plain:
+        yield replace(room, tokens=1, rows=1, moves=0)
+    lengths = {min(1 << bit, longest) for bit in range(LARGEST_TILE.bit_length())}
+    for length in sorted(lengths):
+        prompt = replace(
+            one, tokens=1 + length, prompt_tokens=length, prompts=1, longest_prompt=length
+        )
+        yield unsplit(replace(prompt, longest_tree=length, moves=0), step_tokens)
+
 
 Forward = Callable[[Batch, KVCache], Forwarded]
 """Writes the fed tokens' keys and values, computes logits [batch.rows, vocab]."""
@@ -261,3 +304,50 @@ def buckets(
     batches = sorted({*(power for power in powers if power < max_batch_size), max_batch_size})
     made = {Bucket(min(batch * size, most), batch) for batch in batches for size in sizes}
     return tuple(sorted(made, key=lambda one: (one.tokens, one.sequences)))
+
+
+class CudaCapture:
+    """A `Capture` into graphs that share one pool of memory, since they never run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            # PyTorch's own is the first device's; cuBLAS keeps a workspace for every stream.
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._in_use = False
+        """Whether a graph lives in the pool."""
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run once on a stream of its own (kernels are compiled then), and record a second run.
+
+        What fails leaves the stream as it was; other threads may use the device meanwhile.
+        """
+        with torch.cuda.device(self._device):
+            before = torch.cuda.current_stream()
+            self._warm_up(run)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                mode = "thread_local"
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+                    run()
+            except BaseException:
+                self._leave(before)
+                raise
+            self._in_use = True
+            return graph.replay
+
+    def _warm_up(self, run: Callable[[], None]) -> None:
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _leave(self, before: torch.cuda.Stream) -> None:
+        """Do what `torch.cuda.graph` leaves undone where the end of a capture fails."""
+        torch.cuda.set_stream(before)
+        with suppress(Exception):  # private, and not in every release
+            torch._C._cuda_endAllocateToPool(before.device_index, self._pool)
+        if not self._in_use:  # PyTorch captures nothing into a pool whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.errors import TrtlaError
-from trtla.runtime.models.attention import AttentionGroup, Group
-from trtla.runtime.models.batch import Batch, Forwarded, make_batch
+from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded, Group, make_batch
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Linear, LinearPair

@@ -1,5 +1,7 @@
-"""Whether the fast path gives right numbers here, before it is used: a small model is run both ways
-with the model's heads and FP8, and before it the fused operations at the model's own sizes.
+"""How a model runs on CUDA: by the fast path, or by PyTorch's operations, and why.
+
+Before the fast path is used, a small model is run both ways with the model's heads and FP8, and
+before that the fused operations at the model's own sizes.
 
 Kernels that do not compile, a driver that refuses graphs and wrong results all show in it. What has
 passed is remembered for each GPU and version, so later starts do not wait for it.
@@ -9,14 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from trtla.errors import first_line
+from trtla.errors import UsageError, first_line
 from trtla.files import user_cache, write_whole
 from trtla.formats import tensors
 from trtla.formats.config import CheckpointConfig, Quantization
@@ -24,7 +28,8 @@ from trtla.formats.tensors import quantize, scale_of
 from trtla.machine import loaded_driver
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.models.cuda.graphs import Capture, GraphRunner
+from trtla.runtime.models.cuda.fused import fused_problem
+from trtla.runtime.models.cuda.graphs import Capture, CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.small_test import largest_difference
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import fp8_products
@@ -37,7 +42,7 @@ from trtla.version import __version__
 
 CaptureOn = Callable[[torch.device], Capture]
 """How graphs are made on a device."""
-_MODELS = Path(__file__).parents[1]
+_MODELS = Path(__file__).parent
 _SOURCES = (
     *sorted(_MODELS.glob("*.py")),
     *sorted(_MODELS.glob("cuda/*.py")),
@@ -256,3 +261,37 @@ def _accept(text: Decoded, tree: Draft, caches: Sequence[KVCache]) -> None:
         cache.move_later(moves)
     text.num_cached += 1 + len(_ACCEPTED)
     text.output_ids += [*(tree.tokens[node - 1] for node in _ACCEPTED), 5]
+
+
+VARIABLE = "TRTLA_CUDA_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPath:
+    """The choice for one model."""
+
+    problem: str | None
+    """Why not the fast path; None: that is it."""
+
+    @property
+    def fast(self) -> bool:
+        """Attention over pages, CUDA graphs, fused kernels."""
+        return self.problem is None
+
+    def __str__(self) -> str:
+        if self.problem is None:
+            return "CUDA graphs, and Triton kernels over pages"
+        return f"PyTorch's operations: {self.problem}"
+
+
+def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> CudaPath:
+    """The fast path where it can run and has passed its test."""
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked not in ("auto", "plain"):
+        raise UsageError(f"{VARIABLE} is {asked!r}", "use auto or plain")
+    if asked == "plain":
+        return CudaPath(f"{VARIABLE}=plain says so")
+    found = fused_problem(config, dtype, device)
+    if found is None:
+        found = remembered_problem(config, dtype, device, CudaCapture)
+    return CudaPath(found)
