@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from trtla.api.logprobs import Spell, chat_logprobs, completion_logprobs
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
 from trtla.llm.answer import Answer, Chunk, Completion
+from trtla.results.metrics import Metrics
 from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import SourceCounts, tokens_per_step
 
@@ -189,22 +190,18 @@ class Writer:
         }
 
     def _metrics(self) -> Json:
-        stats = [one.stats for one in self._done]
-        steps, accepted = sum(one.steps for one in stats), sum(one.accepted for one in stats)
-        each = [one.drafted for one in stats]
-        drafted = None if None in each else sum(filter(None, each))
+        totals = Metrics.of(self._done, 0.0)
         sources = {
             name: {"fed": sum(one.fed), "accepted": sum(one.accepted)}
             for name, one in _sum(self._done).items()
         }
         return {
             **_times(self._generation, len(self._done)),
-            "steps": steps,
-            "drafted": drafted,
-            "accepted": accepted,
-            "acceptance_rate": accepted / drafted if drafted else None,
-            "tokens_per_step": tokens_per_step(sum(one.decoded for one in stats), steps),
-            "reused_tokens": sum(one.reused_tokens for one in stats),
+            **totals.reported("api"),
+            "acceptance_rate": totals.acceptance_rate,
+            "tokens_per_step": tokens_per_step(
+                sum(one.stats.decoded for one in self._done), totals.steps
+            ),
             "sources": sources,
         }
 

@@ -61,7 +61,7 @@ def check_installed(names: Iterable[str]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Run(Metrics):
     """Metrics of one batch, or of several added up, with what only a benchmark asks for."""
 

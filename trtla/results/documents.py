@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FiniteFloat
 
 from trtla.machine import cpu, look
-from trtla.runtime.stats import SourceCounts
+from trtla.runtime.stats import RequestCounters, SourceCounts
 from trtla.version import __version__
 
 SCHEMA_VERSION = 1
@@ -90,7 +90,21 @@ Sources = dict[str, SourceRow] | None
 """By source; None where `auto` did not draft, alone or for all."""
 
 
-class RunResult(Part):
+class Counted(Part):
+    """A part with the counters of texts, those too that have no field here."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def fill(cls: type[PartT], *sources: object, **known: Any) -> PartT:
+        """As `Part.fill`; counters are those of the first source that has them."""
+        counters = next(one for one in sources if isinstance(one, RequestCounters))
+        more = counters.reported("run").items()
+        known |= {name: value for name, value in more if name not in cls.model_fields}
+        return super().fill(*sources, **known)
+
+
+class RunResult(Counted):
     """A prompt's text; `lossless` and `divergence` with --check-lossless only."""
 
     index: int | None = None
@@ -113,7 +127,7 @@ class RunResult(Part):
     divergence: Divergence | None = None
 
 
-class RunTotals(Part):
+class RunTotals(Counted):
     """Figures over all prompts of a run."""
 
     prompts: int | None = None

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtla.runtime.request import FinishReason
 from trtla.runtime.stats import (
     DraftTotals,
+    RequestCounters,
     RequestStats,
-    SourceCounts,
     accepted_per_pos,
     tokens_per_step,
 )
@@ -29,11 +29,11 @@ SHORT_TEXT = 4
 MetricsT = TypeVar("MetricsT", bound="Metrics")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+@dataclass(slots=True, kw_only=True)
+class Metrics(RequestCounters):
     """Finished outputs, their counters and their time; None: the executor does not report it.
 
-    A field with the name of one of `RequestStats` is its sum over the requests.
+    `fed` are the tokens that were fed in the steps, without prompts.
     """
 
     outputs: tuple[tuple[int, ...], ...]
@@ -42,16 +42,8 @@ class Metrics:
     """Why each output ended; empty where that is not reported."""
     time_s: float
     """Prefills included."""
-    steps: int
-    """Forwards after the prefill, summed over requests."""
-    fed: int | None = None
-    """Tokens fed in the steps."""
-    drafted: int | None = None
-    accepted: int | None = None
     accepted_lengths: tuple[Sequence[int], ...] | None = None
     """Accepted drafts of each step, per request."""
-    sources: dict[str, SourceCounts] | None = None
-    """What each source of the candidate trees did; None where some request was not adaptive."""
 
     @classmethod
     def of(
@@ -63,7 +55,8 @@ class Metrics:
             more: fields of a subclass.
         """
         stats = [one.stats for one in completions]
-        counted = {name: total(getattr(one, name) for one in stats) for name in _COUNTERS}
+        names = (one.name for one in fields(RequestCounters) if one.name != "fed")
+        counted = {name: total(getattr(one, name) for one in stats) for name in names}
         return cls(
             outputs=tuple(one.output_ids for one in completions),
             reasons=tuple(one.finish_reason for one in completions),
@@ -98,7 +91,7 @@ class Metrics:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted over drafted tokens; None where nothing was drafted."""
-        return None if self.accepted is None or not self.drafted else self.accepted / self.drafted
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def fed_per_step(self) -> float | None:
@@ -122,10 +115,6 @@ def too_short(texts: int | None, tokens: int | None) -> str | None:
         return None
     plural = "s" * (tokens != texts)
     return f"texts of {tokens / texts:.2g} token{plural} say nothing about decoding"
-
-
-_COUNTERS = {one.name for one in fields(Metrics)} & {one.name for one in fields(RequestStats)}
-_COUNTERS -= {"fed", "accepted_lengths"}  # which are not summed as they are
 
 
 def _lengths(stats: RequestStats) -> tuple[Sequence[int]] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
+from typing import Any
 
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -149,30 +150,76 @@ def _sum_by_depth(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...
     return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
 
 
-@dataclass(slots=True)
-class RequestStats:
-    """Counters of one request; definitions as in the metrics section of docs/algorithm.md.
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """How a counter of requests is reported."""
 
-    The token of the prefill counts in no step. `drafted` are tokens that were fed for
-    verification, the window's as far as they may be accepted; `accepted` are those of them that
-    became output. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
+    help: str
+    prometheus: str
+    """Its name there, without `trtla_` and `_total`; empty: it is not there."""
+    documents: tuple[str, ...] = ("run", "api")
+    """Of --json, with the tables of `trtla run`; and of the server's answers with `metrics`."""
+    everywhere: bool = True
+    """Whether all executors count it; where one does not, Prometheus has none."""
+
+
+def counter(about: str, prometheus: str, **more: Any) -> Any:
+    """A dataclass field that counts from 0; the rest as in `Counter`."""
+    return field(default=0, metadata={"counter": Counter(about, prometheus, **more)})
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestCounters:
+    """What is counted of one request or summed over many; definitions as in docs/algorithm.md.
+
+    A new counter is its field here, and where it is counted: documents, tables and Prometheus
+    have it. TensorRT-LLM does not report what it feeds: `fed` and `drafted` are None there.
     """
+
+    steps: int = counter("Steps of finished texts.", "spec_decode_num_drafts")
+    """Forwards behind the prefill."""
+    drafted: int | None = counter(
+        "Draft tokens fed.", "spec_decode_num_draft_tokens", everywhere=False
+    )
+    """The window's as far as they may be accepted."""
+    accepted: int = counter("Draft tokens accepted.", "spec_decode_num_accepted_tokens")
+    """Those of them that became output."""
+    fed: int | None = counter("Tokens fed, prompts included.", "", documents=())
+    reused_tokens: int = counter(
+        "Prompt tokens found in kept K/V blocks.",
+        "prefix_cache_hits",
+        documents=("api",),
+        everywhere=False,
+    )
+    """They were not fed."""
+    sources: dict[str, SourceCounts] | None = None
+    """What each source of the candidate tree did, cells of a fed window aside, once the request has
+    ended; None: it was not adaptive, or one of several was not."""
+
+    def reported(self, document: str) -> dict[str, int | None]:
+        """The counters of a document, by name."""
+        return {name: getattr(self, name) for name, one in COUNTERS.items()
+                if document in one.documents}  # fmt: skip
+
+
+COUNTERS: Mapping[str, Counter] = {
+    one.name: one.metadata["counter"]
+    for one in fields(RequestCounters)
+    if "counter" in one.metadata
+}
+"""The numbers among them, in order."""
+
+
+@dataclass(slots=True)
+class RequestStats(RequestCounters):
+    """Counters of one request; the token of the prefill counts in no step."""
 
     lookahead: LookaheadConfig = AUTOREGRESSIVE
     """The triple that the request is decoded with."""
     drafter: str = "lookahead"
     """What drafts, a chain's names with commas between."""
-    steps: int = 0
-    fed: int | None = 0
-    drafted: int | None = 0
-    accepted: int = 0
-    reused_tokens: int = 0
-    """Prompt tokens that were not fed, since an earlier text's blocks held them (block reuse)."""
     step_lengths: list[int] = field(default_factory=list)
     """Committed tokens per forward, the prefill first; they add up to the output."""
-    sources: dict[str, SourceCounts] | None = None
-    """What each source of the candidate tree did, cells of a fed window aside, once the request has
-    ended; None: it was not adaptive."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -207,7 +254,7 @@ class ExecutorStats:
     """Of all prompts that were answered; those that block reuse spared count too."""
     new_tokens: int = 0
     fed: int | None = 0
-    """None, as in RequestStats, where it is not known; `drafted` likewise."""
+    """None, as in RequestCounters, where it is not known; `drafted` likewise."""
     drafted: int | None = 0
     accepted: int = 0
     forward_s: float | None = 0.0

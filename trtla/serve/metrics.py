@@ -13,26 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from trtla.api.protocol import FINISH_REASONS
 from trtla.llm.engine_thread import ReplicaCounts
 from trtla.runtime.request import Output
-from trtla.runtime.stats import ExecutorStats, RequestStats, SourceCounts
+from trtla.runtime.stats import COUNTERS, ExecutorStats, RequestStats, SourceCounts
 
 _TTFT_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
 _ITL_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _E2E_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _PER_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -61,10 +46,11 @@ class Metrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
         self._generated = self._counter("generation_tokens", "Output tokens.")
         self._queries = _counter("prefix_cache_queries", "Prompt tokens looked for.")
-        self._hits = _counter("prefix_cache_hits", "Prompt tokens found in kept K/V blocks.")
-        self._steps = self._counter("spec_decode_num_drafts", "Steps of finished texts.")
-        self._drafted = _counter("spec_decode_num_draft_tokens", "Draft tokens fed.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._counters = {
+            name: (self._counter if one.everywhere else _counter)(one.prometheus, one.help)
+            for name, one in COUNTERS.items()
+            if one.prometheus
+        }
         self._by_position = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted, by place in the draft.",
@@ -112,8 +98,8 @@ class Metrics:
 
     def _know_drafts(self) -> None:
         """Where it is known what was fed, it is known what was not."""
-        drafts = (self._drafted, self._fed_by_source, self._accepted_by_source)
-        self._know(*drafts, self._queries, self._hits)
+        own = (one for name, one in self._counters.items() if not COUNTERS[name].everywhere)
+        self._know(*own, self._fed_by_source, self._accepted_by_source, self._queries)
 
     def _histogram(self, name: str, about: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"trtla_{name}", about, registry=self.registry, buckets=tuple(buckets))
@@ -136,12 +122,10 @@ class Metrics:
             self._finish(output.stats)
 
     def _finish(self, stats: RequestStats) -> None:
-        self._steps.inc(stats.steps)
         if stats.drafted is not None:
             self._know_drafts()
-            self._drafted.inc(stats.drafted)
-            self._hits.inc(stats.reused_tokens)
-        self._accepted.inc(stats.accepted)
+        for name, one in self._counters.items():
+            one.inc(getattr(stats, name) or 0)
         if stats.steps:
             self._per_step.observe(stats.tokens_per_step)
         for length in stats.accepted_lengths or ():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trtla.console import Console
 from trtla.results.metrics import Metrics
 from trtla.results.run import Decoded, divergence
+from trtla.runtime.stats import COUNTERS
 from trtla.settings.messages import is_conversation
 
 if TYPE_CHECKING:
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
     from trtla.llm.llm import Chunk, Completion, Piece
     from trtla.llm.prompt import Prompt
 
-COLUMNS = (
-    "text",
-    "tokens",
-    "steps",
-    "tokens/step",
-    "drafted",
-    "accepted",
-    "distinct 4-grams",
-    "tokens/s",
-)
+_COUNTED = [name for name, one in COUNTERS.items() if "run" in one.documents and name != "steps"]
+COLUMNS = ("text", "tokens", "steps", "tokens/step", *_COUNTED, "distinct 4-grams", "tokens/s")
 
 
 class Transcript:
@@ -155,8 +148,7 @@ def table_row(name: object, totals: Metrics) -> list[object]:
         totals.output_tokens,
         totals.steps,
         totals.tokens_per_step,
-        totals.drafted,
-        totals.accepted,
+        *(getattr(totals, name) for name in _COUNTED),
         totals.distinct_4grams,
         totals.tokens_per_s,
     ]
