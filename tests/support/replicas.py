@@ -17,7 +17,7 @@ import trtla
 from tests.cli.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from stress_replicas import replicas_of
+from stress.replicas import replicas_of
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 
