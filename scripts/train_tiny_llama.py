@@ -266,7 +266,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return float(loss)
+        return float(loss.detach())
 
     def _lr_factor(self) -> float:
         """Warm-up, constant, then linear to almost zero."""
