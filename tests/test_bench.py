@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.test_hf_equality import folder_and_model
+from tests.support.real_models import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import EngineArm, Run
 from trtla.bench.figures import Hardware, rows

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.build.test_blocks import TIED, mixed, model_of
 from tests.support.fp8_models import BIASED, to_fp8
+from tests.support.gguf_models import TIED, mixed, model_of
 from tests.support.gguf_models import write_gguf as write_model
 from tests.support.models import BASE, LLAMA3, Variant, make_model
 from tests.support.trtllm_engines import write_engine

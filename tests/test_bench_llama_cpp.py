@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.build.test_blocks import model_of
-from tests.support.gguf_models import write_gguf
+from tests.support.gguf_models import model_of, write_gguf
 from tests.support.models import LLAMA3, Variant, make_model
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.arms import LLAMA_CPP, Arm

@@ -15,7 +15,7 @@ import click
 import pytest
 import torch
 
-from tests.cli.conftest import ROOT, trtla
+from tests.support.command import ROOT, trtla
 from tests.support.gguf_models import BYTE_LEVEL, write_gguf
 from trtla.cli.app import cli
 from trtla.files import user_cache

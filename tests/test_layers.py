@@ -260,3 +260,19 @@ def test_no_file_is_named_after_nothing():
 def test_importing_trtla_loads_no_torch():
     code = "import sys, trtla, trtla.settings.lookahead; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tests_share_through_support_and_conftest_only() -> None:
+    """A test file can be moved, split or deleted without a look at the others."""
+    tests = Path(__file__).parent
+    for file in tests.rglob("*.py"):
+        nodes = ast.walk(ast.parse(file.read_text()))
+        names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+        wrong = [
+            name
+            for name in names
+            if name.split(".")[0] == "tests"
+            and name.split(".")[1:2] != ["support"]
+            and name.split(".")[-1] != "conftest"
+        ]
+        assert not wrong, f"{file.relative_to(tests)} imports {wrong}: move it to tests/support"

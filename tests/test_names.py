@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.settings.sampling import USUAL_LEN
 

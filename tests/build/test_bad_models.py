@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.models import Variant, make_model, save_model
+from tests.support.models import Evil, Variant, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.doctor.folder import inspect
@@ -230,13 +230,6 @@ def test_a_shard_that_is_missing_or_outside_is_named(tmp_path: Path) -> None:
     index.write_text(index.read_text().replace(shard.name, "../away"))
     with pytest.raises(UsageError, match=r"names \.\./away"):
         convert(folder, tmp_path / "out")
-
-
-class Evil:
-    """Its unpickling would write a file."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (open, ("evil", "w"))
 
 
 def test_code_in_a_bin_file_is_not_run(

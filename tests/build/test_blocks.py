@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.test_compiled_forward import filled
+from tests.support.compiled import filled
 from tests.support.fp8_models import PROMPTS
-from tests.support.gguf_models import quantized, state, write_gguf
-from tests.support.models import Variant, make_model
+from tests.support.gguf_models import SIZES, TIED, mixed, model_of, quantized, state, write_gguf
+from tests.support.models import Variant
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration
@@ -30,24 +30,7 @@ from trtla.formats.tensors import without_blocks
 from trtla.runtime.models.llama import LlamaModel
 
 KINDS = [name for name in BLOCK_SIZES if "_G" not in name]
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-TIED = Variant("tied", {**SIZES, "tie_word_embeddings": True, "attention_bias": True})
 OPEN = Variant("untied", SIZES)
-
-
-def model_of(variant: Variant) -> Any:
-    """Norms and biases that bfloat16 holds, as blocks come with."""
-    model = make_model(variant)
-    for tensor in model.parameters():
-        if tensor.dim() == 1:
-            tensor.data = tensor.data.bfloat16().float()
-    return model
-
-
-def mixed(kind: str) -> Any:
-    """Types as llama.cpp mixes them: v and the embedding have others, down_proj none."""
-    names = {"token_embd.weight": "Q8_0", "blk.0.attn_v.weight": "Q8_0", "blk.1.ffn_down": "F16"}
-    return lambda name: names.get(name, kind)
 
 
 @pytest.fixture(params=KINDS)

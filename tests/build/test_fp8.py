@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.build.test_split_properties import configs
 from tests.support.examples import examples
 from tests.support.fp8_models import LINEARS, PROMPTS, to_fp8
-from tests.support.models import VARIANTS, assemble, make_model, save_model
+from tests.support.models import VARIANTS, assemble, configs, make_model, save_model
 from trtla.build.engine import build_engine, describe_build
 from trtla.build.quantize import Calibration, calibrate
 from trtla.doctor.folder import inspect

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.build.test_gguf_tokenizer import scored
-from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, write_gguf
+from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, scored, write_gguf
 from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, save_model
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine

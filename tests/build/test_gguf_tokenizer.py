@@ -15,23 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.support.gguf_models import byte_vocabulary
+from tests.support.gguf_models import _CONTROL, _USER_DEFINED, byte_vocabulary, scored, vocabulary
 from trtla.formats.gguf.header import read_header
-from trtla.formats.gguf.tokenizer import _SAME_SPLITS, _SPLITS, Vocabulary
+from trtla.formats.gguf.tokenizer import _SAME_SPLITS, _SPLITS
 
 ROOT = Path(__file__).parents[2]
-_PIECES = ("▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "▁ab", "▁abc", "cc", "ccc", "cccc", "▁▁",
-           "▁▁▁", "1", "2", "12", "é")  # fmt: skip
 _OTHERS = [names[-1] for names in _SAME_SPLITS.values()]
-_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
-
-
-def scored(seed: int = 0) -> dict[str, Any]:
-    """A vocabulary as Llama 2 has it: special tokens, bytes, pieces with scores."""
-    tokens = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{n:02X}>" for n in range(256)), *_PIECES]
-    types = [2, _CONTROL, _CONTROL, _USER_DEFINED, *[_BYTE] * 256, *[1] * len(_PIECES)]
-    scores = [0.0] * 260 + [-float((7 * n + seed) % 19) for n in range(len(_PIECES))]
-    return {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores}
 
 
 def byte_level(pre: str) -> dict[str, Any]:
@@ -46,10 +35,6 @@ def byte_level(pre: str) -> dict[str, Any]:
     merges = [" ".join(pair) for pair in pairs]
     return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges,
             "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 2}  # fmt: skip
-
-
-def vocabulary(keys: dict[str, Any]) -> Vocabulary:
-    return Vocabulary(Path("m.gguf"), {f"tokenizer.ggml.{key}": v for key, v in keys.items()})
 
 
 def loaded(keys: dict[str, Any]) -> Tokenizer:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from tests.cli.conftest import make_model, refused, trtla
+from tests.support.command import refused, trtla
+from tests.support.models import byte_model
 from trtla import LLM, SamplingParams, UsageError
 from trtla.formats import hub
 from trtla.formats.hub import hub_folder
@@ -19,7 +20,7 @@ NAME, COMMIT = "some-org/tiny_model.v1", "0123456789abcdef0123456789abcdef012345
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("hub") / "model")
+    return byte_model(tmp_path_factory.mktemp("hub") / "model")
 
 
 @pytest.fixture

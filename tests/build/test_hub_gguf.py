@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.support.command import ROOT
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, make_model
 from trtla.errors import UsageError

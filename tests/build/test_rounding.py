@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.test_compiled_forward import filled
+from tests.support.compiled import filled
 from tests.support.examples import examples
 from tests.support.fp8_models import PROMPTS
 from tests.support.models import Variant, make_model, save_model

@@ -5,18 +5,17 @@ from __future__ import annotations
 import tempfile
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.models import configs
 from trtla.formats import tensors as source_module
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.config import CheckpointConfig, Mapping
+from trtla.formats.config import CheckpointConfig
 from trtla.formats.plan import hf_shapes, rank_plan
-from trtla.formats.support import ARCHITECTURES
 from trtla.formats.writer import weight_bytes, write_ranks
 
 
@@ -32,32 +31,6 @@ class DictSource:
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.tensors[name][start:stop]
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> CheckpointConfig:
-    tp = draw(st.sampled_from([1, 2, 3, 4]))
-    pp = draw(st.integers(1, 3))
-    kv = draw(st.sampled_from([n for n in range(1, 9) if n % tp == 0 or tp % n == 0]))
-    groups = draw(st.sampled_from([g for g in range(1, 9) if (kv * g) % tp == 0]))
-    keys: dict[str, Any] = {
-        "architecture": draw(st.sampled_from(ARCHITECTURES)),
-        "dtype": "float32",
-        "vocab_size": draw(st.integers(1, 20)),
-        "hidden_size": tp * draw(st.integers(1, 4)),
-        "num_hidden_layers": pp * draw(st.integers(1, 2)),
-        "num_attention_heads": kv * groups,
-        "num_key_value_heads": kv,
-        "head_size": 2 * draw(st.integers(1, 3)),
-        "intermediate_size": tp * draw(st.integers(1, 5)),
-        "max_position_embeddings": 64,
-        "attn_bias": draw(st.booleans()),
-        "mlp_bias": draw(st.booleans()),
-        "use_parallel_embedding": draw(st.booleans()),
-        "embedding_sharding_dim": draw(st.integers(0, 1)),
-        "mapping": Mapping(world_size=tp * pp, gpus_per_node=8, tp_size=tp, pp_size=pp),
-    }
-    return CheckpointConfig(**keys)
 
 
 @examples(60)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fp8_models import PROMPTS
-from tests.support.models import Variant, assemble, make_model, save_model
+from tests.support.models import Variant, assemble, by_hand, make_model, save_model, signed
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.build.quantize import Calibration, mean_squares
@@ -42,32 +42,6 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def awq(hf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("awq") / "ckpt"
     return convert(hf, folder, dtype="w4a16_awq", group_size=64)
-
-
-def by_hand(folder: Path, target: Path) -> Path:
-    """The same checkpoint with float32 weights: code x scale x what inputs are multiplied by."""
-    shutil.copytree(folder, target)
-    config = json.loads((folder / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "quantization": None}))
-    for path in sorted(folder.glob("rank*.safetensors")):
-        tensors = load_file(path)
-        for name in [n.removesuffix(".weights_scaling_factor") for n in tensors]:
-            scales = tensors.pop(f"{name}.weights_scaling_factor", None)
-            if scales is not None:
-                first = tensors.pop(f"{name}.prequant_scaling_factor").float()
-                packed = tensors[f"{name}.weight"].tolist()
-                codes = [[signed(byte, half) for byte in row] for row in packed for half in (0, 4)]
-                group = len(codes[0]) // scales.shape[1]
-                wide = scales[:, [i // group for i in range(len(codes[0]))]]
-                tensors[f"{name}.weight"] = torch.tensor(codes) * wide * first
-        save_file(tensors, target / path.name)
-    return target
-
-
-def signed(byte: int, shift: int) -> int:
-    """Four bits of a byte in two's complement."""
-    half = (byte % 256 >> shift) % 16
-    return half - 16 if half > 7 else half
 
 
 def changed(folder: Path, target: Path, change: Change) -> Path:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cli.conftest import ROOT, Ran, refused, trtla
+from tests.support.command import ROOT, Ran, refused, trtla
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.bench.ablation_arms import METHODS, load_tasks
 from trtla.bench.ablation_table import COLUMNS, FIGURES

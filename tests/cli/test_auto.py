@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from tests.support.trtllm_engines import write_engine
 
 PROMPT = ("--input-text", "abcabcabcabc", "--max-output-len", "24", "--json")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.conftest import ROOT, Ran, refused, trtla
-from tests.cli.test_encoder_decoder import make_t5
+from tests.support.command import ROOT, Ran, refused, trtla
+from tests.support.encoder_decoders import make_t5
 
 Commands = Callable[[Path], list[Ran]]
 

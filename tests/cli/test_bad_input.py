@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ran, process, refused, trtla
+from tests.support.command import Ran, process, refused, trtla
 
 
 def run(engine: Path, *args: str | Path, stdin: str = "") -> Ran:

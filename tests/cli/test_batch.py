@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import ROOT, refused, trtla
-from tests.serve.conftest import serving
+from tests.support.command import ROOT, refused, trtla
 from tests.support.jobs import (
     CHAT,
     SHIPPED,
@@ -27,6 +26,7 @@ from tests.support.jobs import (
     texts,
     write,
 )
+from tests.support.served import serving
 
 
 def without(line: dict[str, Any], key: str) -> dict[str, Any]:

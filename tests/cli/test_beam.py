@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
+from tests.support.command import Ran, refused, trtla
 from trtla import LLM, BeamSettings
 from trtla.llm.text import Tokenizer
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
+from tests.support.command import Ran, refused, trtla
 from trtla.files import read_json, write_json
 
 FIGURES = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import ROOT, Ran, refused, trtla
+from tests.support.command import ROOT, Ran, refused, trtla
 from tests.support.load_server import LoadServer, running
 
 GOOD = ("one", "two", "three", "four")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
+from tests.support.command import Ran, refused, trtla
 from tests.support.trtllm_engines import write_engine
 
 LLAMA_8B = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from tests.support.command import ROOT, Ran, process, refused, trtla
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, write_gguf
 from tests.support.models import Variant, make_model
 from trtla.files import user_cache

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
 from tests.support.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
+from tests.support.command import Ran, refused, trtla
 from trtla.cli.shared.template import ADVICE
 from trtla.llm.text import Tokenizer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.cli.conftest import ROOT, refused, trtla
+from tests.support.command import ROOT, refused, trtla
 from trtla.cli.app import cli
 
 BASH = shutil.which("bash")

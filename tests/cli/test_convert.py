@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.cli.conftest import ROOT, Ran, _save_tokenizer, make_model, process, refused, trtla
-from tests.support.models import Variant, save_model
-from tests.support.models import make_model as build_model
+from tests.support.command import ROOT, Ran, process, refused, trtla
+from tests.support.models import Variant, byte_model, make_model, save_model
+from tests.support.tokenizers import save_byte_tokenizer
 
 TEXT = "Half a league, half a league, half a league onward. " * 100
 
@@ -83,7 +83,7 @@ def test_integers_for_tensorrt_llm(
     folder = tmp_path_factory.mktemp("integers")
     keys = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 300}
     sizes = Variant("integers", {**keys, "max_position_embeddings": 64})
-    _save_tokenizer(save_model(build_model(sizes), sizes, folder / "hf"))
+    save_byte_tokenizer(save_model(make_model(sizes), sizes, folder / "hf"))
     flags = ("--dtype", dtype, "--tp-size", "2")
     calibrated = ("--calib-data", data, "--group-size", "64") if dtype == "w4a16_awq" else ()
     ran = convert(folder / "hf", folder / "ckpt", *flags, *calibrated)
@@ -178,7 +178,7 @@ def test_bad_calibration_data(model: Path, data: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer_cannot_be_calibrated(data: Path, tmp_path: Path) -> None:
-    bare = make_model(tmp_path / "bare", tokenizer=False)
+    bare = byte_model(tmp_path / "bare", tokenizer=False)
     ran = convert(bare, tmp_path / "out", "--dtype", "fp8", "--calib-data", data)
     refused(ran, 2, "bare has no tokenizer files", "tokenizer.json")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from tests.support.trtllm_engines import write_engine
 from trtla import LLM, SamplingParams, UsageError
 from trtla.errors import TrtlaWarning

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.build.test_bad_models import Evil
-from tests.cli.conftest import Ran, process, refused, trtla
-from tests.cli.test_encoder_decoder import make_t5
+from tests.support.command import Ran, process, refused, trtla
+from tests.support.encoder_decoders import make_t5
+from tests.support.models import Evil
 from trtla import LLM, SamplingParams, UsageError
 
 ANSWERS = "y\nyes\n1\n"
@@ -229,7 +229,7 @@ def test_pickled_code_in_the_weights_of_an_encoder_decoder_is_not_run(
 
 def test_transformers_opens_folders_in_one_place_only() -> None:
     """Whatever else opened one would have to forbid code again."""
-    from tests.cli.conftest import ROOT
+    from tests.support.command import ROOT
 
     callers = [
         path.relative_to(ROOT).as_posix()

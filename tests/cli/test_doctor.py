@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli.conftest import ROOT, Ran, process, trtla
+from tests.support.command import ROOT, Ran, process, trtla
 from tests.support.fake_trtllm import (
     EXECUTOR,
     REQUEST,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
+from tests.support.command import Ran, refused, trtla
 from tests.support.fake_trtllm import install, patched, plug_in, without_tensorrt_llm
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, make_model

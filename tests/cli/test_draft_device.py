@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 
 TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--max-output-len", "21", "--json")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from trtla.cli.app import cli
 
 NEW, FORMER = ("--lookahead-cells", "drawn"), ("--draft-cells", "drawn")

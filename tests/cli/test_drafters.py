@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from trtla.cli.app import cli
 
 TEXTS = ("--input-text", "abcabcabcabc", "aaaa", "--json")

@@ -7,51 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
-
-END = 256
-
-
-def make_t5(folder: Path, *, vocab: int = 258, seed: int = 5) -> Path:
-    """Ids 0 to 255 are bytes, 256 ends a text, and 257 starts the decoder."""
-    import torch
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=vocab,
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        eos_token_id=END,
-        pad_token_id=257,
-        decoder_start_token_id=257,
-        n_positions=64,
-    )
-    model = T5ForConditionalGeneration(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.normal_(1.0, 0.2) if "norm" in name else weight.normal_(0.0, 0.4)
-    model.save_pretrained(folder)
-    _save_tokenizer(folder)
-    return folder
-
-
-def _save_tokenizer(folder: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<pad>", special=True)])
-    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", END)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
+from tests.support.command import refused, trtla
+from tests.support.encoder_decoders import END, make_t5
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import ROOT, refused, trtla
+from tests.support.command import ROOT, refused, trtla
 from trtla.llm.llm import Completion
 from trtla.results.documents import Divergence
 from trtla.results.metrics import distinct_4grams

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from tests.support.trtllm_engines import write_engine
 
 PROMPT = ("--input-text", "abcabcabcabc $x$ <y> abcabc", "--max-output-len", "24")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import trtla
+from tests.support.command import trtla
 from trtla import LLM, SamplingParams
 from trtla.formats.generation import unapplied
 

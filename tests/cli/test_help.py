@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.conftest import ROOT, process, refused, trtla
+from tests.support.command import ROOT, process, refused, trtla
 from trtla.cli.app import cli
 from trtla.cli.shared.command import ALL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 
 
 def test_every_kind(model: Path, checkpoint: Path, engine: Path) -> None:

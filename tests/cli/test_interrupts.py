@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.support.command import ROOT
 
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
 _OURS = re.compile(rf'File "{re.escape(str(ROOT))}/trtla/|File "[^"]*/bin/trtla"')

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 from trtla.cli.app import cli
 from trtla.cli.shared.params import ModelPath
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Ran, refused, trtla
+from tests.support.command import Ran, refused, trtla
 
 
 def run(engine: Path, *args: str) -> Ran:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import trtla
+from tests.support.command import trtla
 from trtla import console
 from trtla.console import Console
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
 from tests.support import documents
+from tests.support.command import refused, trtla
 
 
 @pytest.fixture

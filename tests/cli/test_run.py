@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 
 RESULT_KEYS = {
     "index", "input_text", "input_ids", "output_ids", "text", "finish_reason", "drafter",

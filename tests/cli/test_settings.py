@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, Ran, refused, trtla
+from tests.support.command import ROOT, Ran, refused, trtla
 from trtla.settings.lookahead import LookaheadConfig
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))

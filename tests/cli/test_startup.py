@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, refused, trtla
+from tests.support.command import ROOT, refused, trtla
 
 _LIGHT = {"trtla", "click", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
 _LIGHT |= {"typing_extensions", "tokenizers"}

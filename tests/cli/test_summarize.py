@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, Ran, process, refused, trtla
+from tests.support.command import ROOT, Ran, process, refused, trtla
 from trtla.bench.summarize import Article, Measured, check_rouge1, load_articles, prompt_text
 from trtla.results.documents import Side
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.conftest import refused, trtla
+from tests.support.command import refused, trtla
 
 
 @pytest.mark.parametrize("command", ["run", "explain"])

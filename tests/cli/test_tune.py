@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT, refused, trtla
+from tests.support.command import ROOT, refused, trtla
 from trtla.cli.bench.tune_report import advice
 from trtla.results.documents import Tune
 from trtla.tune.output import speed, write_preset

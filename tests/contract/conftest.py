@@ -11,26 +11,16 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parent / "standin"
+from tests.support.models import Variant, make_model, save_model
+from tests.support.standin import FOLDER, Standin
+from tests.support.tokenizers import save_byte_tokenizer
+
 DEFAULT_VERSION = "1.2.1"
-
-
-@dataclass(frozen=True)
-class Standin:
-    """The stand-in in force; subprocesses inherit it through the environment."""
-
-    version: str
-
-    def load(self, name: str = "") -> ModuleType:
-        """Import the package, or one of its modules, e.g. `load("bindings.executor")`."""
-        return importlib.import_module(f"tensorrt_llm.{name}" if name else "tensorrt_llm")
 
 
 @pytest.fixture
@@ -103,8 +93,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tests.cli.conftest import _save_tokenizer
-
     folder = tmp_path_factory.mktemp("tiny-model")
     torch.manual_seed(863)
     config = LlamaConfig(
@@ -125,15 +113,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tensor.normal_(1.0 if norm else 0.0, 0.1 if norm else 0.07)
         model.lm_head.weight.mul_(4.0)
     model.half().save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_byte_tokenizer(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def integer_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama whose sizes the kernels for integer weights take, also on two ranks."""
-    from tests.support.models import Variant, make_model, save_model
-
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": 258}
     keys = {**sizes, "max_position_embeddings": 512, "attention_bias": True}
     variant = Variant("integers", keys)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.conftest import Ran, refused, trtla
-from tests.contract.conftest import Standin
+from tests.support.command import Ran, refused, trtla
+from tests.support.standin import Standin
 from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig
 from trtla.errors import UsageError

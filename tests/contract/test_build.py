@@ -6,10 +6,8 @@ library.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.build.test_weight_only import by_hand
-from tests.contract.conftest import Standin
-from tests.support.models import Variant, make_model, save_model
-from tests.support.standin_engines import reference
+from tests.support.models import Variant, by_hand, make_model, save_model
+from tests.support.standin import Standin
+from tests.support.standin_engines import config_of, printed_command, reference, run_printed_command
 from tests.support.standin_requests import PROMPT, request
 from trtla import LookaheadConfig, TrtlaError
 from trtla.build.convert import convert
@@ -41,7 +38,6 @@ LOOKAHEAD = BuildSettings(
 )
 PLAIN = BuildSettings(max_batch_size=4, max_input_len=64, max_seq_len=128)
 EVERY_RELEASE = pytest.mark.parametrize("standin", RELEASES, indirect=True)
-_OURS_ALONE = ("output_timing_cache",)
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 
@@ -57,32 +53,6 @@ def build(source: Path, target: Path, settings: BuildSettings = LOOKAHEAD, **cho
 
 def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-
-
-def run_printed_command(source: Path, target: Path, settings: BuildSettings) -> Path:
-    """Build with the command line of a dry run: the stand-in's trtllm-build, in this process."""
-    program, *arguments = printed_command(source, target, settings)
-    work = target.parent / "work"  # trtllm-build leaves model.cache where it runs
-    work.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(work)
-        patch.setattr(sys, "argv", [program, *arguments])
-        importlib.import_module("tensorrt_llm.commands.build").main()
-    return target
-
-
-def printed_command(source: Path, target: Path, settings: BuildSettings) -> list[str]:
-    """The words of the command line, split as a shell does."""
-    plan = describe_build(source, settings, output_dir=target, backend="tensorrt-llm")
-    (command,) = plan.commands
-    return shlex.split(command)
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    for key in _OURS_ALONE:
-        config["build_config"].pop(key)
-    return config
 
 
 def engines_of(folder: Path) -> dict[str, bytes]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.conftest import Standin
 from tests.support import standin_engines
+from tests.support.standin import Standin
 from trtla import LLM, LookaheadConfig, TrtlaError, UsageError
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import trtla
-from tests.contract.conftest import Standin
+from tests.support.command import trtla
+from tests.support.standin import Standin
 from tests.support.standin_engines import build
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")

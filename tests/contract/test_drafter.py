@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
 from trtla import TrtlaError, UsageError
 from trtla.runtime.draft import Draft
 from trtla.trtllm.drafter import (

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
-from tests.contract.conftest import Standin
-from tests.contract.test_build import config_of, run_printed_command
+from tests.support.command import refused, trtla
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model
+from tests.support.standin import Standin
+from tests.support.standin_engines import config_of, run_printed_command
 from tests.support.standin_requests import Engines, drain, request
 from trtla import LLM, LookaheadConfig, UsageError
 from trtla.build.engine import build_engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
 from trtla import LLM, SamplingParams
 from trtla.build.engine import build_engine
 from trtla.formats.engine_limits import BuildSettings

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.conftest import trtla
-from tests.contract.conftest import Standin
-from tests.serve.conftest import Served, serving
+from tests.support.command import trtla
+from tests.support.served import Served, serving
+from tests.support.standin import Standin
 from tests.support.standin_engines import build
 from trtla import LLM, LookaheadConfig, SamplingParams
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
 
 EVERY = ["0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1", "1.3.0rc15"]
 every_release = pytest.mark.parametrize("standin", EVERY, indirect=True)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.contract.conftest import Standin
 from tests.support import standin_engines
+from tests.support.standin import Standin
 
 pytestmark = [
     pytest.mark.usefixtures("fake_gpu"),

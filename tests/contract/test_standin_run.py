@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
 from tests.support.standin_engines import (
     OTHER,
     PROMPT,

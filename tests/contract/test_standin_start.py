@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
 from tests.support.standin_engines import (
     PROMPT,
     SERVER,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.conftest import Standin
 from tests.support import standin_engines
+from tests.support.standin import Standin
 from tests.support.standin_requests import Engines, drain, request
 from trtla import TrtlaError, UsageError
 from trtla.build.engine import build_engine

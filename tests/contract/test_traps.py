@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
-from tests.contract.conftest import Standin
+from tests.support.command import refused, trtla
+from tests.support.standin import Standin
 from tests.support.standin_requests import PROMPT, Engines, drain, request
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.cli.shared.drafter_options import check_drafters

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import make_model
+from tests.support.models import byte_model
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with a byte tokenizer."""
-    return make_model(tmp_path_factory.mktemp("explained"))
+    return byte_model(tmp_path_factory.mktemp("explained"))

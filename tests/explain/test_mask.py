@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_properties import cases
-from tests.runtime.test_traces import M17, T4_PROMPT
+from tests.support.cases import cases
 from tests.support.examples import examples
 from tests.support.recorded import numbers, record, recorded
 from tests.support.toys import greedy_scores, request
+from tests.support.traces import M17, T4_PROMPT
 from trtla.explain.mask import blocks, paths, positions, roles, visible
 from trtla.explain.mask_view import mask_lines
 from trtla.explain.words import plain

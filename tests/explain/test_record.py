@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_properties import cases
-from tests.runtime.test_traces import CASES, DEEP_COMMITS, DEEP_GUESSES, FIB7, M17, T4_PROMPT
+from tests.support.cases import cases
 from tests.support.examples import examples
 from tests.support.recorded import record, recorded
 from tests.support.toys import greedy_scores, hash_scores, request, run, tokens_of, toy_executor
+from tests.support.traces import CASES, DEEP_COMMITS, DEEP_GUESSES, FIB7, M17, T4_PROMPT
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.explain.mask import paths
 from trtla.explain.record import record_run

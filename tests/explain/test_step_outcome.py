@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.test_traces import C4, M17, POS, T4_PROMPT
 from tests.support.recorded import numbers, record, recorded
 from tests.support.toys import request, traced_drafter
+from tests.support.traces import C4, M17, POS, T4_PROMPT
 from trtla.explain.step_outcome import busiest, outcome_of
 from trtla.explain.words import why
 from trtla.runtime.draft import Draft, NoDrafter

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tests.runtime.test_traces import C4, FIB7, M17, T4_PROMPT
 from tests.support.recorded import numbers, recorded
+from tests.support.traces import C4, FIB7, M17, T4_PROMPT
 from trtla import UsageError
 from trtla.charts import save
 from trtla.explain.picture import step_picture

@@ -8,58 +8,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.support.ranks import LONG, PROMPT, SOON_S, TRTLA, alive, children, launched, run, soon
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost
 from trtla.settings.lookahead import AUTOREGRESSIVE
-
-PROMPT = "for i in range(10):\n    print(i)\nfor j in range(10):"
-LONG = SamplingParams(max_output_len=1000)
-SOON_S = 60.0
-TRTLA = (sys.executable, "-m", "trtla")
-
-
-def children(process: int) -> list[int]:
-    """The ranks that a process has started and that have not ended."""
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    each = (int(one) for path in found for one in path.read_text().split())
-    return [one for one in each if alive(one) and is_rank(one)]
-
-
-def is_rank(process: int) -> bool:
-    try:
-        return b"trtla.llm.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def soon(happens) -> bool:
-    end = time.monotonic() + SOON_S
-    while not happens() and time.monotonic() < end:
-        time.sleep(0.05)
-    return bool(happens())
-
-
-def run(model, *flags, **keys):
-    """`trtla run` with a long text, on two ranks unless the flags say otherwise."""
-    flags = flags or ("--tp-size", "2", "--max-output-len", "1500", "--no-lookahead")
-    command = (*TRTLA, "run", "-m", str(model), "--dtype", "float32", "--input-text", PROMPT)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen((*command, *flags), **pipes, **keys)
 
 
 @pytest.fixture
@@ -129,24 +87,6 @@ def test_interrupts_at_any_moment_change_no_text_of_what_follows(ranks):
     assert interrupted > 5
     assert llm.generate([PROMPT], given)[0].output_ids == wanted
     assert alive(other)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def launched(models, *flags):
-    """What ranks that a launcher has started end with: (exit code, output, errors) of each."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting |= {"WORLD_SIZE": str(len(models)), "LOCAL_WORLD_SIZE": str(len(models))}
-    started = [
-        run(model, *flags, env={**os.environ, **meeting, "RANK": str(rank)})
-        for rank, model in enumerate(models)
-    ]
-    ended = [process.communicate(timeout=90) for process in started]
-    return [(one.returncode, *said) for one, said in zip(started, ended, strict=True)]
 
 
 def test_ranks_of_a_launcher_print_one_text_which_is_that_of_one_process(tiny_llama):

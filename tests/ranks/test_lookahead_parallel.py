@@ -13,12 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ranks.test_faults import LONG, TRTLA, children
-from tests.ranks.test_split import WIDE
-from tests.ranks.test_texts import DRAFTERS, PROMPTS, drafted, everything, samplings
 from tests.support.examples import examples
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
+from tests.support.ranks import (
+    DRAFTERS,
+    LONG,
+    PROMPTS,
+    TRTLA,
+    WIDE,
+    children,
+    drafted,
+    everything,
+    samplings,
+)
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
 from trtla.runtime.loop.replica import Answers, Asked, answers, asked_message, read_asked, width

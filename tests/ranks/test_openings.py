@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import trtla
-from tests.ranks.test_faults import PROMPT, alive, children, launched, run, soon
+from tests.support.ranks import PROMPT, alive, children, launched, run, soon
 from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.ranks.world import torchrun_place

@@ -7,12 +7,12 @@ import torch
 
 from tests.support.gguf_models import write_gguf
 from tests.support.models import VARIANTS, Variant, make_model, save_model
+from tests.support.ranks import WIDE
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
 from trtla.formats.split import shard_config, split_config
 from trtla.llm.open import open_model
 
-WIDE = Variant("wide", {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32})
 BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")
 WHOLE = ("layernorm.weight", "ln_f.weight", "vocab_embedding.weight")
 

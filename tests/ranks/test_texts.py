@@ -4,59 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks.test_split import WIDE
 from tests.support.gguf_models import write_gguf
 from tests.support.models import Variant, make_model, save_model
-from trtla import LLM, SamplingParams
-from trtla.settings.drafting import DrafterSettings
-from trtla.settings.sampling import BeamSettings
+from tests.support.ranks import PROMPTS, WIDE, drafted, everything, samplings
+from trtla import LLM
 
-PROMPTS = [
-    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):",
-    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(10):",
-    "x",
-]
-DRAFTERS = ("none", "auto", "lookahead", "ngram", "prompt-lookup", "draft")
 BIASES = {"attention_bias": True, "mlp_bias": True}
 LONG = {"max_position_embeddings": 256}
-
-
-def drafted(llm, drafter, prompts, sampling):
-    """The output ids of all prompts, decoded together."""
-    if drafter == "auto":
-        done = llm.generate(prompts, sampling)
-    elif drafter == "draft":
-        (name,) = llm.limits.draft_models
-        done = llm.generate(prompts, sampling, drafter=DrafterSettings(f"draft:{name}", gamma=3))
-    elif drafter == "lookahead":
-        done = llm.generate(prompts, sampling, llm.limits.lookahead)
-    else:
-        done = llm.generate(prompts, sampling, drafter=DrafterSettings(drafter))
-    return [one.output_ids for one in done]
-
-
-def samplings(count, length=32):
-    """Greedy, and drawn with seeds and filters."""
-    drawn = [
-        SamplingParams(length, temperature=0.8, top_k=20, top_p=0.9, seed=seed)
-        for seed in range(count)
-    ]
-    penalised = [
-        SamplingParams(length, 0.8 * (i % 2), repetition_penalty=1.2, min_p=0.05, logit_bias={5: 2})
-        for i in range(count)
-    ]
-    return [SamplingParams(length)] * count, drawn, penalised
-
-
-def everything(llm, prompts):
-    """What a model says in all ways that there are."""
-    texts = [
-        drafted(llm, drafter, prompts, sampling)
-        for sampling in samplings(len(prompts))
-        for drafter in DRAFTERS[: len(DRAFTERS) - (not llm.limits.draft_models)]
-    ]
-    beams = llm.beam_search(prompts[0], BeamSettings(num_beams=3), max_output_len=12)
-    return texts, [beam.output_ids for beam in beams]
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])

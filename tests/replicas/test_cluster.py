@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.support.command import ROOT
 from tests.support.replicas import alive, serving, wait_until
 
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")

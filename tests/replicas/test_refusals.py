@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import trtla
+from tests.support.command import trtla
 from tests.support.replicas import SHIPPED, start
 
 HAS_RAY = find_spec("ray") is not None

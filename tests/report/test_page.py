@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_reading import put
 from tests.support import documents
+from tests.support.documents import put
 from trtla.report.comparison import comparisons
 from trtla.report.measures import measures
 from trtla.report.page import page, report

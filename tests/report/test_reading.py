@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import documents
+from tests.support.documents import put
 from trtla.bench.ablation_table import COLUMNS, means_text
 from trtla.errors import UsageError
 from trtla.report.comparison import comparisons
 from trtla.report.measures import measures
 from trtla.report.reading import read_all
-
-
-def put(folder: Path, name: str, content: Any) -> Path:
-    path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return path
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:

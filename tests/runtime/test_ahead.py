@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runtime.test_block_reuse import check_cache, prompt_of, reusing
-from tests.runtime.test_mixed_drafters import VOCAB
+from tests.support.mixed import VOCAB
+from tests.support.reuse import check_cache, prompt_of, reusing
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.step import ForwardClock

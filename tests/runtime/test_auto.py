@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_properties import cases, steps_of
+from tests.support.cases import cases, steps_of
 from tests.support.examples import examples
 from tests.support.toys import (
     greedy_scores,

@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.real_models import tiny_model
 from tests.support.toys import request
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import rank_plan
 from trtla.runtime.loop.beams import CachedBeams, beam_search
-from trtla.runtime.models.llama import LlamaModel
 from trtla.settings.sampling import BeamSettings
 
 NO_ENDS: frozenset[int] = frozenset()
@@ -130,33 +128,6 @@ def test_settings_are_refused_with_their_value(bad):
     [(name, value)] = bad.items()
     with pytest.raises(UsageError, match=f"{name} is {value}"):
         BeamSettings(**bad)
-
-
-CONFIG = CheckpointConfig(
-    architecture="LlamaForCausalLM",
-    dtype="float32",
-    vocab_size=19,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_size=8,
-    intermediate_size=48,
-    max_position_embeddings=128,
-)
-
-
-def tiny_model():
-    noise = torch.Generator().manual_seed(3)
-    weights = (
-        (
-            target.name,
-            torch.randn(target.shape, generator=noise).double() * 0.4
-            + target.name.endswith("norm.weight"),
-        )
-        for target in rank_plan(CONFIG, 0)
-    )
-    return LlamaModel(CONFIG, weights, torch.float64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("beams", "chunk"), [(1, 64), (3, 4), (6, 64)])

@@ -8,9 +8,17 @@ import shutil
 import pytest
 import torch
 
-from tests.runtime.test_compiled_forward import CPU, check_threads, config_of, filled, forward, text
-from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
-from trtla.formats.plan import rank_plan
+from tests.support.compiled import (
+    CPU,
+    NAMES,
+    check_threads,
+    filled,
+    forward,
+    sized,
+    text,
+    weights_in,
+)
+from trtla.formats.blocks import BlockTensor
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.llama import LlamaModel
@@ -19,47 +27,7 @@ from trtla.runtime.sequence import Feed
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
 )
-NAMES = list(BLOCK_TYPES)
 MIXED = {"q": "Q4_K", "k": "Q6_K", "v": "Q8_0", "mlp.fc": "Q4_1", "mlp.gate": "Q5_1"}
-HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-"""Where the float16 numbers of a block lie; at its start where nothing is said."""
-
-
-def blocks(name, outputs, inputs, noise):
-    """Random codes and factors with scales that give weights of about the usual size."""
-    kind = BLOCK_TYPES[name]
-    rows = torch.randint(256, (outputs, kind.row_bytes(inputs)), dtype=torch.uint8, generator=noise)
-    parts = rows.view(outputs, -1, kind.nbytes)
-    factor = {"Q6_K": 64, "Q4_K": 32, "Q5_K": 32}.get(name, 1)
-    for place, at in enumerate(HALVES.get(name, (0,))):
-        scale = (torch.rand(parts.shape[:2], generator=noise) + 0.5) * 0.5
-        scale /= 2**kind.bits * factor * inputs**0.5
-        if place:  # the minimum: it is subtracted of types with factors
-            scale *= 2 ** (kind.bits - 1) * (1 if factor > 1 else -1)
-        parts[..., at : at + 2] = scale.half()[..., None].view(torch.uint8)
-    return BlockTensor(kind, rows)
-
-
-def weights_in(config, name_of):
-    """A model's weights in the types that `name_of` gives for their names; None: float16."""
-    noise = torch.Generator().manual_seed(3)
-    heads, size = config.num_attention_heads, config.head_size
-    sizes = {"q": heads * size, "k": config.num_key_value_heads * size}
-    for target in rank_plan(config, 0):
-        if len(target.shape) == 1:
-            yield target.name, torch.randn(target.shape, generator=noise) * 0.1 + 1
-            continue
-        fused = target.name.endswith("qkv.weight")
-        for part in "qkv" if fused else [""]:
-            name = target.name.replace("qkv", part) if fused else target.name
-            outputs = sizes.get(part, sizes["k"]) if fused else target.shape[0]
-            weight = blocks(name_of(name) or "Q8_0", outputs, target.shape[1], noise)
-            yield name, weight if name_of(name) else weight.dequantize().half()
-
-
-def sized(**keys):
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
-    return config_of(**{**sizes, **keys})
 
 
 def mixed(name):

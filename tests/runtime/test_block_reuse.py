@@ -12,22 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_kept_blocks import check
-from tests.runtime.test_mixed_drafters import VOCAB, drafters, plain_texts, triples
 from tests.support.examples import examples
+from tests.support.mixed import VOCAB, drafters, plain_texts, triples
+from tests.support.reuse import LONGEST, RULE, check_cache, prompt_of, reusing
 from tests.support.toys import (
     ToyModel,
-    greedy_scores,
-    hash_rule,
     hash_scores,
     plain,
     request,
     run,
     tokens_of,
-    toy_executor,
 )
 from trtla.runtime.auto.probe import measure_costs
-from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
@@ -36,64 +32,12 @@ from trtla.runtime.models.kv_cache import KVCache
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
-RULE = hash_rule(5, 3)
-LONGEST = 160
-
-
-def reusing(num_blocks=24, **options):
-    """A toy that reuses blocks and refuses to write into kept ones."""
-    executor, model = toy_executor(
-        options.pop("scores", greedy_scores(RULE, 5)),
-        options.pop("vocab", 5),
-        options.pop("server", LookaheadConfig(2, 2, 1)),
-        num_blocks=num_blocks,
-        max_text_len=LONGEST,
-        max_reused_len=options.pop("max_reused_len", LONGEST),
-        **options,
-    )
-    cache, forward, move = executor._cache, model.forward_batch, executor._cache.move_later
-
-    def writable(slots):
-        assert cache.pool._kept._by_block.keys().isdisjoint(
-            slot // TOKENS_PER_BLOCK for slot in slots
-        )
-
-    def fed(batch, cache):
-        writable(batch.slots.tolist())
-        return forward(batch, cache)
-
-    def moved(moves):
-        moves = list(moves)
-        writable(target for _, target in moves)
-        move(moves)
-
-    model.forward_batch, cache.move_later = fed, moved
-    return executor, model
-
-
-def check_cache(executor):
-    """Kept blocks hold their tokens at their places, for the next forward."""
-    executor._cache.move_now()
-    check(executor._cache.pool, [s.blocks for s in executor._scheduler._running])
-    keys = executor._cache.layer(0)[0][:, 0].tolist()
-    for block, node in executor._cache.pool._kept._by_block.items():
-        first, above = 0, node.parent
-        while above.block >= 0:
-            first, above = first + TOKENS_PER_BLOCK, above.parent
-        rows = keys[block * TOKENS_PER_BLOCK :][:TOKENS_PER_BLOCK]
-        expected = [[token, first + place] for place, token in enumerate(node.tokens)]
-        assert rows == expected
-
 
 def ask(executor, prompt, count=4, index=0, **settings_):
     """The text of one request, and what it reused."""
     outputs = run(executor, [request(prompt, count, request_id=index, **settings_)])[index]
     check_cache(executor)
     return tokens_of(outputs), outputs[-1].stats.reused_tokens
-
-
-def prompt_of(length, salt=0):
-    return [(salt + i * i // 3) % 5 for i in range(length)]
 
 
 def test_a_conversation_feeds_each_turn_once():

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trtla
-from tests.runtime import test_fp8, test_hf_equality
 from tests.support import encoder_decoders
 from tests.support.examples import examples
+from tests.support.real_models import open_fp8, open_llm
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
@@ -148,7 +148,7 @@ def test_a_cache_in_fp8_is_reused_as_it_was_rounded():
     prompts = [[(7 * i + i * i) % 101 for i in range(70)]]
     found = []
     for reuse in (False, True):
-        with test_fp8.open_llm(True, dtype="float32", block_reuse=reuse) as llm:
+        with open_fp8(True, dtype="float32", block_reuse=reuse) as llm:
             added = [prompts, [[5, 9]]]
             found.append(conversation(llm, SamplingParams(12), added))
     assert found[0][0] == found[1][0]
@@ -160,7 +160,7 @@ def test_dynamic_scaling_shares_texts_up_to_its_trained_length():
     prompt = [(5 * i + i * i) % 101 for i in range(90)]
     texts, reused = [], []
     for reuse in (False, True):
-        with test_hf_equality.open_llm("dynamic", (3, 3, 3), block_reuse=reuse) as llm:
+        with open_llm("dynamic", (3, 3, 3), block_reuse=reuse) as llm:
             done = [
                 llm.generate(prompt[:size], SamplingParams(count))[0]
                 for size, count in ((60, 20), (40, 30), (41, 8), (70, 8), (90, 8), (48, 8))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor, plain_texts
 from tests.support.examples import examples
+from tests.support.mixed import VOCAB, mixed_executor, plain_texts
 from tests.support.toys import cyclic_window, request, run, tokens_of
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.drafters.chain import ChainDrafter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,108 +10,39 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.compiled import (
+    CPU,
+    KINDS,
+    TREE,
+    check_threads,
+    config_of,
+    draft_of,
+    filled,
+    forward,
+    needs,
+    needs_compiler,
+    pair,
+    path,
+    sequences,
+    text,
+    trees,
+    weights_of,
+)
 from tests.support.examples import examples
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.formats.config import CheckpointConfig
-from trtla.formats.plan import rank_plan
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.draft import NO_DRAFT, Draft, NoDrafter
+from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.models.load import load_model, not_compiled
-from trtla.runtime.request import Request
 from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.predict import top_rows
-from trtla.runtime.sequence import Feed, Sequence
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.runtime.sequence import Feed
 
-CPU = torch.device("cpu")
+pytestmark = needs_compiler
+
 PAIRED = [torch.float32, torch.bfloat16]
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
-)
-
-
-def config_of(**keys):
-    sizes = {
-        "architecture": "LlamaForCausalLM",
-        "dtype": "float32",
-        "vocab_size": 75,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_size": 32,
-        "intermediate_size": 112,
-        "max_position_embeddings": 512,
-    }
-    return CheckpointConfig(**{**sizes, **keys})
-
-
-def weights_of(config, dtype=torch.float32):
-    noise = torch.Generator().manual_seed(7)
-    for target in rank_plan(config, 0):
-        spread = torch.randn(target.shape, generator=noise) * 0.2
-        yield target.name, (spread + target.name.endswith("norm.weight")).to(dtype)
-
-
-def pair(config, dtype=torch.float32, stored=torch.float32):
-    """The compiled model and PyTorch's, of the same weights."""
-    return (
-        NativeLlama(config, weights_of(config, stored), dtype),
-        LlamaModel(config, weights_of(config, stored), dtype, CPU),
-    )
-
-
-def sequences(cache, prompts, room=64):
-    return [
-        Sequence(Request(i, prompt), AUTOREGRESSIVE, NoDrafter(), [3], 0, blocks)
-        for i, prompt in enumerate(prompts)
-        if (blocks := cache.pool.allocate(len(prompt) + room))
-    ]
-
-
-def forward(model, cache, feeds):
-    return model.forward(feeds, cache).logits
-
-
-def filled(model, prompts, chunks=1):
-    """A cache that has seen the prompts, and the logits behind each."""
-    cache = model.new_cache(32)
-    running, logits = sequences(cache, prompts), []
-    for sequence in running:
-        while sequence.num_cached < len(sequence.prompt):
-            left = len(sequence.prompt) - sequence.num_cached
-            length = min(left, -(-len(sequence.prompt) // chunks))
-            out = forward(model, cache, [Feed.prompt(sequence, length, length == left)]).clone()
-            sequence.num_cached += length
-        logits.append(out[0])
-    return cache, running, torch.stack(logits)
-
-
-def text(seed, length, vocab=75):
-    noise = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(vocab, (length,), generator=noise).tolist())
-
-
-TREE = Draft(text(5, 15), (0, 0, 1, 2, 2, 4, 0, 7, 8, 9, 10, 3, 12, 13, 1))
-KINDS = {
-    "gqa": {},
-    "mha": {"num_key_value_heads": 4},
-    "mqa-biases": {"num_key_value_heads": 1, "attn_bias": True, "mlp_bias": True},
-    "qwen2": {"architecture": "Qwen2ForCausalLM", "rotary_base": 1e6},
-    "head-size-64": {"head_size": 64},
-    "head-size-128": {"head_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "head-size-16": {"head_size": 16},
-    "odd-sizes": {"hidden_size": 80, "intermediate_size": 48, "vocab_size": 33},
-    "linear": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
-    "yarn": {"rotary_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 20},
-    "dynamic": {
-        "rotary_scaling": {"type": "dynamic", "factor": 4.0},
-        "max_position_embeddings": 20,
-    },
-}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,11 +70,6 @@ def test_weights_of_16_bits_give_the_very_numbers_of_their_float32(stored):
     ]
     assert torch.equal(*outputs)
     assert f"{stored}".removeprefix("torch.") in narrow.arithmetic
-
-
-def needs(dtype):
-    if dtype == torch.bfloat16 and not library().has_bfloat16_products:
-        pytest.skip("the processor does not multiply bfloat16")
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
@@ -181,23 +106,9 @@ def test_bfloat16_stays_as_close_to_float32_as_pytorch_does():
     assert error <= 1.5 * (theirs[2] - exact[2]).abs().max()
 
 
-trees = st.lists(st.tuples(st.integers(0, 74), st.integers(0, 10**6)), max_size=30)
-
-
 @functools.cache
 def model_of(dtype):
     return NativeLlama(config_of(), weights_of(config_of(), dtype), dtype)
-
-
-def draft_of(nodes):
-    return Draft(
-        tuple(token for token, _ in nodes),
-        tuple(choice % (index + 1) for index, (_, choice) in enumerate(nodes)),
-    )
-
-
-def path(draft, node):
-    return [] if not node else [*path(draft, draft.parents[node - 1]), draft.tokens[node - 1]]
 
 
 @pytest.mark.parametrize("dtype", PAIRED)
@@ -215,21 +126,6 @@ def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shape
         node = draft.size - 1
         alone = filled(model, [(*prompt, 3, *path(draft, node))], chunks=1 + seed % 3)[2]
         assert torch.equal(rows[node], alone[0])
-
-
-def check_threads(model):
-    """Prompts and drafts give the same bits with every number of threads."""
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            cache, running, first = filled(model, [text(1, 90), text(2, 5)])
-            steps = forward(model, cache, [Feed.step(s, TREE) for s in running])
-            found.append(torch.cat([first, steps]))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("dtype", PAIRED)

@@ -21,9 +21,8 @@ from tokenizers import (
 from tokenizers import Tokenizer as Fast
 from transformers import ByT5Tokenizer
 
-from tests.build.test_gguf_tokenizer import vocabulary
 from tests.support import tokenizers
-from tests.support.gguf_models import byte_vocabulary
+from tests.support.gguf_models import byte_vocabulary, vocabulary
 from trtla.errors import UsageError
 from trtla.llm.text import Tokenizer
 

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from tests.runtime.test_step_inputs import fake_capture, llama
-from tests.support.paged import CPU, NUM_BLOCKS, sequence_of, tree_feed
+from tests.support.paged import CPU, NUM_BLOCKS, fake_capture, llama, sequence_of, tree_feed
 from trtla.formats.config import Quantization
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.cuda import fused_kernels, kernels

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.runtime.test_fp8 import product_works
-from tests.runtime.test_step_inputs import fake_capture, llama, reference_attention
-from tests.support.paged import CPU
+from tests.support.paged import CPU, fake_capture, llama, reference_attention
+from tests.support.real_models import product_works
 from trtla.errors import UsageError
 from trtla.formats.config import Quantization
 from trtla.formats.tensors import E4M3

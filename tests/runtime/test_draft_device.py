@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.test_draft_model import DRAFT, alone, opened
+from tests.support.draft_models import DRAFT, alone, opened
 from tests.support.second_device import AWAY, Elsewhere, SecondDevice, elsewhere
 from tests.support.toys import hash_scores, request, run
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError

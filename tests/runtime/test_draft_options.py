@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_hf_equality import folder_and_model
-from tests.runtime.test_properties import cases, triples
+from tests.support.cases import cases, triples
 from tests.support.examples import examples
+from tests.support.real_models import folder_and_model
 from tests.support.toys import (
     cyclic_window,
     greedy_scores,

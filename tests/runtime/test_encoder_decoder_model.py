@@ -19,6 +19,7 @@ from tests.support.encoder_decoders import (
     folder,
     generate,
     load,
+    sequence,
     theirs,
 )
 from tests.support.examples import examples
@@ -26,12 +27,12 @@ from tests.support.toys import run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import EncoderDecoder, open_encoder_decoder
-from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.draft import Draft
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.load import load_engine
 from trtla.runtime.models.t5.model import T5Model, distance_buckets
 from trtla.runtime.request import Request
-from trtla.runtime.sequence import Feed, Sequence
+from trtla.runtime.sequence import Feed
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -40,12 +41,6 @@ TEXT = (0, 7, 3, 3, 19, 21, 7, 3, 44, 1, 2, 30, 30, 5, 12, 8, 8, 41)
 
 def asked(number: int, prompt: tuple[int, ...], **sampling: Any) -> Request:
     return Request(number, (0,), SamplingParams(**sampling), encoder_ids=prompt)
-
-
-def sequence(prompt: tuple[int, ...], text: tuple[int, ...], block: int) -> Sequence:
-    """A sequence whose text is prompt for the decoder, in a block of its own."""
-    request = Request(block, text, encoder_ids=prompt)
-    return Sequence(request, AUTOREGRESSIVE, NoDrafter(), blocks=(block,))
 
 
 def all_rows(feed: Feed) -> Feed:

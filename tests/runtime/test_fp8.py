@@ -6,8 +6,6 @@ References are transformers' own forwards with values rounded to FP8 by hand.
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,30 +15,28 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from tests.support.examples import examples
-from tests.support.models import Variant, make_model, save_model
+from tests.support.models import make_model
+from tests.support.real_models import (
+    CPU,
+    PROMPTS,
+    VARIANT,
+    _linear,
+    checkpoint,
+    load_model,
+    needs_products,
+    open_fp8,
+)
 from tests.support.second_device import AWAY, Elsewhere, SecondDevice
-from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.build.convert import convert
-from trtla.build.engine import build_engine
-from trtla.build.quantize import Calibration
+from trtla import LookaheadConfig, SamplingParams
 from trtla.formats.checkpoint import Checkpoint
-from trtla.formats.config import Quantization
-from trtla.formats.engine_limits import BuildSettings
-from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize, quantize
+from trtla.formats.tensors import E4M3, E4M3_MAX, dequantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.kv_cache import KVCache, block_bytes
-from trtla.runtime.models.layers import Fp8Linear, Fp8Pair, fp8_products
-from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.layers import Fp8Pair, fp8_products
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 
 COUNT = 24
-VARIANT = Variant(
-    "biased-gqa",
-    {"attention_bias": True, "mlp_bias": True, "max_position_embeddings": 160},
-)
-CPU = torch.device("cpu")
-PROMPTS = tuple(tuple((7 * i + i * i * k) % 101 for i in range(5 + 9 * k)) for k in range(4))
 
 
 def fake(values, scale):
@@ -51,32 +47,6 @@ def fake(values, scale):
     place = torch.searchsorted(numbers, wanted).clamp(1, len(numbers) - 1)
     low, high = numbers[place - 1], numbers[place]
     return (torch.where(wanted - low < high - wanted, low, high) * scale).to(values.dtype)
-
-
-@functools.cache
-def checkpoint():
-    """The float32 model, and the folder of its FP8 checkpoint with scales for the cache too."""
-    folder = Path(tempfile.mkdtemp())
-    model = make_model(VARIANT)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(2.0)  # sharper choices: texts loop, drafts succeed
-    save_model(model, VARIANT, folder / "hf")
-    data = Calibration([list(prompt) for prompt in PROMPTS])
-    convert(folder / "hf", folder / "ckpt", dtype="float32", calibration=data, fp8_kv_cache=True)
-    return model, folder / "ckpt"
-
-
-@functools.cache
-def engine(kv_cache):
-    """An engine of (7,6,7) from the checkpoint; without an FP8 cache its scales are taken out."""
-    folder = checkpoint()[1]
-    target = folder.parent / f"engine-{kv_cache}"
-    if not kv_cache:
-        data = Calibration([list(prompt) for prompt in PROMPTS])
-        convert(folder.parent / "hf", folder.parent / "plain", dtype="float32", calibration=data)
-        folder = folder.parent / "plain"
-    build_engine(folder, target, BuildSettings(LookaheadConfig(7, 6, 7), max_batch_size=4))
-    return target
 
 
 def scales(kind):
@@ -134,12 +104,6 @@ def reference(prompt, kv_cache):
     return tuple(out[0, len(prompt) :].tolist())
 
 
-def open_llm(kv_cache, triple=(7, 6, 7), **options):
-    llm = LLM(engine(kv_cache), lookahead=LookaheadConfig(*triple), **options)
-    llm.end_ids = frozenset()
-    return llm
-
-
 def logits_of(model, prompt):
     """A prompt's logits at all places."""
     cache = model.new_cache(-(-len(prompt) // TOKENS_PER_BLOCK))
@@ -149,19 +113,12 @@ def logits_of(model, prompt):
     return model.forward([feed], cache).logits
 
 
-def load_model(products, kv_cache=False, dtype=torch.float32, device=CPU):
-    found = Checkpoint.open(checkpoint()[1])
-    quantization = Quantization(quant_algo="FP8", kv_cache_quant_algo="FP8" if kv_cache else None)
-    config = found.config.model_copy(update={"quantization": quantization})
-    return LlamaModel(config, found.full_tensors(), dtype, device, products)
-
-
 # The whole model.
 
 
 @pytest.mark.parametrize("kv_cache", [False, True])
 def test_greedy_text_equals_generate_on_rounded_weights_and_cache(kv_cache):
-    with open_llm(kv_cache) as llm:
+    with open_fp8(kv_cache) as llm:
         texts = llm.generate(list(PROMPTS), SamplingParams(max_output_len=COUNT))
         cache = ", FP8 K/V cache" if kv_cache else ""
         expected = f"FP8 weights dequantised at load{cache}"
@@ -202,7 +159,7 @@ triples = st.tuples(st.integers(1, 7), st.integers(2, 6), st.integers(0, 7))
 
 @functools.cache
 def shared_llm(kv_cache):
-    return open_llm(kv_cache)
+    return open_fp8(kv_cache)
 
 
 @examples(20, suppress_health_check=list(HealthCheck))
@@ -241,31 +198,12 @@ def test_products_need_a_gpu_that_has_them_and_sizes_of_16(monkeypatch):
 # The pieces.
 
 
-def product_works():
-    try:
-        _linear(16, 16)(torch.ones(1, 16))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-def _linear(inner, outer, bias=None, dtype=torch.float32, device="cpu", input_scale=0.02):
-    generator = torch.Generator().manual_seed(inner * outer)
-    weight = quantize(torch.randn(outer, inner, generator=generator), torch.tensor(0.01))
-    scale = torch.tensor([0.01], device=device)
-    input_scale = torch.tensor([input_scale], device=device)
-    return Fp8Linear(weight.to(device), scale, input_scale, bias, dtype)
-
-
 def emulated(linear, states):
     """The product of rounded inputs and dequantised weights in float64."""
     rounded = fake(states.double().cpu(), linear.input_scale.item())
     weight = dequantize(linear.weight.cpu(), linear.weight_scale.cpu(), torch.float64)
     out = rounded @ weight.t()
     return out if linear.bias is None else out + linear.bias.double().cpu()
-
-
-needs_products = pytest.mark.skipif(not product_works(), reason="this PyTorch has none on the CPU")
 
 
 @needs_products
@@ -332,10 +270,10 @@ def test_cuda_products_are_those_of_the_rounded_numbers(dtype):
 
 @pytest.mark.gpu
 def test_cuda_gives_the_cpus_text_in_float32_and_runs_products():
-    with open_llm(True, device="cuda", dtype="float32") as llm:
+    with open_fp8(True, device="cuda", dtype="float32") as llm:
         texts = llm.generate(list(PROMPTS), SamplingParams(max_output_len=COUNT))
     assert [t.output_ids for t in texts] == [reference(p, True) for p in PROMPTS]
-    with open_llm(True, device="cuda", dtype="bfloat16") as llm:
+    with open_fp8(True, device="cuda", dtype="bfloat16") as llm:
         texts = llm.generate(list(PROMPTS), SamplingParams(max_output_len=COUNT))
         if torch.cuda.get_device_capability() >= (8, 9):
             assert "FP8 matrix products" in llm.description

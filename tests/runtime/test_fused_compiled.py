@@ -14,7 +14,7 @@ from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.test_fused import (
+from tests.support.fused import (
     CUDA,
     TOLERANCE,
     check_moves,
@@ -25,7 +25,7 @@ from tests.runtime.test_fused import (
     fused_model,
     small_steps,
 )
-from tests.runtime.test_step_inputs import filled_cache, llama
+from tests.support.paged import filled_cache, llama
 
 COMPILE = """
 import subprocess, sys

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_draft_model import decode, guided
+from tests.support.draft_models import decode, guided
 from tests.support.examples import examples
 from tests.support.toys import hash_scores, request
 from trtla.runtime.drafters.draft_model import entropies

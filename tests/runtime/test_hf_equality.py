@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,28 +11,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.models import VARIANTS, make_model, save_model
-from trtla import LLM, LookaheadConfig, SamplingParams
+from tests.support.models import VARIANTS
+from tests.support.real_models import folder_and_model, open_llm, prompts_for
+from trtla import LookaheadConfig, SamplingParams
 
 COUNT = 24
 NAMES = [v.name for v in VARIANTS if v.weights == "safetensors"]
-REPETITIVE = 2.0  # sharpens the random model's choices so that texts loop and drafts are accepted
-
-
-@functools.cache
-def folder_and_model(name):
-    """A variant with room for longer texts; dynamic and yarn go beyond 48 trained tokens."""
-    variant = next(v for v in VARIANTS if v.name == name)
-    variant = dataclasses.replace(variant, keys={**variant.keys, "max_position_embeddings": 48})
-    if variant.keys.get("sliding_window"):
-        variant.keys["sliding_window"] = 96
-    if not any(kind in name for kind in ("dynamic", "linear", "yarn")):
-        variant.keys["max_position_embeddings"] = 160
-    model = make_model(variant)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(REPETITIVE)
-    folder = Path(tempfile.mkdtemp()) / "model"
-    return save_model(model, variant, folder), model
 
 
 @functools.cache
@@ -55,24 +36,10 @@ def reference(name, prompt, count=COUNT):
     return tuple(out[0, len(prompt) :].tolist())
 
 
-def open_llm(name, triple, **options):
-    llm = LLM(folder_and_model(name)[0], lookahead=LookaheadConfig(*triple), **options)
-    llm.end_ids = frozenset()
-    return llm
-
-
 @functools.cache
 def shared_llm(batch):
     """One engine with a triple above every other, for tests of many triples."""
     return open_llm("gqa", (9, 8, 9), max_batch_size=batch)
-
-
-def prompts_for(seed, number, longest=40):
-    rng = random.Random(seed)
-    return [
-        tuple(rng.choices(range(101), k=rng.choice((1, 2, rng.randint(3, longest)))))
-        for _ in range(number)
-    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.test_blocks import TIED, model_of
-from tests.runtime.test_compiled_forward import (
+from tests.support.compiled import (
     KINDS,
     check_threads,
     config_of,
@@ -19,15 +18,15 @@ from tests.runtime.test_compiled_forward import (
     filled,
     forward,
     needs,
+    needs_compiler,
     path,
     text,
     trees,
     weights_of,
 )
-from tests.runtime.test_compiled_forward import pytestmark as pytestmark
 from tests.support.encoder_decoders import folder
 from tests.support.examples import examples
-from tests.support.gguf_models import write_gguf
+from tests.support.gguf_models import TIED, model_of, write_gguf
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError
 from trtla.llm.open import open_model
@@ -38,6 +37,8 @@ from trtla.runtime.models.kv_cache import CacheNeed, block_bytes, cache_blocks
 from trtla.runtime.models.load import check_cache_dtype
 from trtla.runtime.sequence import Feed
 from trtla.settings.lookahead import AUTOREGRESSIVE
+
+pytestmark = needs_compiler
 
 CPU = torch.device("cpu")
 

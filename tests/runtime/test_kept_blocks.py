@@ -6,27 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.reuse import check, kept, text_of
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
-
-
-def check(pool, running=()):
-    """No block both used and free, users add up, kept chains have their parents."""
-    kept, free = pool._kept._by_block, pool._free
-    own = [block for blocks in running for block in blocks if block not in kept]
-    assert len(own) == len(set(own))
-    assert free.isdisjoint(own)
-    assert free.isdisjoint(kept)
-    assert len(free) + len(own) + len(kept) == pool.num_blocks
-    assert set(pool._kept._unused) == {block for block, node in kept.items() if not node.users}
-    assert pool.num_free == len(free) + len(pool._kept._unused)
-    order = {block: place for place, block in enumerate(pool._kept._unused)}
-    for block, node in kept.items():
-        assert node.users == sum(block in blocks for blocks in running)
-        assert node.parent.children[node.tokens] is node
-        parent = node.parent.block
-        assert parent == -1 or kept[parent].users >= node.users
-        assert order.get(block, -1) <= order.get(parent, pool.num_blocks)
-
 
 pieces = st.integers(0, 1).map(lambda token: (token,) * TOKENS_PER_BLOCK)
 texts = st.lists(pieces, max_size=5).map(lambda parts: sum(parts, ()))
@@ -69,18 +50,6 @@ def test_blocks_are_used_or_free_and_found_by_all_they_hold(data, num_blocks):
     everything = pool.allocate(num_blocks * TOKENS_PER_BLOCK)
     assert sorted(everything) == list(range(num_blocks))
     assert pool.find((0,) * 99) == ()
-
-
-def text_of(*tokens):
-    return [token for token in tokens for _ in range(TOKENS_PER_BLOCK)]
-
-
-def kept(pool, *tokens):
-    """A text that was written and has ended."""
-    text = text_of(*tokens)
-    blocks = pool.allocate(len(text), pool.find(text))
-    pool.release(blocks, text)
-    return blocks
 
 
 def test_the_least_recently_used_block_goes_first_and_a_leaf_before_its_parent():

@@ -13,9 +13,17 @@ from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, reference_attention
 from tests.support.launches import noted_launches
-from tests.support.paged import NUM_BLOCKS, empty_cache, sequence_of, tree_feed
+from tests.support.paged import (
+    NUM_BLOCKS,
+    empty_cache,
+    fake_capture,
+    filled_cache,
+    llama,
+    reference_attention,
+    sequence_of,
+    tree_feed,
+)
 from tests.support.toys import request as toy_request
 from tests.support.toys import run as run_requests
 from tests.support.toys import tokens_of

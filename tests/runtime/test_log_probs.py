@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.runtime.test_beam import tiny_model
-from tests.runtime.test_hf_equality import folder_and_model
+from tests.support.real_models import folder_and_model, tiny_model
 from tests.support.toys import request
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import TrtlaError, UsageError

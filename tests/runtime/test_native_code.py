@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trtla
-from tests.cli.conftest import trtla as command
+from tests.support.command import trtla as command
 from trtla.runtime.models.cpu import native_code
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of

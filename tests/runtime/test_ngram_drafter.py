@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_properties import cases
+from tests.support.cases import cases
 from tests.support.drafted import (
     assert_within_limits,
     one_per_request,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runtime.test_beam import tiny_model
+from tests.support.real_models import tiny_model
 from tests.support.toys import (
     greedy_scores,
     hash_rule,

@@ -19,15 +19,18 @@ from tests.support.examples import examples
 
 pytest.importorskip("triton")
 
-from tests.runtime.test_step_inputs import fake_capture, filled_cache, llama, wide_room
 from tests.support.paged import (
     CPU,
     NUM_BLOCKS,
     attend_packed,
     empty_cache,
+    fake_capture,
+    filled_cache,
+    llama,
     sequence_of,
     steps,
     tree_feed,
+    wide_room,
 )
 from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK

@@ -19,15 +19,15 @@ from transformers import (
 )
 
 import trtla
-from tests.runtime.test_draft_model import DRAFT
-from tests.runtime.test_hf_equality import folder_and_model, open_llm, prompts_for
-from tests.runtime.test_rejection import COUNT, distance, floor, sampled_texts
+from tests.support.draft_models import DRAFT
 from tests.support.encoder_decoders import PROMPTS as ENCODED
 from tests.support.encoder_decoders import VOCAB as ENCODED_VOCAB
 from tests.support.encoder_decoders import executor as encoder_decoder
 from tests.support.encoder_decoders import folder, generate
 from tests.support.encoder_decoders import load as load_encoder_decoder
 from tests.support.examples import examples
+from tests.support.real_models import folder_and_model, open_llm, prompts_for
+from tests.support.sampled import COUNT, distance, floor, sampled_texts
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_mixed_drafters import batches, mixed_executor
 from tests.support.examples import examples
+from tests.support.mixed import batches, mixed_executor
 from tests.support.toys import greedy_scores, request, run, toy_executor
 from trtla.runtime.stats import RequestStats, accepted_lengths, accepted_per_pos
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_scheduler import sequence
 from tests.support.examples import examples
+from tests.support.toys import sequence
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
 from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.limits import MAX_CHUNK

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_properties import cases
+from tests.support.cases import cases
 from tests.support.drafted import (
     assert_within_limits,
     one_per_request,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases import cases, steps_of, triples
 from tests.support.examples import examples
 from tests.support.toys import (
     greedy_scores,
@@ -27,17 +28,6 @@ from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
-
-triples = st.tuples(st.integers(1, 8), st.integers(2, 7), st.integers(0, 8))
-vocabs = st.sampled_from([2, 3, 5, 11])
-
-
-@st.composite
-def cases(draw):
-    vocab = draw(vocabs)
-    prompt = draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12))
-    rule = hash_rule(vocab, draw(st.integers(1, 6)), draw(st.integers(0, 10**6)))
-    return rule, vocab, prompt, draw(triples), draw(st.integers(1, 40)), draw(st.integers(0, 99))
 
 
 def decode(rule, vocab, triple, requests, **options):
@@ -337,10 +327,6 @@ def test_21_mixed_batches_equal_solo_runs(several, batch_size, order_seed):
     for index, expected in solo.items():
         assert (tokens_of(outputs[index]), steps_of(outputs[index])) == expected
     assert executor.stats().max_in_flight <= batch_size
-
-
-def steps_of(outputs):
-    return outputs[-1].stats.step_lengths
 
 
 def test_21_a_request_above_the_server_is_refused_and_changes_nothing():

@@ -10,17 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_draft_model import DRAFT, decode
-from tests.support.examples import examples
+from tests.support.draft_models import DRAFT, decode
+from tests.support.sampled import CHOSEN, COUNT, distance, floor, sampled_texts
 from tests.support.toys import greedy_scores, hash_rule, hash_scores, plain, request
 from trtla.runtime.sampling import accept as rejection
 from trtla.runtime.sampling.accept import keeps, residual
 from trtla.runtime.sampling.draw import probabilities
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.sampling import SamplingParams
-
-CHOSEN = DrafterSettings(DRAFT, gamma=3, rejection=True)
-COUNT = max(500, examples(1000).max_examples)
 
 
 def law(scores, prompt, length, params):
@@ -35,31 +32,6 @@ def law(scores, prompt, length, params):
                     longer[(*text, token)] = mass * share
         texts = longer
     return texts
-
-
-def distance(counts, expected, count):
-    """Total variation."""
-    keys = set(counts) | set(expected)
-    return sum(abs(counts.get(key, 0) / count - expected.get(key, 0.0)) for key in keys) / 2
-
-
-def floor(expected, count):
-    """What total variation chance alone gives: the largest of 40 samples of the law itself."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.tensor(list(expected.values()), dtype=torch.float64)
-    worst = 0.0
-    for _ in range(40):
-        drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
-        sampled = Counter(list(expected)[i] for i in drawn.tolist())
-        worst = max(worst, distance(sampled, expected, count))
-    return worst
-
-
-def sampled_texts(target, draft, vocab, length, chosen=CHOSEN, **sampling):
-    """How often each text came out, over seeds, and the drafters' totals."""
-    asked = [request([1, 0], length, None, i, seed=i, **sampling) for i in range(COUNT)]
-    done = decode(target, draft, vocab, asked, chosen)
-    return Counter(tuple(done.text(i)) for i in range(COUNT)), done.group.totals
 
 
 def compared(counts, target, sampling):

@@ -12,26 +12,18 @@ from tests.support.toys import (
     plain,
     request,
     run,
+    sequence,
     tokens_of,
     toy_executor,
 )
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
-from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.draft import Draft
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.sampling.accept import accept
-from trtla.runtime.sequence import Sequence
 from trtla.settings.lookahead import LookaheadConfig
 
 RULE = hash_rule(5, 3)
-
-
-def sequence(prompt_len, index=0, triple=(2, 2, 1), max_output_len=10):
-    return Sequence(
-        request([1] * prompt_len, max_output_len, request_id=index),
-        LookaheadConfig(*triple),
-        NoDrafter(),
-    )
 
 
 def test_first_come_first_served_within_the_batch():

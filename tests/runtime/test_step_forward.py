@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from tests.runtime.test_draft_model import DRAFT
-from tests.runtime.test_step_inputs import TRIPLE, fake_capture, llama, reference_attention
+from tests.support.draft_models import DRAFT
+from tests.support.paged import TRIPLE, fake_capture, llama, reference_attention
 from tests.support.toys import Made, run, tokens_of
 from tests.support.toys import request as toy_request
 from trtla import LLM

@@ -2,100 +2,42 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.models import Variant, make_model, save_model
 from tests.support.paged import (
     CPU,
     NUM_BLOCKS,
+    TRIPLE,
     empty_cache,
+    fake_capture,
+    filled_cache,
+    llama,
     owners,
-    paged_reference,
+    reference_attention,
     sequence_of,
     steps,
     tree_feed,
     visible,
+    wide_room,
 )
 from tests.support.toys import request as toy_request
 from tests.support.toys import run as run_requests
 from tests.support.toys import tokens_of, visible_slots
-from trtla.build.convert import convert
-from trtla.formats.checkpoint import Checkpoint
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
-from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.batch import Batch, Forwarded, attend, make_batch
-from trtla.runtime.models.cuda import paged_attention
+from trtla.runtime.models.batch import Batch, Forwarded, make_batch
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import PagedGroup, choose_splits, paged_problem
-from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.models.cuda.paged_attention import choose_splits, paged_problem
 from trtla.runtime.sequence import Feed
-from trtla.settings.lookahead import LookaheadConfig
 
 COUNT = 16
-TRIPLE = LookaheadConfig(4, 4, 3)
 PROMPTS = [[5, 9, 5, 9, 5, 9], [1, 2, 3, 4] * 9, [7]]
-
-
-@functools.cache
-def llama(dtype=torch.float32, device=CPU):
-    """A small random model whose greedy texts loop, so that drafts are accepted."""
-    variant = Variant("paged", {"max_position_embeddings": 160})
-    model = make_model(variant)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(2.0)
-    folder = Path(tempfile.mkdtemp())
-    save_model(model, variant, folder / "hf")
-    convert(folder / "hf", folder / "ckpt", dtype="float32")
-    checkpoint = Checkpoint.open(folder / "ckpt")
-    return LlamaModel(checkpoint.config, checkpoint.full_tensors(), dtype, device)
-
-
-@contextmanager
-def reference_attention():
-    """Paged groups are attended by the reference, everything else as ever."""
-
-    def either(queries, keys, values, group, scale=None):
-        known = paged_reference if isinstance(group, PagedGroup) else attend
-        return known(queries, keys, values, group, scale)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_module, "attend", either, raising=False)
-        patch.setattr(paged_attention, "paged_attend", paged_reference)
-        yield patch
-
-
-def fake_capture(run):
-    """A graph that runs everything again."""
-    run()
-    return run
-
-
-def wide_room(feeds):
-    """More of everything than the feeds need, as a bucket has."""
-    exact = Room.of(feeds)
-    return Room(
-        exact.tokens + 37,
-        exact.prompt_tokens,
-        exact.rows + 11,
-        exact.prompts,
-        exact.trees + 3,
-        exact.longest_prompt,
-        exact.longest_tree + 70,
-        exact.blocks + 4,
-        exact.context + 99,
-    )
 
 
 @given(steps(), st.booleans())
@@ -185,14 +127,6 @@ def test_splits_are_a_power_of_two_and_fill_the_device(programs, context, room):
 
 def test_long_contexts_of_one_sequence_are_split():
     assert choose_splits(8, 4096, 264) == 32
-
-
-def filled_cache(model):
-    """A cache of random numbers whose last block is free, the others are sequences'."""
-    cache = model.new_cache(NUM_BLOCKS + 1)
-    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
-    cache.pool.allocate(NUM_BLOCKS * TOKENS_PER_BLOCK)
-    return cache
 
 
 @examples(20)

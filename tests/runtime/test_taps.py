@@ -7,10 +7,9 @@ import shutil
 import pytest
 import torch
 
-from tests.runtime.test_compiled_forward import config_of, pair, sequences
-from tests.runtime.test_encoder_decoder_model import load, sequence
-from tests.runtime.test_hf_equality import folder_and_model
-from tests.support.encoder_decoders import KINDS, folder
+from tests.support.compiled import config_of, pair, sequences
+from tests.support.encoder_decoders import KINDS, folder, load, sequence
+from tests.support.real_models import folder_and_model
 from trtla.formats.engine import engine_from_hugging_face
 from trtla.runtime.draft import Draft
 from trtla.runtime.models.llama import LlamaModel

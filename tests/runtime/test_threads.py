@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import trtla
-from tests.runtime.test_torn_steps import PROMPTS, Opened, expected, rest
+from tests.support.torn import PROMPTS, Opened, Threads, expected, rest
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import shared_executor
 from trtla.runtime.draft import NoDrafter
@@ -37,31 +37,6 @@ __all__ = ["expected"]
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset_backoff-up that is lost stays lost."""
     monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 3600.0)
-
-
-class Threads:
-    """Threads that are all waited for; what one raises is raised here."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-        self.errors: list[BaseException] = []
-
-    def start(self, work: Callable[..., object], *args: object) -> None:
-        def guarded() -> None:
-            try:
-                work(*args)
-            except BaseException as error:
-                self.errors.append(error)
-
-        self._threads.append(threading.Thread(target=guarded, daemon=True))
-        self._threads[-1].start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
-        if self.errors:
-            raise self.errors[0]
 
 
 def sampling(index: int) -> SamplingParams:

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.test_mixed_drafters import (
-    batches,
-    check_counters,
-    mixed_executor,
-    plain_texts,
-)
+from tests.support.mixed import batches, check_counters, mixed_executor, plain_texts
 from tests.support.toys import (
     greedy_scores,
     hash_rule,

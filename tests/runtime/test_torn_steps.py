@@ -9,16 +9,15 @@ import random
 import signal
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import trtla
-from tests.runtime.test_mixed_drafters import VOCAB, mixed_executor
 from tests.support.examples import some
 from tests.support.interrupts import Lines, once_each
+from tests.support.mixed import VOCAB
+from tests.support.torn import CHAIN, PROMPTS, SAMPLING, Opened, rest
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
-from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
+from trtla import LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, llm, shared_executor
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
@@ -31,17 +30,9 @@ from trtla.runtime.loop import executor as torch_executor
 from trtla.runtime.loop import step as step_loop
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
-from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
-SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
-CHAIN = DrafterSettings(("draft:toy", "lookahead", "ngram"), gamma=3, reset_in_between=False)
-PROMPTS = {"broken": [1, 2, 3, 1, 2], "other": [2, 1] * 20, "third": [3]}
-SAMPLING = {
-    "broken": SamplingParams(14, 0.7, seed=1),
-    "other": SamplingParams(9, allotted_time_ms=600_000),
-    "third": SamplingParams(7, 1.2, seed=4),
-}
 STATE = {
     "executor": (torch_executor, in_flight, drafting, sequence),
     "step": (step_loop, adaptive),
@@ -49,51 +40,6 @@ STATE = {
     "blocks": (scheduler, kv_cache, block_reuse),
     "drafters": (draft_model, factory),
 }
-
-
-@pytest.fixture(scope="module")
-def expected():
-    """Each prompt decoded alone, without drafts."""
-    texts = {}
-    for name, prompt in PROMPTS.items():
-        executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)
-        asked = replace(request(prompt, 1), sampling=SAMPLING[name])
-        texts[name] = tuple(tokens_of(run(executor, [asked])[0]))
-    return texts
-
-
-class Opened:
-    """An `LLM` on a toy whose drafters are of all kinds, blocks being kept."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, *, ahead: bool = False) -> None:
-        executor, self.model, self.group = mixed_executor(
-            LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160, ahead=ahead
-        )
-        patch.setattr("trtla.llm.open.open_executor", lambda *_: executor)
-        self.llm = LLM(SHIPPED, tokenizer_dir=None)
-        self.llm.end_ids, self.executor = frozenset(), executor
-
-    def stream(self, name, drafter=CHAIN, triple=None):
-        return self.llm.stream([PROMPTS[name]], SAMPLING[name], triple, drafter=drafter)
-
-    def settled(self, count):
-        """The last request is done and nothing is left of any."""
-        (done,) = self.llm.generate([[4, 4]], SamplingParams(2), drafter=NO_DRAFTER)
-        assert len(done.output_ids) == 2
-        for pool in (self.executor._cache.pool, self.group.cache.pool):
-            assert pool.num_free == pool.num_blocks
-        assert self.executor._scheduler.num_running == 0
-        assert self.llm.stats().new_tokens >= count + 2
-        assert self.llm.executor._receivers == {}
-
-
-def rest(stream, got):
-    """Read a stream to its end; its completion."""
-    done = None
-    for chunk in stream:
-        got += chunk.token_ids
-        done = chunk.completion
-    return done
 
 
 def interrupted_run(opened, expected, lines):

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 
 from tests.support.toys import (
-    Rule,
     greedy_scores,
     plain,
     request,
@@ -20,19 +19,19 @@ from tests.support.toys import (
     toy_executor,
     traced_drafter,
 )
+from tests.support.traces import (
+    C4,
+    CASES,
+    DEEP_COMMITS,
+    DEEP_GUESSES,
+    FIB7,
+    M17,
+    M17_LATE,
+    POS,
+    T4_PROMPT,
+)
 from trtla.runtime.draft import Drafter
 from trtla.settings.lookahead import LookaheadConfig
-
-M17: Rule = lambda s: (3 * s[-1] + 1) % 17  # noqa: E731
-C4: Rule = lambda s: (s[-1] + 1) % 4  # noqa: E731
-FIB7: Rule = lambda s: (s[-1] + s[-2]) % 7  # noqa: E731
-CNT: Rule = lambda s: s[-1] + 1  # noqa: E731
-POS: Rule = lambda s: (7 * len(s) + 3 * s[-1] + 5) % 11  # noqa: E731
-CONST: Rule = lambda s: s[-1]  # noqa: E731
-
-M17_CYCLE = [6, 2, 7, 5, 16, 15, 12, 3, 10, 14, 9, 11, 0, 1, 4, 13]
-M17_LATE = [16, 15, 12, 3, 10, 14, 9, 11, 0, 1, 4, 13, 6, 2, 7, 5]
-T4_PROMPT = [1, 4, 13, 6, 2, 7, 5]
 
 
 def trace(rule, prompt, triple, max_new, *, end_ids=(), pool_from_text=True):
@@ -45,40 +44,6 @@ def trace(rule, prompt, triple, max_new, *, end_ids=(), pool_from_text=True):
     return tokens_of(outputs), outputs[-1].stats.step_lengths, model.fed
 
 
-CASES = {
-    "T1": (
-        (M17, [1, 4, 13], (5, 4, 5), 40),
-        (M17_CYCLE * 3)[:40],
-        [1] * 14 + [4] * 6 + [2],
-        [3, 7, 11] + [15] * 11 + [18, 18, 21, 21, 21, 21, 24],
-    ),
-    "T2": (
-        (C4, [0, 1], (2, 2, 1), 12),
-        [2, 3, 0, 1] * 3,
-        [1, 1, 1, 2, 2, 2, 2, 1],
-        [2] * 3 + [3] * 5,
-    ),
-    "T4": (
-        (M17, T4_PROMPT, (7, 7, 7), 48),
-        M17_LATE * 3,
-        [1] * 10 + [7] * 5 + [3],
-        [7, 12, 18, 24, 30, 36, 42, 42, 42, 42, 48, 48, 54, 48, 54, 48],
-    ),
-    "T4c": ((M17, T4_PROMPT, (7, 7, 7), 12), M17_LATE[:12], [1] * 10 + [2], None),
-    "T5": ((C4, [0, 1], (1, 1, 0), 6), [2, 3, 0, 1, 2, 3], [1] * 6, [2, 1, 1, 1, 1, 1]),
-    "T7": (
-        (C4, [0, 1, 2, 3, 0, 1], (3, 3, 3), 10),
-        [2, 3, 0, 1, 2, 3, 0, 1, 2, 3],
-        [1, 3, 3, 3],
-        [6, 6, 8, 8],
-    ),
-    "T9": ((C4, [0, 1, 2, 3], (4, 4, 0), 12), [0, 1, 2, 3] * 3, [1] * 12, None),
-    "T10": ((CNT, list(range(10, 16)), (5, 4, 5), 20), list(range(16, 36)), [1] * 20, None),
-    "T15a": ((CONST, [5, 5, 5], (4, 4, 0), 24), [5] * 24, [1] * 24, None),
-    "T15b": ((CONST, [5, 5, 5], (4, 4, 2), 24), [5] * 24, None, None),
-    "T15c": ((CONST, [5, 5, 5], (1, 4, 1), 24), [5] * 24, None, None),
-    "T15d": ((CONST, [5, 5, 5], (3, 2, 1), 24), [5] * 24, None, None),
-}
 FORWARDS = {"T1": 21, "T2": 8, "T4": 16, "T4c": 11, "T5": 6, "T7": 4, "T9": 12, "T10": 20}
 FORWARDS |= {"T15a": 24, "T15b": 7, "T15c": 7, "T15d": 13}
 
@@ -165,18 +130,6 @@ def test_t16_mixed_batch_equals_solo_runs():
         assert tokens_of(outputs[index]) == text
         assert outputs[index][-1].stats.step_lengths == lengths
     assert len(model.fed) == 21
-
-
-DEEP_COMMITS = [3, 5, 1, 6, 0, 6, 6, 5, 4, 2, 6, 1]
-DEEP_GUESSES = {
-    4: [(1, 2, 3), (2, 3, 5)],
-    7: [(3, 5, 1)],
-    8: [(1, 6, 0), (0, 6, 6)],
-    9: [(1, 6, 0)],
-    10: [(4, 1, 5), (1, 5, 6)],
-    11: [(3, 5, 1)],
-    12: [(6, 5, 4), (5, 4, 2)],
-}
 
 
 def test_deep_trace_of_window_pool_and_guesses():

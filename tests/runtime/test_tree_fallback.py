@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_hf_equality import folder_and_model
 from tests.support.examples import examples
+from tests.support.real_models import folder_and_model
 from tests.support.trees import Session
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams
 from trtla.runtime.models.cpu import library as forward

@@ -12,9 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.runtime.test_threads import Threads
-from tests.runtime.test_torn_steps import Opened, expected, rest
 from tests.support.interrupts import Lines
+from tests.support.torn import Opened, Threads, expected, rest
 from trtla.llm import llm, shared_executor
 from trtla.settings.drafting import NO_DRAFTER
 

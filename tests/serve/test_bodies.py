@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from tests.serve.conftest import JSON
-from tests.serve.test_refusals import ASK, refused
+from tests.support.served import ASK, JSON, refused
 from trtla.api.bodies import read_body
 from trtla.api.protocol import ChatBody
 

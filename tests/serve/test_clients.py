@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.serve.conftest import serving
+from tests.support.served import serving
 
 PROMPT = "def read_file(path"
 CHAT = [{"role": "user", "content": "def add(a, b):"}]

@@ -16,18 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.serve.conftest import SHIPPED, open_shipped, serving
+from tests.support.served import SHIPPED, SHORT, open_shipped, serving, until
 from trtla.errors import TrtlaError
 
 LONG = {"prompt": "def f(", "max_tokens": 1500, "temperature": 0, "seed": 1}
-SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
-
-
-def until(condition, seconds=30.0):
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def empty(served) -> bool:

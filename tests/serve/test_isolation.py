@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.conftest import refused, trtla
-from tests.serve.conftest import serving
+from tests.support.command import refused, trtla
+from tests.support.served import serving
 from trtla.errors import UsageError
 from trtla.settings.serving import ServeSettings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import trtla
-from tests.serve.conftest import Served
+from tests.support.command import trtla
+from tests.support.served import Served
 
 
 def test_load_on_our_server(served: Served) -> None:

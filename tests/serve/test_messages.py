@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serve.conftest import open_shipped, serving
-from tests.serve.test_refusals import refused
+from tests.support.served import open_shipped, refused, serving
 
 USER = {"role": "user", "content": "def f("}
 

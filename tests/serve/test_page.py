@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.conftest import Served, open_shipped, serving
+from tests.support.served import Served, open_shipped, serving
 from trtla import LLM
 
 sync_api = pytest.importorskip("playwright.sync_api")

@@ -9,9 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.serve.conftest import serving
-from tests.serve.test_flight import until
-from tests.serve.test_refusals import refused
+from tests.support.served import refused, serving, until
 
 SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "1 " * 30_000, "max_tokens": 1}

@@ -8,22 +8,10 @@ from socket import gethostname
 
 import pytest
 
-from tests.serve.conftest import JSON, serving
+from tests.support.served import ASK, JSON, refused, serving
 from trtla.api.protocol import NEUTRAL
 
 HOST = "host_not_allowed"
-ASK = {"prompt": "def f(", "max_tokens": 2}
-
-
-def refused(answer, status, param=None, code=None):
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-    assert error["param"] == param
-    if code is not None:
-        assert error["code"] == code
-    return error["message"]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from functools import partial
 import httpx
 import pytest
 
-from tests.serve.conftest import SHIPPED, serving
-from tests.serve.test_flight import SHORT, until
-from tests.serve.test_refusals import refused
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM, with_template
+from tests.support.served import SHIPPED, SHORT, refused, serving, until
 from trtla import LLM
 from trtla.llm.text import Tokenizer
 

@@ -12,8 +12,7 @@ from random import Random
 
 import torch
 
-from tests.runtime.test_block_products import NAMES, sized, weights_in
-from tests.runtime.test_compiled_forward import KINDS, config_of, text, weights_of
+from tests.support.compiled import KINDS, NAMES, config_of, sized, text, weights_in, weights_of
 from tests.support.sanitized_forwards import rows, step
 from tests.support.trees import Session
 from trtla.runtime.models.cpu import library as native

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {
@@ -109,3 +111,9 @@ def everything() -> dict[str, dict[str, Any]]:
         "bench.json": bench(), "ablation.json": ablation(), "tune.json": tune(),
         "summary.json": summarize(), "run.json": run(),
     }  # fmt: skip
+
+
+def put(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from tests.runtime.test_hf_equality import folder_and_model
+from tests.support.real_models import folder_and_model
 from tests.support.toys import Rule, greedy_scores, plain, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.runtime.draft import Drafter

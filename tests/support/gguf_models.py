@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.support.models import Variant, make_model
+from trtla.formats.gguf.tokenizer import Vocabulary
+
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -183,3 +186,39 @@ def dequantized(model: LlamaForCausalLM, kind: str) -> LlamaForCausalLM:
 def string(text: str) -> bytes:
     """A string as a header has it."""
     return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+TIED = Variant("tied", {**SIZES, "tie_word_embeddings": True, "attention_bias": True})
+
+
+def model_of(variant: Variant) -> Any:
+    """Norms and biases that bfloat16 holds, as blocks come with."""
+    model = make_model(variant)
+    for tensor in model.parameters():
+        if tensor.dim() == 1:
+            tensor.data = tensor.data.bfloat16().float()
+    return model
+
+
+def mixed(kind: str) -> Any:
+    """Types as llama.cpp mixes them: v and the embedding have others, down_proj none."""
+    names = {"token_embd.weight": "Q8_0", "blk.0.attn_v.weight": "Q8_0", "blk.1.ffn_down": "F16"}
+    return lambda name: names.get(name, kind)
+
+
+_PIECES = ("▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "▁ab", "▁abc", "cc", "ccc", "cccc", "▁▁",
+           "▁▁▁", "1", "2", "12", "é")  # fmt: skip
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+
+
+def scored(seed: int = 0) -> dict[str, Any]:
+    """A vocabulary as Llama 2 has it: special tokens, bytes, pieces with scores."""
+    tokens = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{n:02X}>" for n in range(256)), *_PIECES]
+    types = [2, _CONTROL, _CONTROL, _USER_DEFINED, *[_BYTE] * 256, *[1] * len(_PIECES)]
+    scores = [0.0] * 260 + [-float((7 * n + seed) % 19) for n in range(len(_PIECES))]
+    return {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores}
+
+
+def vocabulary(keys: dict[str, Any]) -> Vocabulary:
+    return Vocabulary(Path("m.gguf"), {f"tokenizer.ggml.{key}": v for key, v in keys.items()})

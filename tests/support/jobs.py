@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trtla as package
-from tests.cli.conftest import ROOT, Ran, trtla
+from tests.support.command import ROOT, Ran, trtla
 
 SHIPPED = Path(package.__file__).parent / "assets" / "tiny-llama"
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
-from tests.runtime.test_step_inputs import fake_capture
+from tests.support.paged import fake_capture
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models import forward as forward_module
 from trtla.runtime.models import llama as llama_module

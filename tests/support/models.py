@@ -7,12 +7,14 @@ trtla's plan, so that a mistake in the plan cannot cancel out.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -21,6 +23,10 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from tests.support.tokenizers import save_byte_tokenizer
+from trtla.formats.config import CheckpointConfig, Mapping
+from trtla.formats.support import ARCHITECTURES
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -269,3 +275,85 @@ def logits(model: LlamaForCausalLM) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = model(tokens).logits
     return result
+
+
+def byte_model(folder: Path, *, tokenizer: bool = True) -> Path:
+    """A random Llama in float32; ids 0 to 255 are bytes, 256 begins and 257 ends a text."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=256,
+        eos_token_id=257,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    if tokenizer:
+        save_byte_tokenizer(folder)
+    return folder
+
+
+class Evil:
+    """Its unpickling would write a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, ("evil", "w"))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> CheckpointConfig:
+    tp = draw(st.sampled_from([1, 2, 3, 4]))
+    pp = draw(st.integers(1, 3))
+    kv = draw(st.sampled_from([n for n in range(1, 9) if n % tp == 0 or tp % n == 0]))
+    groups = draw(st.sampled_from([g for g in range(1, 9) if (kv * g) % tp == 0]))
+    keys: dict[str, Any] = {
+        "architecture": draw(st.sampled_from(ARCHITECTURES)),
+        "dtype": "float32",
+        "vocab_size": draw(st.integers(1, 20)),
+        "hidden_size": tp * draw(st.integers(1, 4)),
+        "num_hidden_layers": pp * draw(st.integers(1, 2)),
+        "num_attention_heads": kv * groups,
+        "num_key_value_heads": kv,
+        "head_size": 2 * draw(st.integers(1, 3)),
+        "intermediate_size": tp * draw(st.integers(1, 5)),
+        "max_position_embeddings": 64,
+        "attn_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+        "use_parallel_embedding": draw(st.booleans()),
+        "embedding_sharding_dim": draw(st.integers(0, 1)),
+        "mapping": Mapping(world_size=tp * pp, gpus_per_node=8, tp_size=tp, pp_size=pp),
+    }
+    return CheckpointConfig(**keys)
+
+
+def by_hand(folder: Path, target: Path) -> Path:
+    """The same checkpoint with float32 weights: code x scale x what inputs are multiplied by."""
+    shutil.copytree(folder, target)
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization": None}))
+    for path in sorted(folder.glob("rank*.safetensors")):
+        tensors = load_file(path)
+        for name in [n.removesuffix(".weights_scaling_factor") for n in tensors]:
+            scales = tensors.pop(f"{name}.weights_scaling_factor", None)
+            if scales is not None:
+                first = tensors.pop(f"{name}.prequant_scaling_factor").float()
+                packed = tensors[f"{name}.weight"].tolist()
+                codes = [[signed(byte, half) for byte in row] for row in packed for half in (0, 4)]
+                group = len(codes[0]) // scales.shape[1]
+                wide = scales[:, [i // group for i in range(len(codes[0]))]]
+                tensors[f"{name}.weight"] = torch.tensor(codes) * wide * first
+        save_file(tensors, target / path.name)
+    return target
+
+
+def signed(byte: int, shift: int) -> int:
+    """Four bits of a byte in two's complement."""
+    half = (byte % 256 >> shift) % 16
+    return half - 16 if half > 7 else half

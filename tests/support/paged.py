@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import strategies as st
 
+from tests.support.models import Variant, make_model, save_model
+from trtla.build.convert import convert
+from trtla.formats.checkpoint import Checkpoint
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.models import llama as model_module
 from trtla.runtime.models.batch import attend
-from trtla.runtime.models.cuda.paged_attention import HEADER
+from trtla.runtime.models.cuda import paged_attention
+from trtla.runtime.models.cuda.inputs import Room
+from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
-from trtla.settings.lookahead import AUTOREGRESSIVE
+from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 NUM_BLOCKS = 40
@@ -104,3 +117,64 @@ def paged_reference(queries, keys, values, group, scale=None):
 def attend_packed(queries, keys, values, groups, scale=None):
     """trtla's attention without pages, over all groups of a batch."""
     return torch.cat([attend(queries[g.rows], keys, values, g, scale) for g in groups])
+
+
+TRIPLE = LookaheadConfig(4, 4, 3)
+
+
+@functools.cache
+def llama(dtype=torch.float32, device=CPU):
+    """A small random model whose greedy texts loop, so that drafts are accepted."""
+    variant = Variant("paged", {"max_position_embeddings": 160})
+    model = make_model(variant)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(2.0)
+    folder = Path(tempfile.mkdtemp())
+    save_model(model, variant, folder / "hf")
+    convert(folder / "hf", folder / "ckpt", dtype="float32")
+    checkpoint = Checkpoint.open(folder / "ckpt")
+    return LlamaModel(checkpoint.config, checkpoint.full_tensors(), dtype, device)
+
+
+@contextmanager
+def reference_attention():
+    """Paged groups are attended by the reference, everything else as ever."""
+
+    def either(queries, keys, values, group, scale=None):
+        known = paged_reference if isinstance(group, PagedGroup) else attend
+        return known(queries, keys, values, group, scale)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_module, "attend", either, raising=False)
+        patch.setattr(paged_attention, "paged_attend", paged_reference)
+        yield patch
+
+
+def fake_capture(run):
+    """A graph that runs everything again."""
+    run()
+    return run
+
+
+def wide_room(feeds):
+    """More of everything than the feeds need, as a bucket has."""
+    exact = Room.of(feeds)
+    return Room(
+        exact.tokens + 37,
+        exact.prompt_tokens,
+        exact.rows + 11,
+        exact.prompts,
+        exact.trees + 3,
+        exact.longest_prompt,
+        exact.longest_tree + 70,
+        exact.blocks + 4,
+        exact.context + 99,
+    )
+
+
+def filled_cache(model):
+    """A cache of random numbers whose last block is free, the others are sequences'."""
+    cache = model.new_cache(NUM_BLOCKS + 1)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
+    cache.pool.allocate(NUM_BLOCKS * TOKENS_PER_BLOCK)
+    return cache

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 import trtla
-from tests.cli.conftest import ROOT
+from tests.support.command import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from stress.replicas import replicas_of

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from tests.runtime.test_compiled_forward import KINDS, config_of, draft_of, filled, text, weights_of
+from tests.support.compiled import KINDS, config_of, draft_of, filled, text, weights_of
 from trtla.runtime.draft import NO_DRAFT, Draft
 from trtla.runtime.models.cpu import library as native
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import shlex
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from tests.contract.conftest import Standin
+from tests.support.standin import Standin
+from trtla.build.engine import describe_build
+from trtla.formats.engine_limits import BuildSettings
 
 SERVER = (4, 4, 4)
 PROMPT = list(b"def read(path):\n    ")
@@ -106,3 +113,32 @@ def reference(checkpoint: Path, prompt: Sequence[int], length: int) -> list[int]
         for _ in range(length):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+_OURS_ALONE = ("output_timing_cache",)
+
+
+def run_printed_command(source: Path, target: Path, settings: BuildSettings) -> Path:
+    """Build with the command line of a dry run: the stand-in's trtllm-build, in this process."""
+    program, *arguments = printed_command(source, target, settings)
+    work = target.parent / "work"  # trtllm-build leaves model.cache where it runs
+    work.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setattr(sys, "argv", [program, *arguments])
+        importlib.import_module("tensorrt_llm.commands.build").main()
+    return target
+
+
+def printed_command(source: Path, target: Path, settings: BuildSettings) -> list[str]:
+    """The words of the command line, split as a shell does."""
+    plan = describe_build(source, settings, output_dir=target, backend="tensorrt-llm")
+    (command,) = plan.commands
+    return shlex.split(command)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    for key in _OURS_ALONE:
+        config["build_config"].pop(key)
+    return config

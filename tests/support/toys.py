@@ -23,6 +23,7 @@ from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded
 from trtla.runtime.models.forward import PackedModel
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, Output, Request
+from trtla.runtime.sequence import Sequence as Running
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -227,4 +228,12 @@ def request(
         frozenset(end_ids),
         adaptive=adaptive,
         drafter=drafter,
+    )
+
+
+def sequence(prompt_len, index=0, triple=(2, 2, 1), max_output_len=10):
+    return Running(
+        request([1] * prompt_len, max_output_len, request_id=index),
+        LookaheadConfig(*triple),
+        NoDrafter(),
     )

@@ -1,0 +1,64 @@
+"""The command line, in this process or in one of its own, and its refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from trtla.cli.failure import execute
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line left: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def trtla(*args: str | Path, stdin: str | TextIO = "", env: dict[str, str] | None = None) -> Ran:
+    """Run the command line in this process, exactly as `main` does but for the exit."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
+        for key, value in (env or {}).items():
+            patch.setenv(key, value)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = execute([str(arg) for arg in args])
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def process(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python -m trtla` as a process of its own."""
+    command = [sys.executable, "-m", "trtla", *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **kwargs.pop("env", {})}
+    return subprocess.run(command, capture_output=True, text=True, env=env, **kwargs)
+
+
+def refused(ran: Ran, code: int, *parts: str) -> None:
+    """Assert a refusal in trtla's form: exit code, one sentence, one hint, no traceback."""
+    assert ran.code == code, ran
+    lines = [line for line in ran.err.splitlines() if not line.startswith("note: ")]
+    assert lines, ran
+    assert lines[0].startswith("error: "), ran.err
+    assert all(line.startswith("hint: ") for line in lines[1:]), ran.err
+    assert len(lines) == 2, ran.err
+    for part in parts:
+        assert part in ran.err
+    assert "Traceback" not in ran.err

@@ -1,0 +1,182 @@
+"""Small models of all kinds for the compiled forward, and caches that saw texts."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from trtla.formats.blocks import BLOCK_TYPES, BlockTensor
+from trtla.formats.config import CheckpointConfig
+from trtla.formats.plan import rank_plan
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.models.cpu.library import library
+from trtla.runtime.models.cpu.llama import NativeLlama
+from trtla.runtime.models.llama import LlamaModel
+from trtla.runtime.request import Request
+from trtla.runtime.sequence import Feed, Sequence
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
+)
+
+
+def config_of(**keys):
+    sizes = {
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "vocab_size": 75,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_size": 32,
+        "intermediate_size": 112,
+        "max_position_embeddings": 512,
+    }
+    return CheckpointConfig(**{**sizes, **keys})
+
+
+def weights_of(config, dtype=torch.float32):
+    noise = torch.Generator().manual_seed(7)
+    for target in rank_plan(config, 0):
+        spread = torch.randn(target.shape, generator=noise) * 0.2
+        yield target.name, (spread + target.name.endswith("norm.weight")).to(dtype)
+
+
+def pair(config, dtype=torch.float32, stored=torch.float32):
+    """The compiled model and PyTorch's, of the same weights."""
+    return (
+        NativeLlama(config, weights_of(config, stored), dtype),
+        LlamaModel(config, weights_of(config, stored), dtype, CPU),
+    )
+
+
+def sequences(cache, prompts, room=64):
+    return [
+        Sequence(Request(i, prompt), AUTOREGRESSIVE, NoDrafter(), [3], 0, blocks)
+        for i, prompt in enumerate(prompts)
+        if (blocks := cache.pool.allocate(len(prompt) + room))
+    ]
+
+
+def forward(model, cache, feeds):
+    return model.forward(feeds, cache).logits
+
+
+def filled(model, prompts, chunks=1):
+    """A cache that has seen the prompts, and the logits behind each."""
+    cache = model.new_cache(32)
+    running, logits = sequences(cache, prompts), []
+    for sequence in running:
+        while sequence.num_cached < len(sequence.prompt):
+            left = len(sequence.prompt) - sequence.num_cached
+            length = min(left, -(-len(sequence.prompt) // chunks))
+            out = forward(model, cache, [Feed.prompt(sequence, length, length == left)]).clone()
+            sequence.num_cached += length
+        logits.append(out[0])
+    return cache, running, torch.stack(logits)
+
+
+def text(seed, length, vocab=75):
+    noise = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(vocab, (length,), generator=noise).tolist())
+
+
+TREE = Draft(text(5, 15), (0, 0, 1, 2, 2, 4, 0, 7, 8, 9, 10, 3, 12, 13, 1))
+KINDS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa-biases": {"num_key_value_heads": 1, "attn_bias": True, "mlp_bias": True},
+    "qwen2": {"architecture": "Qwen2ForCausalLM", "rotary_base": 1e6},
+    "head-size-64": {"head_size": 64},
+    "head-size-128": {"head_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "head-size-16": {"head_size": 16},
+    "odd-sizes": {"hidden_size": 80, "intermediate_size": 48, "vocab_size": 33},
+    "linear": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
+    "yarn": {"rotary_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 20},
+    "dynamic": {
+        "rotary_scaling": {"type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 20,
+    },
+}
+
+
+def needs(dtype):
+    if dtype == torch.bfloat16 and not library().has_bfloat16_products:
+        pytest.skip("the processor does not multiply bfloat16")
+
+
+def draft_of(nodes):
+    return Draft(
+        tuple(token for token, _ in nodes),
+        tuple(choice % (index + 1) for index, (_, choice) in enumerate(nodes)),
+    )
+
+
+def check_threads(model):
+    """Prompts and drafts give the same bits with every number of threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            cache, running, first = filled(model, [text(1, 90), text(2, 5)])
+            steps = forward(model, cache, [Feed.step(s, TREE) for s in running])
+            found.append(torch.cat([first, steps]))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+NAMES = list(BLOCK_TYPES)
+HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+"""Where the float16 numbers of a block lie; at its start where nothing is said."""
+
+
+def blocks(name, outputs, inputs, noise):
+    """Random codes and factors with scales that give weights of about the usual size."""
+    kind = BLOCK_TYPES[name]
+    rows = torch.randint(256, (outputs, kind.row_bytes(inputs)), dtype=torch.uint8, generator=noise)
+    parts = rows.view(outputs, -1, kind.nbytes)
+    factor = {"Q6_K": 64, "Q4_K": 32, "Q5_K": 32}.get(name, 1)
+    for place, at in enumerate(HALVES.get(name, (0,))):
+        scale = (torch.rand(parts.shape[:2], generator=noise) + 0.5) * 0.5
+        scale /= 2**kind.bits * factor * inputs**0.5
+        if place:  # the minimum: it is subtracted of types with factors
+            scale *= 2 ** (kind.bits - 1) * (1 if factor > 1 else -1)
+        parts[..., at : at + 2] = scale.half()[..., None].view(torch.uint8)
+    return BlockTensor(kind, rows)
+
+
+def weights_in(config, name_of):
+    """A model's weights in the types that `name_of` gives for their names; None: float16."""
+    noise = torch.Generator().manual_seed(3)
+    heads, size = config.num_attention_heads, config.head_size
+    sizes = {"q": heads * size, "k": config.num_key_value_heads * size}
+    for target in rank_plan(config, 0):
+        if len(target.shape) == 1:
+            yield target.name, torch.randn(target.shape, generator=noise) * 0.1 + 1
+            continue
+        fused = target.name.endswith("qkv.weight")
+        for part in "qkv" if fused else [""]:
+            name = target.name.replace("qkv", part) if fused else target.name
+            outputs = sizes.get(part, sizes["k"]) if fused else target.shape[0]
+            weight = blocks(name_of(name) or "Q8_0", outputs, target.shape[1], noise)
+            yield name, weight if name_of(name) else weight.dequantize().half()
+
+
+def sized(**keys):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    return config_of(**{**sizes, **keys})
+
+
+trees = st.lists(st.tuples(st.integers(0, 74), st.integers(0, 10**6)), max_size=30)
+
+
+def path(draft, node):
+    return [] if not node else [*path(draft, draft.parents[node - 1]), draft.tokens[node - 1]]

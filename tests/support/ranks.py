@@ -1,0 +1,123 @@
+"""Ranks: starting them from the command line, and texts that all of them have to write."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.models import Variant
+from trtla import SamplingParams
+from trtla.settings.drafting import DrafterSettings
+from trtla.settings.sampling import BeamSettings
+
+PROMPT = "for i in range(10):\n    print(i)\nfor j in range(10):"
+LONG = SamplingParams(max_output_len=1000)
+SOON_S = 60.0
+TRTLA = (sys.executable, "-m", "trtla")
+
+
+def children(process: int) -> list[int]:
+    """The ranks that a process has started and that have not ended."""
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    each = (int(one) for path in found for one in path.read_text().split())
+    return [one for one in each if alive(one) and is_rank(one)]
+
+
+def is_rank(process: int) -> bool:
+    try:
+        return b"trtla.llm.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(happens) -> bool:
+    end = time.monotonic() + SOON_S
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(happens())
+
+
+def run(model, *flags, **keys):
+    """`trtla run` with a long text, on two ranks unless the flags say otherwise."""
+    flags = flags or ("--tp-size", "2", "--max-output-len", "1500", "--no-lookahead")
+    command = (*TRTLA, "run", "-m", str(model), "--dtype", "float32", "--input-text", PROMPT)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen((*command, *flags), **pipes, **keys)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def launched(models, *flags):
+    """What ranks that a launcher has started end with: (exit code, output, errors) of each."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting |= {"WORLD_SIZE": str(len(models)), "LOCAL_WORLD_SIZE": str(len(models))}
+    started = [
+        run(model, *flags, env={**os.environ, **meeting, "RANK": str(rank)})
+        for rank, model in enumerate(models)
+    ]
+    ended = [process.communicate(timeout=90) for process in started]
+    return [(one.returncode, *said) for one, said in zip(started, ended, strict=True)]
+
+
+WIDE = Variant("wide", {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32})
+
+
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):",
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(10):",
+    "x",
+]
+DRAFTERS = ("none", "auto", "lookahead", "ngram", "prompt-lookup", "draft")
+
+
+def drafted(llm, drafter, prompts, sampling):
+    """The output ids of all prompts, decoded together."""
+    if drafter == "auto":
+        done = llm.generate(prompts, sampling)
+    elif drafter == "draft":
+        (name,) = llm.limits.draft_models
+        done = llm.generate(prompts, sampling, drafter=DrafterSettings(f"draft:{name}", gamma=3))
+    elif drafter == "lookahead":
+        done = llm.generate(prompts, sampling, llm.limits.lookahead)
+    else:
+        done = llm.generate(prompts, sampling, drafter=DrafterSettings(drafter))
+    return [one.output_ids for one in done]
+
+
+def samplings(count, length=32):
+    """Greedy, and drawn with seeds and filters."""
+    drawn = [
+        SamplingParams(length, temperature=0.8, top_k=20, top_p=0.9, seed=seed)
+        for seed in range(count)
+    ]
+    penalised = [
+        SamplingParams(length, 0.8 * (i % 2), repetition_penalty=1.2, min_p=0.05, logit_bias={5: 2})
+        for i in range(count)
+    ]
+    return [SamplingParams(length)] * count, drawn, penalised
+
+
+def everything(llm, prompts):
+    """What a model says in all ways that there are."""
+    texts = [
+        drafted(llm, drafter, prompts, sampling)
+        for sampling in samplings(len(prompts))
+        for drafter in DRAFTERS[: len(DRAFTERS) - (not llm.limits.draft_models)]
+    ]
+    beams = llm.beam_search(prompts[0], BeamSettings(num_beams=3), max_output_len=12)
+    return texts, [beam.output_ids for beam in beams]

@@ -1,0 +1,109 @@
+"""A real server on the shipped model, in a thread of the test's process, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+import trtla
+from trtla import LLM
+from trtla.llm.engine_thread import EngineThread
+from trtla.serve.log import RequestLog
+from trtla.serve.server import Service, bind
+from trtla.settings.serving import ServeSettings
+
+SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
+JSON = {"Content-Type": "application/json"}
+
+
+class Served:
+    """A server that runs, and how to ask it."""
+
+    def __init__(self, service: Service, address: str) -> None:
+        self.service, self.address = service, address
+        self.http = httpx.Client(base_url=address, timeout=60)
+
+    @property
+    def api(self) -> str:
+        """What OpenAI's clients take."""
+        return f"{self.address}/v1"
+
+    def complete(self, **body) -> httpx.Response:
+        return self.http.post("/v1/completions", json=body)
+
+    def chat(self, **body) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def stats(self):
+        """The executor's, now."""
+        return self.service.model.engine.stats().result(30)
+
+
+def open_shipped(**more) -> LLM:
+    return LLM(SHIPPED, block_reuse=True, **more)
+
+
+@contextmanager
+def serving(
+    open_model: Callable[[], LLM] = open_shipped,
+    keys: tuple[bytes, ...] = (),
+    wait: bool = True,
+    send_buffer: int | None = None,
+    quiet: bool = True,
+    **settings,
+) -> Iterator[Served]:
+    """Serve while the block runs; `wait`: it begins when the model is open."""
+    chosen = ServeSettings(port=0, **settings)
+    ready = threading.Event()
+    log = RequestLog(as_json=True, quiet=quiet)
+    new_engine = partial(EngineThread, open_model)
+    service = Service(chosen, keys, new_engine, "tiny", log, lambda *_: ready.set())
+    with bind(chosen) as listening:
+        if send_buffer is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        host, port = listening.getsockname()[:2]
+        loop = asyncio.new_event_loop()
+        work = threading.Thread(target=lambda: loop.run_until_complete(service.run(listening)))
+        work.start()
+        assert not wait or ready.wait(120)
+        served = Served(service, f"http://{host}:{port}")
+        try:
+            yield served
+        finally:
+            served.http.close()
+            loop.call_soon_threadsafe(service.end)
+            work.join(60)
+            assert not work.is_alive()
+            loop.close()
+
+
+SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
+
+
+def until(condition, seconds=30.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+ASK = {"prompt": "def f(", "max_tokens": 2}
+
+
+def refused(answer, status, param=None, code=None):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    return error["message"]

@@ -1,0 +1,96 @@
+"""An executor that is interrupted or that many threads step, and what it has to write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import trtla
+from tests.support.mixed import VOCAB, mixed_executor
+from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
+from trtla import LLM, LookaheadConfig, SamplingParams
+from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
+from trtla.settings.lookahead import AUTOREGRESSIVE
+
+SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
+CHAIN = DrafterSettings(("draft:toy", "lookahead", "ngram"), gamma=3, reset_in_between=False)
+PROMPTS = {"broken": [1, 2, 3, 1, 2], "other": [2, 1] * 20, "third": [3]}
+SAMPLING = {
+    "broken": SamplingParams(14, 0.7, seed=1),
+    "other": SamplingParams(9, allotted_time_ms=600_000),
+    "third": SamplingParams(7, 1.2, seed=4),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Each prompt decoded alone, without drafts."""
+    texts = {}
+    for name, prompt in PROMPTS.items():
+        executor, _ = toy_executor(hash_scores(VOCAB), VOCAB, AUTOREGRESSIVE)
+        asked = replace(request(prompt, 1), sampling=SAMPLING[name])
+        texts[name] = tuple(tokens_of(run(executor, [asked])[0]))
+    return texts
+
+
+class Opened:
+    """An `LLM` on a toy whose drafters are of all kinds, blocks being kept."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, ahead: bool = False) -> None:
+        executor, self.model, self.group = mixed_executor(
+            LookaheadConfig(3, 3, 2), batch=3, budget=24, max_reused_len=160, ahead=ahead
+        )
+        patch.setattr("trtla.llm.open.open_executor", lambda *_: executor)
+        self.llm = LLM(SHIPPED, tokenizer_dir=None)
+        self.llm.end_ids, self.executor = frozenset(), executor
+
+    def stream(self, name, drafter=CHAIN, triple=None):
+        return self.llm.stream([PROMPTS[name]], SAMPLING[name], triple, drafter=drafter)
+
+    def settled(self, count):
+        """The last request is done and nothing is left of any."""
+        (done,) = self.llm.generate([[4, 4]], SamplingParams(2), drafter=NO_DRAFTER)
+        assert len(done.output_ids) == 2
+        for pool in (self.executor._cache.pool, self.group.cache.pool):
+            assert pool.num_free == pool.num_blocks
+        assert self.executor._scheduler.num_running == 0
+        assert self.llm.stats().new_tokens >= count + 2
+        assert self.llm.executor._receivers == {}
+
+
+def rest(stream, got):
+    """Read a stream to its end; its completion."""
+    done = None
+    for chunk in stream:
+        got += chunk.token_ids
+        done = chunk.completion
+    return done
+
+
+class Threads:
+    """Threads that are all waited for; what one raises is raised here."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, work: Callable[..., object], *args: object) -> None:
+        def guarded() -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                self.errors.append(error)
+
+        self._threads.append(threading.Thread(target=guarded, daemon=True))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
+        if self.errors:
+            raise self.errors[0]
