@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.command import trtla
 from trtla import LLM, SamplingParams
-from trtla.formats.generation import unapplied
+from trtla.formats.folder import unapplied
 
 PROMPT = ("--input-text", "abcabc", "--max-output-len", "8")
 

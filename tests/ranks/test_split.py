@@ -10,7 +10,7 @@ from tests.support.models import VARIANTS, Variant, make_model, save_model
 from tests.support.ranks import WIDE
 from trtla.errors import UsageError
 from trtla.formats.blocks import BlockTensor
-from trtla.formats.split import shard_config, split_config
+from trtla.formats.support import shard_config, split_config
 from trtla.llm.open import open_model
 
 BY_INPUTS = ("attention.dense.weight", "mlp.proj.weight")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.replicas import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
-from trtla.formats.digest import model_digest
+from trtla.formats.engine import model_digest
 from trtla.replicas import replica as module
 from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same
 from trtla.replicas.wire import packed

@@ -6,6 +6,7 @@ for.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +123,7 @@ class Engine:
             rank: of `tp_size` ranks of tensor parallelism, each of which has its part of lm_head
                 and the whole embedding.
         """
-        from trtla.formats.split import split_config
+        from trtla.formats.support import split_config
         from trtla.formats.tensors import rank_tensors
 
         source, config = self.tensor_source()
@@ -306,3 +307,28 @@ def open_encoder_decoder(folder: Path, lookahead: LookaheadConfig) -> EncoderDec
     t5 = read_t5_config(folder)
     config = _in_memory(decoder_config(folder, t5), BuildSettings(lookahead))
     return EncoderDecoder(folder, config, None, in_memory_lookahead=lookahead, t5=t5)
+
+
+def text_digest(text: str) -> str:
+    """A digest of a text, as long as that of weights."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_digest(engine: Engine) -> str:
+    """As `weights_digest`; of the T5 family, whose files are read otherwise, nothing."""
+    return "" if isinstance(engine, EncoderDecoder) else weights_digest(engine)
+
+
+def weights_digest(engine: Engine) -> str:
+    """A digest of a model's sizes and of each weight's middle row; training changes them all."""
+    import torch
+
+    from trtla.formats.plan import source_shapes
+
+    source, config = engine.tensor_source()
+    found = hashlib.sha256()
+    for name, shape in source_shapes(config).items():
+        row = source.read(name, shape[0] // 2, shape[0] // 2 + 1)
+        found.update(f"{name} {shape} {row.dtype}\n".encode())
+        found.update(row.contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]

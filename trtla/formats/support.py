@@ -17,13 +17,15 @@ from trtla.formats.config import (
     ROPE_TYPES,
     WEIGHT_ONLY,
     CheckpointConfig,
+    Mapping,
 )
-from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes
+from trtla.formats.plan import block_names, fp8_linears, hf_shapes, linear_sizes, single_rank
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", QWEN2)
 FAMILIES = f"{', '.join(ARCHITECTURES[:-1])} and {ARCHITECTURES[-1]}"
 """For sentences."""
 
+_SPLIT_BY_INPUTS = ("o_proj.weight", "down_proj.weight")
 _SCALING_KEYS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -194,3 +196,34 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
             raise UsageError(
                 f'{where}: rope scaling {kind} has "{key}" {value!r}', "give a number above 0"
             )
+
+
+def split_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
+    """The same model on this many ranks of tensor parallelism.
+
+    Each has its attention heads, its part of the intermediate size and of lm_head, and the whole
+    embedding.
+    """
+    mapping = Mapping(world_size=tp_size, tp_size=tp_size)
+    split = single_rank(config).model_copy(update={"mapping": mapping})
+    check_tp_size(split)
+    shapes = hf_shapes(config)
+    for name, kind in config.block_types.items():
+        each, inputs = shapes[name][-1] // tp_size, BLOCK_SIZES[kind][0]
+        if name.endswith(_SPLIT_BY_INPUTS) and each % inputs:
+            raise UsageError(
+                f"tp_size {tp_size} leaves a rank {each} inputs of {name}, and a block of {kind} "
+                f"has {inputs}",
+                "use a smaller --tp-size, or convert with --dtype bfloat16 or float16",
+            )
+    return split
+
+
+def shard_config(config: CheckpointConfig, tp_size: int) -> CheckpointConfig:
+    """What one rank computes, as a model of its own; its vocabulary stays whole."""
+    sizes = {
+        "num_attention_heads": config.num_attention_heads // tp_size,
+        "num_key_value_heads": max(1, config.num_key_value_heads // tp_size),
+        "intermediate_size": config.intermediate_size // tp_size,
+    }
+    return single_rank(config).model_copy(update=sizes)

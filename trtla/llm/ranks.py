@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder, Engine
-from trtla.formats.split import split_config
+from trtla.formats.support import split_config
 from trtla.machine import usable_cores
 from trtla.runtime.executor import Executor
 from trtla.runtime.loop.start import open_torch_executor

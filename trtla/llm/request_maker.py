@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from trtla.errors import UsageError
-from trtla.formats.generation import unapplied
+from trtla.formats.folder import unapplied
 from trtla.llm.answer import Answer, new_answer
 from trtla.llm.asked import Asked
 from trtla.llm.open import is_adaptive, open_model, open_tokenizer

@@ -11,7 +11,7 @@ from itertools import count
 from threading import Thread
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.digest import model_digest
+from trtla.formats.engine import model_digest
 from trtla.llm.engine_thread import EngineThread, Event
 from trtla.llm.llm import LLM
 from trtla.replicas.wire import Opened, Report, light, plain, unpacked

@@ -124,7 +124,7 @@ def new_replica_engine(
         TrtlaError: likewise.
     """
     check_spread(given, "ray.serve")
-    from trtla.formats.digest import model_digest
+    from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker, ReplicaEngine

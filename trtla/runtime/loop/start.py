@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtla.formats.digest import text_digest, weights_digest
-from trtla.formats.split import shard_config
+from trtla.formats.engine import text_digest, weights_digest
+from trtla.formats.support import shard_config
 from trtla.runtime.auto.probe import cost_source
 from trtla.runtime.drafters.draft_loading import check_draft_engines, load_draft_model
 from trtla.runtime.drafters.factory import Drafters

@@ -12,7 +12,7 @@ import torch
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine import EncoderDecoder
-from trtla.formats.split import shard_config
+from trtla.formats.support import shard_config
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.llama import NativeLlama, native_problem
 from trtla.runtime.models.cpu.native_code import SLOWER, tell_slower
