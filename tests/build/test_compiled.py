@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.trtllm_engines import RELEASES, edit_plugins, write_engine
 from trtla import LookaheadConfig
-from trtla.cli.shared.engine_check import check_triples
+from trtla.cli.shared.model import check_triples
 from trtla.doctor.folder import inspect
 from trtla.errors import UsageError
 from trtla.formats.engine import open_engine

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.chat_templates import CHATML, NO_SYSTEM, UNREADABLE, expected_ids, with_template
 from tests.support.command import Ran, refused, trtla
-from trtla.cli.shared.template import ADVICE
+from trtla.cli.shared.model import ADVICE
 from trtla.llm.text import Tokenizer
 
 ASK = {"role": "user", "content": "Why?"}

@@ -106,7 +106,7 @@ def test_an_empty_pipe_and_the_null_device_are_no_prompt(engine: Path) -> None:
 def test_a_pipe_that_brings_nothing_is_announced(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtla.cli.run.run_prompts._WAIT_S", 0.01)
+    monkeypatch.setattr("trtla.cli.run.run._WAIT_S", 0.01)
     ours, theirs = os.pipe()
     writer = threading.Timer(0.2, lambda: (os.write(theirs, b"ab"), os.close(theirs)))
     writer.start()

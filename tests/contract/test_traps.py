@@ -17,7 +17,7 @@ from tests.support.command import refused, trtla
 from tests.support.standin import Standin
 from tests.support.standin_requests import PROMPT, Engines, drain, request
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
-from trtla.cli.shared.drafter_options import check_drafters
+from trtla.cli.shared.model import check_drafters
 from trtla.formats.engine import open_engine
 from trtla.llm.open import open_executor
 from trtla.runtime.executor import Executor

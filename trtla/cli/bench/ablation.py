@@ -24,10 +24,9 @@ from trtla.bench.ablation_arms import (
     load_tasks,
 )
 from trtla.cli.bench.bench_flags import BenchFlags, Mode, check_choices, flag_of, shared_setup
-from trtla.cli.shared.drafter_options import check_drafters, check_vocabulary
+from trtla.cli.shared.model import check_drafters, check_texts, check_vocabulary
 from trtla.cli.shared.options import PATH, setting, stack, switch
 from trtla.cli.shared.settings import check_folder, source
-from trtla.cli.shared.template import check_texts
 from trtla.cli.shared.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line, counted, duration
 from trtla.errors import UsageError

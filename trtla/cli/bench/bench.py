@@ -22,13 +22,14 @@ from trtla.cli.bench.bench_flags import (
 )
 from trtla.cli.bench.bench_load import LOAD, LoadFlags, load_flags, run_load_command
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.drafter_options import check_drafters, corpus_flag, drafter_arms
-from trtla.cli.shared.engine_check import check_batch_size
+from trtla.cli.shared.model import check_batch_size, check_drafters, check_texts
 from trtla.cli.shared.options import (
     MODEL,
     beyond_flags,
     chat_flags,
+    corpus_flag,
     draft_flags,
+    drafter_arms,
     engine_flags,
     filter_flags,
     length_flag,
@@ -40,7 +41,6 @@ from trtla.cli.shared.options import (
     switch,
     trtllm_flags,
 )
-from trtla.cli.shared.template import check_texts
 from trtla.cli.shared.values import (
     COUNT,
     COUNTS,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
-from trtla.cli.shared.engine_check import check_triples
+from trtla.cli.shared.model import check_triples
 from trtla.cli.shared.settings import source
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import DrafterSettings, NgramKind

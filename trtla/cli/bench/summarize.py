@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.drafter_options import (
+from trtla.cli.shared.model import (
     CorpusFlags,
-    check_corpus,
-    check_drafters,
-    corpus_flags,
-    drafter_flags,
+    check_model,
+    check_texts,
+    open_llm,
+    save_corpus,
 )
-from trtla.cli.shared.engine_check import check_triples
-from trtla.cli.shared.loading import open_llm, save_corpus
 from trtla.cli.shared.options import (
     MODEL,
     PATH,
     chat_flags,
+    corpus_flags,
     draft_flags,
+    drafter_flags,
     json_flag,
     model_flags,
     sampling_flags,
@@ -36,7 +36,6 @@ from trtla.cli.shared.options import (
     trtllm_flags,
 )
 from trtla.cli.shared.settings import check_folder
-from trtla.cli.shared.template import check_texts
 from trtla.cli.shared.values import COUNT, TOKENS
 from trtla.console import Console, Stages, command_line
 from trtla.errors import UsageError
@@ -140,9 +139,7 @@ def summarize(console: Console, /, **flags: Any) -> None:
     flags["max_output_len"] = flags["output_len"]
     given = parsed(SummarizeFlags, flags)
     _check(given)
-    check_triples(given.engine_dir, given.options.lookahead)
-    check_drafters(given.engine_dir, [("--drafter", given.options.drafter)], given.options)
-    check_corpus(given)
+    check_model(given)
     work.require_extras(given.dataset)
     folder = given.options.tokenizer_dir or given.hf_model_dir
     check_texts(console, given.asking, (given.engine_dir, folder))

@@ -6,12 +6,11 @@ The search is in trtla.results.run; what is refused here is refused before a mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trtla.cli.shared.engine_check import is_trtllm
+from trtla.cli.shared.model import ModelFlags, is_trtllm
 from trtla.cli.shared.options import options_of, setting, stack
 from trtla.cli.shared.settings import source
 from trtla.cli.shared.values import COUNT
@@ -20,10 +19,9 @@ from trtla.errors import UsageError, trtllm_cannot
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import declared
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.settings.sampling import BeamSettings
+from trtla.settings.sampling import BeamSettings, SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.cli.run.run_flags import RunFlags
     from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM
     from trtla.results.documents import Beam, BeamSearch, PromptBeams
@@ -46,15 +44,7 @@ beam_flags = stack(
 
 
 def beams_wanted(settings: BeamSettings, most: int | None) -> bool:
-    """Whether beams are asked for.
-
-    Args:
-        settings: what the flags say.
-        most: what --num-return-sequences says.
-
-    Raises:
-        UsageError: a flag needs beams.
-    """
+    """Whether the flags ask for beams; `most` is --num-return-sequences."""
     context = click.get_current_context()
     others = (name for name in declared(BeamSettings) if name != "num_beams")
     how = [name for name in others if source(context, name) != "default"]
@@ -119,81 +109,81 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_beams(given: RunFlags, requests: Sequence[PromptRequest]) -> None:
+_DRAWN = "beams are the most probable texts, nothing is drawn"
+_OWN_ROWS = "beams are compared by the model's own probabilities"
+_ENDS = "a beam ends with an end token or --max-output-len"
+_UNTIMED = "a search is not cut short"
+_UNDRAFTED = "beams are searched without drafts"
+_FLAGS = {
+    "stream": "beams are known when all have ended",
+    "check_lossless": "no draft could change them",
+    "request_lookahead": _UNDRAFTED,
+}
+
+
+def check_beams(flags: ModelFlags, requests: Sequence[PromptRequest]) -> None:
     """Refuse what a beam search would have to ignore.
 
     Raises:
         UsageError: TensorRT-LLM runs the engine, or a flag or a line of a file does not go with
             beams.
     """
-    if is_trtllm(Path(given.engine_dir)):
+    if is_trtllm(flags.engine_dir):
         raise trtllm_cannot(
-            given.engine_dir,
+            flags.engine_dir,
             "and trtla builds none with beams",
             "omit --num-beams, or build with --backend torch",
         )
-    for what, reason in (*_excluded(given), *_excluded_in(requests)):
+    for what, reason in (*_excluded(flags), *_excluded_in(requests)):
         raise UsageError(
             f"{what} does not go with --num-beams: {reason}",
             "omit it, or --num-beams",
         )
 
 
-_DRAWN = "beams are the most probable texts, nothing is drawn"
-_OWN_ROWS = "beams are compared by the model's own probabilities"
-_ENDS = "a beam ends with an end token or --max-output-len"
-_UNTIMED = "a search is not cut short"
-_ALONE = "a later turn waits for the answer to the first one"
-_UNDRAFTED = "beams are searched without drafts"
-
-
-def _excluded(given: RunFlags) -> Iterator[tuple[str, str]]:
+def _excluded(flags: ModelFlags) -> Iterator[tuple[str, str]]:
     """(flag, why it is refused) of the command line."""
-    context = click.get_current_context()
-    sampling = given.sampling
-    if not sampling.greedy:
-        by_name = source(context, "processor") != "default"
-        flag = "--processor" if by_name else "--temperature"
-        yield f"{flag} (temperature {sampling.temperature:g})", _DRAWN
-    for name in sampling.beyond:
-        yield f"--{name.replace('_', '-')}", _OWN_ROWS
-    if sampling.stop:
-        yield "--stop", _ENDS
-    if sampling.allotted_time_ms is not None:
-        yield "--allotted-time-ms", _UNTIMED
-    if given.stream:
-        yield "--stream", "beams are known when all have ended"
-    if given.check_lossless:
-        yield "--check-lossless", "no draft could change them"
-    if given.request_lookahead:
-        yield "--request-lookahead", _UNDRAFTED
-    if given.options.lookahead == "auto":
+    context, options = click.get_current_context(), flags.options
+    by_name = source(context, "processor") != "default"
+    for name, value, reason in _excluded_sampling(flags.sampling):
+        flag = "processor" if by_name and name == "temperature" else name
+        shown = f" (temperature {value:g})" if name == "temperature" else ""
+        yield _flag(flag) + shown, reason
+    for name, reason in _FLAGS.items():
+        if context.params[name]:
+            yield _flag(name), reason
+    if options.lookahead == "auto":
         yield "--lookahead auto", _UNDRAFTED
-    for flag in ("corpus", "save_corpus"):
-        if source(context, flag) == "flag":
-            yield f"--{flag.replace('_', '-')}", _UNDRAFTED
+    for name in ("corpus", "save_corpus"):
+        if source(context, name) == "flag":
+            yield _flag(name), _UNDRAFTED
     # Presets and the environment name a drafter for whatever can be drafted for.
-    if source(context, "drafter") == "flag" and given.options.drafter.name != NO_DRAFTER.name:
+    if source(context, "drafter") == "flag" and options.drafter.name != NO_DRAFTER.name:
         yield "--drafter", _UNDRAFTED
 
 
 def _excluded_in(requests: Sequence[PromptRequest]) -> Iterator[tuple[str, str]]:
     """(setting, why it is refused) of prompts that bring their own."""
     for request in requests:
-        sampling, drafter = request.sampling, request.drafter or NO_DRAFTER
-        if not sampling.greedy:
-            yield f"temperature {sampling.temperature:g} of {request.name}", _DRAWN
+        drafter = request.drafter or NO_DRAFTER
         if request.turn:
-            yield request.name, _ALONE
-        for name in sampling.beyond:
-            yield f"{name} of {request.name}", _OWN_ROWS
-        if sampling.stop:
-            yield f"stop of {request.name}", _ENDS
-        if sampling.allotted_time_ms is not None:
-            yield f"allotted_time_ms of {request.name}", _UNTIMED
+            yield request.name, "a later turn waits for the answer to the first one"
+        for name, value, reason in _excluded_sampling(request.sampling):
+            shown = f" {value:g}" if name == "temperature" else ""
+            yield f"{name}{shown} of {request.name}", reason
         if request.lookahead not in (None, AUTOREGRESSIVE):
             yield f"lookahead {request.lookahead} of {request.name}", _UNDRAFTED
         if request.expected_output:
             yield f"expected_output of {request.name}", _UNDRAFTED
         if drafter.drafter != NO_DRAFTER.drafter:
             yield f"drafter {drafter.name} of {request.name}", _UNDRAFTED
+
+
+def _excluded_sampling(sampling: SamplingParams) -> Iterator[tuple[str, float, str]]:
+    """(name, temperature, why it is refused) of settings."""
+    names = {} if sampling.greedy else {"temperature": _DRAWN}
+    names |= dict.fromkeys(sampling.beyond, _OWN_ROWS)
+    names |= {"stop": _ENDS} if sampling.stop else {}
+    names |= {"allotted_time_ms": _UNTIMED} if sampling.allotted_time_ms is not None else {}
+    for name, reason in names.items():
+        yield name, sampling.temperature, reason

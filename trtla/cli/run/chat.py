@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.drafter_options import (
-    DRAFTERS,
+from trtla.cli.shared.model import (
+    SHIPPED,
     CorpusFlags,
-    check_corpus,
-    check_drafters,
-    corpus_flags,
-    drafter_flags,
+    check_model,
+    is_trtllm,
+    loading,
+    open_llm,
+    sample_model,
+    save_corpus,
 )
-from trtla.cli.shared.engine_check import check_triples, is_trtllm
-from trtla.cli.shared.loading import loading, open_llm, save_corpus
-from trtla.cli.shared.named_model import SHIPPED, sample_model
 from trtla.cli.shared.options import (
+    DRAFTERS,
     PATH,
     color_flag,
+    corpus_flags,
     draft_flags,
+    drafter_flags,
     engine_flags,
     length_flag,
     model_argument,
@@ -141,14 +143,11 @@ def chat(console: Console, /, **flags: Any) -> None:
     _check_system(given)
     console.color = given.color
     by_default = source(click.get_current_context(), "max_output_len") == "default"
-    check_triples(given.engine_dir, given.options.lookahead)
-    named = [("--drafter", given.options.drafter)]
-    named += [
+    named = [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in given.draft_model
     ]
-    models = check_drafters(given.engine_dir, named, given.options)
-    check_corpus(given)
+    models = check_model(given, drafters=named)
     with _open(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return

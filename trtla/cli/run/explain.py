@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.drafter_options import (
+from trtla.cli.shared.model import (
     ModelFlags,
     check_drafters,
-    drafter_flags,
+    check_template,
+    check_triples,
+    is_trtllm,
+    open_llm,
 )
-from trtla.cli.shared.engine_check import check_triples, is_trtllm
-from trtla.cli.shared.loading import open_llm
 from trtla.cli.shared.options import (
     chat_flags,
     color_flag,
     draft_flags,
+    drafter_flags,
     engine_flags,
     json_flag,
     length_flag,
@@ -36,7 +38,6 @@ from trtla.cli.shared.options import (
     with_processor,
 )
 from trtla.cli.shared.settings import check_new_file
-from trtla.cli.shared.template import check_template
 from trtla.cli.shared.values import LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError

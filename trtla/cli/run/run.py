@@ -5,8 +5,13 @@ Prompts come from `data.prompts`, answers from `results.run`; `cli.transcript` p
 
 from __future__ import annotations
 
-from dataclasses import replace
+import select
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,28 +22,22 @@ from trtla.cli.run.beam_options import (
     check_beams,
     search_and_report,
 )
-from trtla.cli.run.run_flags import RunFlags
-from trtla.cli.run.run_prompts import (
-    announce_stdin,
-    as_messages,
-    check_expected,
-    fitted,
-    sized,
-)
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.drafter_options import (
+from trtla.cli.shared.model import (
+    CorpusFlags,
     check_comparable,
-    check_corpus,
-    check_drafters,
-    corpus_flags,
-    drafter_flags,
+    check_model,
+    check_template,
+    is_trtllm,
+    open_llm,
+    save_corpus,
 )
-from trtla.cli.shared.engine_check import check_triples
-from trtla.cli.shared.loading import open_llm, save_corpus
 from trtla.cli.shared.options import (
     chat_flags,
     color_flag,
+    corpus_flags,
     draft_flags,
+    drafter_flags,
     json_flag,
     length_flag,
     model_argument,
@@ -55,14 +54,15 @@ from trtla.cli.shared.options import (
 )
 from trtla.cli.shared.params import Positional
 from trtla.cli.shared.settings import source
-from trtla.cli.shared.template import check_template
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError
 from trtla.machine import process_rank
+from trtla.settings.drafting import refuse_texts
 from trtla.settings.fields import parsed
-from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.settings.sampling import USUAL_LEN, SamplingParams
+from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.messages import Asking
+from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 if TYPE_CHECKING:
     from trtla.data.prompts import PromptRequest
@@ -70,9 +70,24 @@ if TYPE_CHECKING:
     from trtla.results.run import Decoded
 
 
-_LENGTH = {
-    "show_default": f"{USUAL_LEN}, or what the prompt leaves of the engine's room",
-}
+_LENGTH = f"{USUAL_LEN}, or what the prompt leaves of the engine's room"
+
+
+@dataclass(frozen=True)
+class RunFlags(CorpusFlags):
+    """The command's flags as click parsed them."""
+
+    request_lookahead: tuple[Lookahead, ...]
+    no_lookahead: bool
+    input_text: tuple[str, ...]
+    input_file: str | None
+    expected_output: tuple[str, ...]
+    asking: Asking
+    stream: bool
+    check_lossless: bool
+    color: str
+    beams: BeamSettings
+    num_return_sequences: int | None
 
 
 @click.command(
@@ -133,7 +148,7 @@ _LENGTH = {
     show_default="the engine's",
     help="Requests in flight at a time, at most the engine's.",
 )
-@length_flag(**_LENGTH)
+@length_flag(show_default=_LENGTH)
 @sampling_flags
 @processor_flag
 @stop_flag
@@ -164,30 +179,19 @@ def run(console: Console, /, **flags: Any) -> None:
     if (prompt := flags.pop("prompt")) is not None:
         flags["input_text"] = (prompt, *flags["input_text"])
     given = parsed(RunFlags, with_processor(flags))
-    console.color, options = given.color, given.options
+    console.color = given.color
     by_beams = beams_wanted(given.beams, given.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
     requests = _requests(console, given) if not process_rank() else []
     if by_beams:
         check_beams(given, requests)
-    check_triples(given.engine_dir, options.lookahead, ((r.name, r.lookahead) for r in requests))
-    drafters = [
-        ("--drafter", options.drafter),
-        *((r.name, r.drafter) for r in requests if r.drafter),
-    ]
-    models = check_drafters(given.engine_dir, drafters, options)
-    check_corpus(given)
-    check_expected(given.engine_dir, requests)
-    if given.check_lossless:
-        check_comparable(drafters)
-    asked = ((r.name, r.prompt) for r in requests if not (r.is_chat or r.turn))
-    check_template(console, given.asking, (given.engine_dir, options.tokenizer_dir), asked)
+    models = _check(console, given, requests)
     with open_llm(given, models) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        requests = as_messages(llm, requests)
-        if source(click.get_current_context(), "max_output_len") == "default":
-            requests = sized(llm, requests)
+        requests = _as_messages(llm, requests)
+        if _length_is_usual():
+            requests = _sized(llm, requests)
         if by_beams:
             search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
         else:
@@ -203,13 +207,85 @@ def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
-    announce_stdin(console, named=bool(given.input_text) or given.input_file is not None)
+    if not given.input_text and given.input_file is None:
+        _announce_stdin(console)
     texts, file, triples = given.input_text, given.input_file, given.request_lookahead
     how = (given.sampling, triples, given.options.drafter, given.asking, given.expected_output)
     requests = gather(texts, file, *how)
     if given.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
+
+
+_WAIT_S = 1.0
+"""After which a pipe that has brought nothing is worth a note."""
+
+
+def _announce_stdin(console: Console) -> None:
+    """Note that stdin is read: a pipe that nobody writes to would look like a hang."""
+    from trtla.data.prompts import piped
+
+    if not piped():
+        return
+    with suppress(OSError):  # Windows waits for sockets only
+        if not select.select([sys.stdin], [], [], _WAIT_S)[0]:
+            console.note("note: reads the prompt from stdin; --input-text gives another one")
+
+
+def _check(console: Console, given: RunFlags, requests: Sequence[PromptRequest]) -> list[str]:
+    """What can be refused before a model is loaded; the draft models."""
+    drafters = [(r.name, r.drafter) for r in requests if r.drafter]
+    models = check_model(given, [(r.name, r.lookahead) for r in requests], drafters)
+    expecting = [request.name for request in requests if request.expected_output]
+    if expecting and is_trtllm(given.engine_dir):
+        raise refuse_texts(expecting[0], "an expected output")
+    if given.check_lossless:
+        check_comparable([("--drafter", given.options.drafter), *drafters])
+    prompts = [(r.name, r.prompt) for r in requests if not (r.is_chat or r.turn)]
+    check_template(console, given.asking, (given.engine_dir, given.options.tokenizer_dir), prompts)
+    return models
+
+
+def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:
+    """Spec-Bench's questions as messages, where the model has a template."""
+    from trtla.data.prompts import as_chats
+
+    tokenizer = llm.tokenizer if any(request.is_chat for request in requests) else None
+    return as_chats(requests) if tokenizer and tokenizer.has_chat_template else requests
+
+
+def _length_is_usual() -> bool:
+    return source(click.get_current_context(), "max_output_len") == "default"
+
+
+def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
+    """Requests of the usual length with their shares of the engine's room where that is less.
+
+    A request and its later turns share what is left.
+    """
+    sized = []
+    for i, request in enumerate(requests):
+        if request.sampling.max_output_len == USUAL_LEN:  # a line of a file has its own
+            later = takewhile(lambda one: one.turn > request.turn, requests[i + 1 :])  # noqa: B023
+            lengths = [_prompt_len(llm, one) for one in (request, *later)]
+            room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
+            request = _at_most(request, room)
+        sized.append(request)
+    return sized
+
+
+def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
+    """A later turn with what its prompt, which holds the turns before, leaves of the room."""
+    return _at_most(request, llm.limits.max_text_len - _prompt_len(llm, request))
+
+
+def _prompt_len(llm: LLM, request: PromptRequest) -> int:
+    return len(llm.request(request.prompt, request.sampling, request.name).input_ids)
+
+
+def _at_most(request: PromptRequest, length: int) -> PromptRequest:
+    length = max(1, min(request.sampling.max_output_len, length))
+    return replace(request, sampling=replace(request.sampling, max_output_len=length))
 
 
 def _decode_and_report(
@@ -221,8 +297,7 @@ def _decode_and_report(
     if given.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
     transcript = Transcript(console, requests, stream=given.stream)
-    by_default = source(click.get_current_context(), "max_output_len") == "default"
-    fitted_later = partial(fitted, llm) if by_default else None
+    fitted_later = partial(_fitted, llm) if _length_is_usual() else None
     on_chunk = transcript.chunk if given.stream else None
     decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted_later)
     plain = decode(llm, requests, plain=True, fitted=fitted_later) if given.check_lossless else None

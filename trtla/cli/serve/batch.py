@@ -20,7 +20,7 @@ from trtla.cli.serve.model_options import (
     open_answering,
 )
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.loading import save_corpus
+from trtla.cli.shared.model import save_corpus
 from trtla.cli.shared.options import PATH, engine_flags, json_flag, options_of, setting, switch
 from trtla.cli.shared.values import TEXT
 from trtla.console import Console, counted

@@ -7,16 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trtla.cli.shared.drafter_options import (
+from trtla.cli.shared.model import (
     CorpusFlags,
-    check_corpus,
-    check_drafters,
-    corpus_flags,
-    drafter_flags,
+    check_model,
+    is_trtllm,
+    open_llm,
 )
-from trtla.cli.shared.engine_check import check_triples, is_trtllm
-from trtla.cli.shared.loading import open_llm
-from trtla.cli.shared.options import draft_flags, opening_flags, options_of, setting, stack, switch
+from trtla.cli.shared.options import (
+    corpus_flags,
+    draft_flags,
+    drafter_flags,
+    opening_flags,
+    options_of,
+    setting,
+    stack,
+    switch,
+)
 from trtla.cli.shared.values import COUNT
 from trtla.errors import UsageError
 from trtla.settings.executor import TrtllmSettings
@@ -78,7 +84,7 @@ def answering_folder(note: Callable[[str], None], naming: str, named: str | None
     Args:
         naming: a command that names a model, for the note on the one that is taken.
     """
-    from trtla.cli.shared.named_model import sample_model
+    from trtla.cli.shared.model import sample_model
     from trtla.formats.gguf.folder import model_folder
 
     return str(model_folder(sample_model(note, naming, named)))
@@ -92,10 +98,7 @@ def checked(kind: type[Flags], flags: Mapping[str, Any]) -> tuple[Flags, list[st
     """
     others = {name: value for name, value in flags.items() if name != _REUSE}
     given = parsed(kind, {**others, "reuse": flags[_REUSE]})
-    check_triples(given.engine_dir, given.options.lookahead)
-    models = check_drafters(given.engine_dir, [("--drafter", given.options.drafter)], given.options)
-    check_corpus(given)
-    return given, models
+    return given, check_model(given)
 
 
 def answering_name(served: str | None, named: str | None, given: AnsweringFlags) -> str:

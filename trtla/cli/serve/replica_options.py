@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trtla.cli.serve.model_options import AnsweringFlags, open_answering
-from trtla.cli.shared.engine_check import is_trtllm
+from trtla.cli.shared.model import is_trtllm
 from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.settings.replicas import ReplicaSettings

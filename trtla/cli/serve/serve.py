@@ -19,7 +19,7 @@ from trtla.cli.serve.model_options import (
     open_answering,
 )
 from trtla.cli.shared.command import Command
-from trtla.cli.shared.engine_check import is_trtllm
+from trtla.cli.shared.model import is_trtllm
 from trtla.cli.shared.options import PATH, engine_flags, model_argument, options_of
 from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted

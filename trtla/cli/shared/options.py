@@ -12,7 +12,7 @@ from trtla.cli.shared.settings import source
 from trtla.cli.shared.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
-from trtla.settings.drafting import DraftOptions
+from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared
 from trtla.settings.messages import Asking
@@ -24,6 +24,7 @@ Decorator = Callable[[Function], Function]
 
 PATH = click.Path()
 MODEL = ModelPath()
+DRAFTERS = "Drafters"  # section of the help
 DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
 
 
@@ -323,3 +324,48 @@ def refuse_filters(processor: object) -> None:
         if source(context, name) == "flag":
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"--processor and {flag} exclude each other", f"omit {flag}")
+
+
+_DRAFTER = declared(DrafterSettings)["drafter"].option
+
+_place_flags = options_of(
+    ExecutorOptions,
+    DRAFTERS,
+    only=("draft_device", "draft_dtype"),
+    draft_device={"type": DEVICE, "metavar": "auto|cpu|cuda"},
+    draft_dtype={"type": DTYPES},
+)
+
+drafter_flags = stack(options_of(DrafterSettings, DRAFTERS), _place_flags)
+"""One drafter or chain."""
+
+drafter_arms = stack(
+    several(
+        "--drafter",
+        section=DRAFTERS,
+        type=TEXT,
+        metavar=_DRAFTER.metavar,
+        help=f"{_DRAFTER.help} Several after one flag are an arm each.",
+    ),
+    options_of(DrafterSettings, DRAFTERS, but=("drafter",)),
+    _place_flags,
+)
+"""Several, to compare."""
+
+
+corpus_flag = several(
+    "--corpus",
+    section=DRAFTERS,
+    type=PATH,
+    help="Texts that auto drafts from: text files, .jsonl files with text, and files of "
+    "--save-corpus. Of more than 1,000,000 tokens the last ones are drafted from.",
+)
+corpus_flags = stack(
+    corpus_flag,
+    setting(
+        "--save-corpus",
+        section=DRAFTERS,
+        type=PATH,
+        help="Write the texts that were drafted from, outputs too, to this file, for --corpus.",
+    ),
+)

