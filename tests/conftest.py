@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,14 +53,34 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = folder.name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a CUDA device or TensorRT-LLM where they are not."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="run also the tests marked deep")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave deep tests out unless they are wanted, and skip what needs a GPU or TensorRT-LLM."""
     cuda = torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("gpu") and not cuda:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("trtllm") and not (cuda and installed()):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device and TensorRT-LLM"))
+    named = config.option.markexpr or any("::" in argument for argument in config.args)
+    if not (config.option.deep or named):
+        kept = set(_not_deep(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def _not_deep(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """`deep(first=2)` keeps two of a test's parameter sets."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        marks = list(item.iter_markers("deep"))
+        if all(seen[test] < mark.kwargs.get("first", 0) for mark in marks):
+            yield item
+        seen[test] += 1
 
 
 @pytest.fixture(scope="session")

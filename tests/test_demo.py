@@ -130,6 +130,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.deep
 def test_without_a_network_the_shipped_model_serves(clone: Path) -> None:
     ran = bash(
         "scripts/demo.sh", clone, XDG_CACHE_HOME=str(clone / "cache"), PIP_NO_INDEX="1",

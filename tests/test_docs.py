@@ -188,6 +188,7 @@ def page(
     return str(request.param)
 
 
+@pytest.mark.deep
 def test_commands_run_in_their_order_and_then_the_python(page: str) -> None:
     for line in runnable(page):
         ran = trtla(*arguments(line), env=FASTER, stdin="Write a list.\n")  # for chat

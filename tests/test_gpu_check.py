@@ -54,6 +54,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
     return printed, {name: json.loads((out / f"{name}.json").read_text()) for name in stages.STAGES}
 
 
+@pytest.mark.deep
 def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
     printed, documents = dry_run
     assert "Traceback" not in printed
@@ -117,6 +118,7 @@ def test_a_section_is_ended_at_its_limit(monkeypatch):
     assert found == [("tune", "it took longer than 0 s")]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_sentence_says_so_and_nothing_runs(tmp_path):
     code, printed = check(tmp_path, "s1", dry=False)

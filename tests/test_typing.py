@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[1]
 PROGRAM = '''
 """Everything a user touches, with the types that they may count on."""

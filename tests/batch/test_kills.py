@@ -14,6 +14,7 @@ from tests.support.jobs import batch, content, kept, same_time, start, wait_for
 from trtla.files import write_whole
 
 
+@pytest.mark.deep
 def test_killed_at_random_moments(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     source, expected = undisturbed
     out, chance = tmp_path / "out", random.Random(3)
@@ -35,6 +36,7 @@ def test_killed_at_random_moments(undisturbed: tuple[Path, Path], tmp_path: Path
     assert content(out) == content(expected)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -69,6 +71,7 @@ def _done(err: str) -> str:
     return line.split()[1]
 
 
+@pytest.mark.deep
 def test_a_full_disk_loses_nothing(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     source, expected = undisturbed
     out = tmp_path / "out"
@@ -123,6 +126,7 @@ def test_a_kill_between_the_last_line_and_the_output(
     assert content(out) == content(expected)
 
 
+@pytest.mark.deep
 def test_two_processes_do_not_share_a_folder(
     undisturbed: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ def test_the_same_command_writes_the_same_bytes_but_for_times(model: Path, tmp_p
     assert found[0] == found[1]
 
 
+@pytest.mark.deep
 def test_a_killed_run_keeps_its_rows_and_goes_on(model: Path, tmp_path: Path) -> None:
     path, at = tmp_path / "results.csv", 7
     args = command(model, path, "--categories", "dialogue,code")

@@ -174,6 +174,7 @@ def test_stdin_that_is_no_utf8_is_refused(engine: Path) -> None:
     assert done.stderr.startswith(b"error: text 0 is not UTF-8")
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize(
     ("command", "code"),
     [("inspect {} >&-", 0), ("inspect {}/absent 2>&-", 2), ("run --engine-dir {} <&-", 2)],

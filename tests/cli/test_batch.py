@@ -315,6 +315,7 @@ def test_a_job_with_rejection_does_not_go_on_without(tmp_path: Path) -> None:
     refused(batch(source, out), 2, f"{out} holds a job with drafter", "--force")
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_that_something_swallows_is_raised_again(
     name: str, code: int, tmp_path: Path
@@ -344,6 +345,7 @@ def test_a_signal_that_something_swallows_is_raised_again(
     assert not (out / "output.jsonl").exists()
 
 
+@pytest.mark.deep
 def test_it_works_without_the_packages_of_serve(tmp_path: Path) -> None:
     source = write(tmp_path / "in", [ask("a"), chat("b", logprobs=True)])
     code = (

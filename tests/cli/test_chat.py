@@ -227,6 +227,7 @@ def terminal(tiny_llama: Path) -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.deep
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
     terminal.send("class Queue:\r")
     terminal.until("tokens/s")
@@ -258,6 +259,7 @@ def test_the_downloaded_model_is_the_first_one() -> None:
     assert "note: no model is named: this is SmolLM2-135M-Instruct" in ran.err
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("new_user")
 def test_a_model_is_offered_on_a_terminal() -> None:
     opened = Terminal()

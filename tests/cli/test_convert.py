@@ -193,6 +193,7 @@ def test_fp8_is_for_convert_only(model: Path, tmp_path: Path) -> None:
     refused(ran, 2, "fp8", "bfloat16")
 
 
+@pytest.mark.deep
 def test_no_hub_names_the_other_way(model: Path, tmp_path: Path) -> None:
     """A process of its own: the hub's client remembers what it knew when it was imported."""
     pytest.importorskip("datasets")

@@ -125,6 +125,7 @@ def test_a_tokenizer_with_code_is_refused(
     assert not marker.exists()
 
 
+@pytest.mark.deep
 def test_a_chat_in_a_process_reads_no_answer_for_a_tokenizer(
     hostile: Callable[..., Path], marker: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def commands(folder: Path, engine: Path) -> Iterator[tuple[str | Path, ...]]:
         yield ("batch", source, "-o", folder / f"o{number}", "-m", SHIPPED)
 
 
+@pytest.mark.deep
 def test_ctrl_c_at_any_moment(engine: Path, tmp_path: Path) -> None:
     chance = random.Random(1)
     for number, args in zip(range(20), commands(tmp_path, engine), strict=False):

@@ -234,6 +234,7 @@ def test_other_circumstances_are_measured_anew(tuned, engine, prompts):
     assert "the knee" in ran.out
 
 
+@pytest.mark.deep
 def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
     args = (
         "tune", "--engine-dir", engine, "--prompts", prompts, "--batch-sizes", "1", *FAST,

@@ -99,6 +99,7 @@ def test_an_engine_tells_all_about_itself(
     assert [path.name for path in engine.path.parent.iterdir()] == ["engine"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.usefixtures("two_gpus")
 def test_several_ranks_with_several_workers(
@@ -132,6 +133,7 @@ def test_another_dtype_is_converted_on_the_way(tiny_checkpoint: Path, tmp_path: 
     assert {path: path.read_bytes() for path in tiny_checkpoint.iterdir()} == before
 
 
+@pytest.mark.deep
 def test_the_printed_command_runs_in_a_shell(tiny_checkpoint: Path, tmp_path: Path) -> None:
     ours = build(tiny_checkpoint, tmp_path / "ours").path
     done = run(printed_command(tiny_checkpoint, tmp_path / "theirs", LOOKAHEAD), tmp_path)
@@ -226,6 +228,7 @@ def test_the_timing_cache_stays_nowhere(
     assert [path.name for path in engine.path.glob("*.cache")] == []
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
 def test_deprecations_are_shown_once_and_never_fatal(
     flags: list[str], tiny_checkpoint_tp2: Path, tmp_path: Path
@@ -271,6 +274,7 @@ def test_a_failing_rank_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("two_gpus")
 def test_a_rank_that_fails_in_a_worker_leaves_nothing(
     tiny_checkpoint_tp2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

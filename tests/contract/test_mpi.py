@@ -18,6 +18,8 @@ import pytest
 
 from trtla.build.convert import convert
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).parent / "standin"
 PROMPT = "def read(path):\n    "

@@ -27,6 +27,7 @@ def expected(
         return [c.output_ids for c in llm.generate(PROMPTS, SamplingParams(max_output_len=24))]
 
 
+@pytest.mark.deep(first=2)
 @pytest.mark.parametrize("standin", RELEASES, indirect=True)
 @pytest.mark.usefixtures("fake_gpu")
 def test_every_release_builds_and_decodes(

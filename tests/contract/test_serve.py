@@ -190,6 +190,7 @@ def polled(http: httpx.Client, until: Callable[[list[int]], bool]) -> list[int]:
     return found
 
 
+@pytest.mark.deep
 def test_a_server_answers_while_its_engine_loads(
     loading: tuple[subprocess.Popen[str], httpx.Client],
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_server_answers_while_its_engine_loads(
     assert server.wait(20) == 0, "a signal drains now"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_that_loads(
     loading: tuple[subprocess.Popen[str], httpx.Client], name: signal.Signals

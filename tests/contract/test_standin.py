@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.standin import Standin
 
+pytestmark = pytest.mark.deep
+
 EVERY = ["0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1", "1.3.0rc15"]
 every_release = pytest.mark.parametrize("standin", EVERY, indirect=True)
 WRONG = "incompatible .* arguments"

@@ -17,6 +17,7 @@ from tests.support import standin_engines
 from tests.support.standin import Standin
 
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.usefixtures("fake_gpu"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

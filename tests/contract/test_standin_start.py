@@ -21,7 +21,7 @@ from tests.support.standin_engines import (
     tokens,
 )
 
-pytestmark = pytest.mark.usefixtures("fake_gpu")
+pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("fake_gpu")]
 
 
 @pytest.fixture

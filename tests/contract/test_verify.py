@@ -19,6 +19,8 @@ from trtla.llm.llm import Completion
 from trtla.runtime.stats import RequestStats
 from trtla.settings.lookahead import LookaheadConfig
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "verify_trtllm.sh"
 

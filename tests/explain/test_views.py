@@ -196,6 +196,7 @@ def test_svg_parses_and_has_the_lines_of_the_text(tmp_path):
     assert "$x_1$" in shown
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.filterwarnings("ignore:Glyph")
 @pytest.mark.parametrize("triple", [(1, 1, 0), (2, 2, 1), (4, 3, 0), (7, 7, 7)])
 def test_png_opens_and_equal_runs_give_equal_pictures(triple, tmp_path):

@@ -47,6 +47,7 @@ def test_sdist_and_wheel_hold_every_file_of_the_package(sdist: Path, wheel: Path
     assert sorted(names) == expected
 
 
+@pytest.mark.deep
 def test_the_installed_wheel_builds_runs_chats_serves_and_answers_batches(
     environment: Environment, tmp_path: Path
 ) -> None:

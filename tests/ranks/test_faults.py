@@ -40,12 +40,14 @@ def test_a_rank_that_is_killed_ends_the_text_with_an_error(ranks):
     assert not children(os.getpid())
 
 
+@pytest.mark.deep
 def test_closing_ends_the_other_ranks(ranks):
     llm, other = ranks
     llm.close()
     assert not alive(other)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("killed", ["rank 0", "rank 1"])
 def test_who_is_killed_at_any_moment_takes_the_others_along(tiny_llama, killed):
     draw = random.Random(killed)
@@ -67,6 +69,7 @@ def killed_after(model, killed, seconds):
         assert "Traceback" not in said
 
 
+@pytest.mark.deep
 def test_interrupts_at_any_moment_change_no_text_of_what_follows(ranks):
     llm, other = ranks
     given = SamplingParams(max_output_len=60, temperature=0.7, seed=3)
@@ -89,6 +92,7 @@ def test_interrupts_at_any_moment_change_no_text_of_what_follows(ranks):
     assert alive(other)
 
 
+@pytest.mark.deep
 def test_ranks_of_a_launcher_print_one_text_which_is_that_of_one_process(tiny_llama):
     flags = ("--max-output-len", "40", "--quiet")
     (code, text, _), (other, nothing, _) = launched([tiny_llama, tiny_llama], *flags)
@@ -96,6 +100,7 @@ def test_ranks_of_a_launcher_print_one_text_which_is_that_of_one_process(tiny_ll
     assert text == run(tiny_llama, *flags).communicate()[0] != ""
 
 
+@pytest.mark.deep
 def test_ranks_of_different_checkpoints_are_refused(tiny_llama, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_llama, other)
@@ -109,6 +114,7 @@ def test_ranks_of_different_checkpoints_are_refused(tiny_llama, tmp_path):
         assert "hint: start all ranks with the same model" in said
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize(
     ("size", "said"),
     [
@@ -125,6 +131,7 @@ def test_sizes_that_do_not_fit_are_refused_before_ranks_start(tiny_llama, size, 
     assert "hint: " in errors
 
 
+@pytest.mark.deep
 def test_a_port_in_use_is_one_sentence(tiny_llama):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -139,6 +146,7 @@ def test_a_port_in_use_is_one_sentence(tiny_llama):
     assert "Traceback" not in said
 
 
+@pytest.mark.deep
 def test_a_server_whose_rank_has_ended_ends_while_it_is_idle(tiny_llama):
     command = (*TRTLA, "serve", "-m", str(tiny_llama), "--port", "0", "--tp-size", "2")
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -82,6 +82,7 @@ def test_what_is_asked_arrives_and_is_answered(rows):
             assert all(torch.equal(found, wanted) for found, wanted in pairs)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_texts_of_a_trained_model_are_those_of_one_process(tiny_llama, ranks):
     opening = {"dtype": "float32", "draft_models": (str(tiny_llama),), "block_reuse": True}
@@ -121,12 +122,14 @@ def reported(llm):
     return [(one.output_ids, one.logprobs, one.margins) for one in done]
 
 
+@pytest.mark.deep
 def test_what_needs_logits_is_as_exact(tiny_llama):
     opening = {"dtype": "float32", "lookahead": TRIPLE}
     with LLM(tiny_llama, **opening) as one, LLM(tiny_llama, **opening, lookahead_parallel=2) as llm:
         assert reported(llm) == reported(one)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("compiled", ["1", "0"])
 @pytest.mark.parametrize("variant", MODELS, ids=lambda one: one.name)
 def test_models_of_all_kinds(variant, compiled, tmp_path, monkeypatch):
@@ -140,6 +143,7 @@ def test_models_of_all_kinds(variant, compiled, tmp_path, monkeypatch):
                 assert drafted(llm, drafter, prompts, sampling) == wanted
 
 
+@pytest.mark.deep
 def test_weights_in_blocks_and_a_rounded_cache(tmp_path):
     wide = Variant("wide", {**WIDE.keys, "max_position_embeddings": 256})
     path = write_gguf(make_model(wide), tmp_path / "model.gguf", "Q4_0")
@@ -151,6 +155,7 @@ def test_weights_in_blocks_and_a_rounded_cache(tmp_path):
                 assert drafted(llm, drafter, prompts, sampling) == wanted
 
 
+@pytest.mark.deep
 def test_who_stops_listening_leaves_all_ranks_in_step(tiny_llama):
     opening = {"dtype": "float32", "lookahead": TRIPLE}
     with LLM(tiny_llama, **opening) as one, LLM(tiny_llama, **opening, lookahead_parallel=2) as llm:
@@ -161,6 +166,7 @@ def test_who_stops_listening_leaves_all_ranks_in_step(tiny_llama):
         assert counted(llm, SamplingParams(40)) == counted(one, SamplingParams(40))
 
 
+@pytest.mark.deep
 def test_a_rank_that_is_killed_ends_the_text_with_an_error(tiny_llama):
     with LLM(tiny_llama, dtype="float32", lookahead_parallel=2) as llm:
         (other,) = children(os.getpid())
@@ -176,6 +182,7 @@ def test_ranks_split_the_model_or_have_it_whole(tiny_llama):
         assert "ranks" not in llm.description
 
 
+@pytest.mark.deep
 def test_torchrun_starts_the_ranks(tiny_llama):
     run = ("run", "-m", str(tiny_llama), "--dtype", "float32", "--input-text", PROMPTS[1])
     flags = ("--max-output-len", "24")

@@ -21,6 +21,8 @@ from trtla import LLM, SamplingParams
 from trtla.errors import UsageError
 from trtla.runtime.ranks.world import torchrun_place
 
+pytestmark = pytest.mark.deep
+
 PACKAGE = Path(trtla.__file__).parents[1]
 SHORT = SamplingParams(max_output_len=4)
 FORKED = """

@@ -13,6 +13,7 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 LONG = {"max_position_embeddings": 256}
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_the_texts_of_a_trained_model_are_those_of_one_process(tiny_llama, tp_size):
     opening = {"dtype": "float32", "draft_models": (str(tiny_llama),)}
@@ -30,6 +31,7 @@ BIASED = Variant("biases", {**LONG, **BIASES, "tie_word_embeddings": True})
 DYNAMIC = Variant("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("variant", "compiled"),
     [(BIASED, "1"), (Variant("qwen2", LONG, family="qwen2"), "1"), (DYNAMIC, "0")],
@@ -47,6 +49,7 @@ def test_models_of_all_kinds_are_split_rightly(variant, compiled, tmp_path, monk
                 assert drafted(llm, drafter, prompts, sampling) == wanted
 
 
+@pytest.mark.deep
 def test_drafters_change_no_text_of_ranks_in_blocks(tmp_path):
     wide = Variant("wide", {**WIDE.keys, **LONG})
     path = write_gguf(make_model(wide), tmp_path / "model.gguf", "Q8_0")

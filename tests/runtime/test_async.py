@@ -331,6 +331,7 @@ LEAVING = {
 }
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize(
     ("begin", "end"),
     [
@@ -360,6 +361,7 @@ asyncio.run(main())
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
+@pytest.mark.deep
 def test_a_process_ends_while_the_model_is_opened() -> None:
     code = f"""
 import asyncio

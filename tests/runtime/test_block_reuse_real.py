@@ -53,6 +53,7 @@ def pieces_of(llm):
     return [first, [ids[240:261], ids[261:280]]]
 
 
+@pytest.mark.deep(first=4)
 @pytest.mark.parametrize("compiled", [pytest.param("1", marks=compiles), "0"])
 @pytest.mark.parametrize("heat", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", ["none", "lookahead", DRAFT, f"{DRAFT},ngram,prompt-lookup"])

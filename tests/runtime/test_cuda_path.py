@@ -220,6 +220,7 @@ def kernels():
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cache", [None, "FP8"])
 def test_the_kernels_themselves_pass_interpreted(kernels, cache):
     assert kernels(None, cache) is None
@@ -237,6 +238,7 @@ def products(monkeypatch):
     monkeypatch.setattr(cuda_check, "_CACHED", 9)  # interpreted, every token takes its time
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("cache", "dtype"), [(None, torch.float32), ("FP8", torch.float16)])
 def test_fp8_weights_pass_interpreted(kernels, products, cache, dtype):
     assert kernels("FP8", cache, dtype, hidden_size=5120, intermediate_size=3000) is None
@@ -254,6 +256,7 @@ def test_wrongly_rounded_inputs_are_found(kernels, products, monkeypatch, operat
     assert "its small operations differ from PyTorch's by" in kernels("FP8")
 
 
+@pytest.mark.deep
 def test_wrong_products_of_rounded_inputs_are_found(kernels, products, monkeypatch):
     right = Fp8Linear.__call__
 

@@ -35,6 +35,8 @@ from trtla.runtime.sampling.predict import Draw, StepSampler
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
+pytestmark = pytest.mark.deep
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NAN, INF = float("nan"), float("inf")
 SMALL = Tiles(chunk=64, chunks=4, block=128)

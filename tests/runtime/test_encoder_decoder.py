@@ -48,6 +48,7 @@ def test_plain_decoding_gives_the_texts_of_transformers(kind: str) -> None:
     assert [c.input_ids for c in together] == list(PROMPTS)
 
 
+@pytest.mark.deep(first=2)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_no_drafter_changes_a_text(heat: float, gamma: int) -> None:

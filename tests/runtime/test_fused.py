@@ -37,6 +37,8 @@ from trtla.runtime.models.cuda.fused import fused_problem
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.sequence import Feed
 
+pytestmark = pytest.mark.deep
+
 interpreted = pytest.mark.skipif(
     not type(fused_kernels.add_norm).__name__.startswith("Interpreted"),
     reason="Triton was imported to compile, not to interpret",

@@ -27,6 +27,8 @@ from tests.support.fused import (
 )
 from tests.support.paged import filled_cache, llama
 
+pytestmark = pytest.mark.deep
+
 COMPILE = """
 import subprocess, sys
 from pathlib import Path

@@ -97,6 +97,7 @@ EVERY = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep(first=2)
 @pytest.mark.parametrize("triple", ["3,3,3", "1,1,0"])
 @pytest.mark.parametrize("compiled", ["1", "0"])
 def test_the_real_model_says_the_same_with_every_drafter_in_one_batch(

@@ -41,6 +41,7 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep
 def test_build_and_run_without_a_compiler_say_once_what_that_costs(tmp_path, tiny_llama):
     built = run("build", "--checkpoint-dir", tiny_llama, "--output-dir", tmp_path / "engine")
     assert built.returncode == 0
@@ -189,6 +190,7 @@ cat '{folder}'/"${{made##*/}}" >"$made"
 """
 
 
+@pytest.mark.deep(first=1)
 @needs_compiler
 @pytest.mark.parametrize("size", [None, 4096, 0], ids=["half", "4096-bytes", "empty"])
 @pytest.mark.parametrize("where", [prebuilt_in_a_package, compiled_in_a_cache])

@@ -42,6 +42,8 @@ from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, paged_problem
 from trtla.runtime.models.kv_cache import Fp8KVCache
 
+pytestmark = pytest.mark.deep
+
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 interpreted = pytest.mark.skipif(

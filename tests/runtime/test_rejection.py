@@ -65,6 +65,7 @@ MODELS = {
 FILTERS = {"top_k": 3, "top_p": 0.9}
 
 
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize(
     ("name", "filters"), [*((name, {}) for name in MODELS), ("others", FILTERS), ("alike", FILTERS)]
 )
@@ -89,6 +90,7 @@ def test_a_rule_without_the_residual_would_be_seen(monkeypatch):
     assert compared(counts, target, {"temperature": 1.2})[0] > 2
 
 
+@pytest.mark.deep
 def test_rejection_keeps_more_drafts_than_equality_does():
     target, draft = hash_scores(5, 1), hash_scores(5, 2)
     plain_rule = DrafterSettings(DRAFT, gamma=3)

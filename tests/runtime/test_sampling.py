@@ -90,6 +90,7 @@ def law(scores, prompt, count, vocab, params):
     return result
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (2, 1.0), (0, 0.8)])
 def test_24_exact_law_of_sampled_texts(top_k, top_p):
     """243 texts of 5 tokens against their exact probabilities, decoded with lookahead (3,3,3)."""

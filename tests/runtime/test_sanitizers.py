@@ -12,7 +12,7 @@ import pytest
 
 from trtla.runtime.models.cpu.native_code import FLAGS, FORWARD, TREES
 
-pytestmark = pytest.mark.sanitizer
+pytestmark = [pytest.mark.deep, pytest.mark.sanitizer]
 COMPILER = shutil.which("g++")
 SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

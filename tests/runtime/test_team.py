@@ -10,6 +10,8 @@ import pytest
 
 from trtla.runtime.models.cpu.native_code import FORWARD
 
+pytestmark = pytest.mark.deep
+
 DRIVER = Path(__file__).parent / "native" / "team.cpp"
 
 

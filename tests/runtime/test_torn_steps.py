@@ -60,6 +60,7 @@ def interrupted_run(opened, expected, lines):
     opened.settled(sum(map(len, got.values())) + len(read))
 
 
+@pytest.mark.deep(first=3)
 @pytest.mark.parametrize(
     ("part", "ahead"), [*((part, False) for part in STATE), ("executor", True), ("step", True)]
 )
@@ -74,6 +75,7 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, p
         assert len(lines.seen) == place + 1
 
 
+@pytest.mark.deep
 def test_an_interrupt_of_the_recovery_is_recovered_from(monkeypatch, expected):
     """The second one comes at every line on the way from a torn step back to the next."""
     modules = (torch_executor, sequence, in_flight, drafting, draft_model, factory)
@@ -103,6 +105,7 @@ def first_line_of_recovery():
     return sorted(line for _, _, line in lines if line)[1]
 
 
+@pytest.mark.deep
 def test_interrupts_at_random_times_harm_no_other_stream(monkeypatch, expected):
     """By a signal, as Ctrl-C comes: wherever the interpreter looks for one."""
 

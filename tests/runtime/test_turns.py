@@ -64,6 +64,7 @@ def one_end(opened, expected, prepare, lines):
     opened.settled(len(got))
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("prepare", [close, collect, end])
 def test_an_interrupt_at_the_end_of_a_stream_leaves_the_turn_free(
     monkeypatch, request, expected, prepare

@@ -248,6 +248,7 @@ def start(*more):
     raise TrtlaError(f"it ended with {process.wait()}")
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_first_signal_drains_and_the_second_does_not(plain, signals):
     process, address = start()

@@ -59,6 +59,7 @@ def test_a_template_that_fails_costs_one_request(tmp_path, template, said):
         assert served.http.get("/health").status_code == 200
 
 
+@pytest.mark.deep
 def test_after_a_conversation_that_does_not_end_others_do(tmp_path):
     with serving(opened(tmp_path, FILLING), request_timeout=8) as served:
         for text, status in (("x", 400), ("a", 200), ("x", 400), ("a", 200)):
@@ -70,6 +71,7 @@ def test_after_a_conversation_that_does_not_end_others_do(tmp_path):
         assert served.http.get("/health").status_code == 200
 
 
+@pytest.mark.deep(first=1)
 @pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["all of it", "its parent"])
 def test_a_renderer_that_is_killed_is_started_again(tmp_path, kill):
     with serving(opened(tmp_path, CHATML)) as served:
@@ -110,6 +112,7 @@ def test_a_renderer_that_is_lost_twice_is_no_fault_of_the_request(tmp_path):
         assert served.chat(messages=fine, max_tokens=1).status_code == 200
 
 
+@pytest.mark.deep
 def test_a_renderer_that_stands_still_is_started_again(tmp_path):
     tokenizer = Tokenizer(with_template(SHIPPED, tmp_path, FILLING))
     apart = tokenizer.render_apart(2)
@@ -124,6 +127,7 @@ def test_a_renderer_that_stands_still_is_started_again(tmp_path):
         apart.close()
 
 
+@pytest.mark.deep
 def test_a_server_ends_while_a_template_does_not(tmp_path):
     folder = with_template(SHIPPED, tmp_path, ENDLESS)
     command = [sys.executable, "-m", "trtla", "serve", "-m", str(folder), "--port", "0"]
@@ -156,6 +160,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.deep
 def test_a_request_that_is_never_ready_holds_up_neither_health_nor_the_end(tmp_path):
     """What it is that does not end is made up: a text that is encoded for ever."""
     source = ["-c", STUCK, "serve", "-m", str(SHIPPED), "--port", "0", "--request-timeout", "2"]
