@@ -16,18 +16,22 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LookaheadConfig, UsageError
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.draft import Drafter, NoDrafter
+from trtla.runtime.request import DrafterFactory, Request
 
 RULE = hash_rule(7, 3)
 
 
-class Keeping(LookaheadDrafters):
+class Keeping(DrafterFactory):
     """Keeps texts until it begins anew."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.kept: list[tuple[int, ...]] = []
         self.fails = False
+
+    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
+        """Plain decoding."""
+        return NoDrafter()
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
         """Keep them."""

@@ -23,12 +23,11 @@ from tests.support.toys import (
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter
-from trtla.runtime.drafters.lookahead import random_from_prompt
+from trtla.runtime.draft import Draft, Drafter
+from trtla.runtime.drafters.lookahead import LookaheadWindow, random_from_prompt
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.sampling.accept import accept
-from trtla.runtime.tree.library import SharedTrees
+from trtla.runtime.tree.library import Planner, SharedTrees
 
 SEVEN = LookaheadConfig(7, 7, 7)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
@@ -111,11 +110,11 @@ def test_executors_of_fixed_triples_refuse_it():
         executor.submit(request([0], 3, adaptive=True))
 
 
-def drafter_of(prompt, output_len, shared=None, window=None, ngram=1, **more):
+def drafter_of(prompt, output_len, shared=None, window=None, **more):
     shared = shared or SharedTrees(100)
     sources = ("own", "others", "expected", "window", "chain")
     tree = shared.tree(prompt, SamplingParams(), sources, True)
-    return TreeDrafter(tree, shared, 64, output_len, window, ngram, **more)
+    return TreeDrafter(tree, shared, 64, output_len, window, **more)
 
 
 def drive(text, prompt, table=CPU, drafter=None):
@@ -217,7 +216,7 @@ def test_sources_that_are_switched_off_propose_nothing():
 
 def windowed(output_len=400):
     window = LookaheadWindow(SEVEN, random_from_prompt(0)([1, 2, 3], 11))
-    return drafter_of([1, 2, 3], output_len, window=window, ngram=7)
+    return drafter_of([1, 2, 3], output_len, window=window)
 
 
 def test_a_window_that_costs_nothing_is_fed_and_a_costly_one_tried_rarely():
@@ -241,10 +240,10 @@ def test_a_source_is_judged_by_what_only_it_brings():
     budget = SourceBudget(0.15, 0.005)
     assert budget.pays(0.1, 1.0)
     for _ in range(200):
-        budget.saw(0)
+        budget.brought(0)
     assert not budget.pays(0.1, 1.0)
     for _ in range(200):
-        budget.saw(1)
+        budget.brought(1)
     assert budget.pays(0.5, 1.0)
 
 
@@ -262,7 +261,7 @@ def planned_steps(policy, drafters, steps, texts, table=CPU):
     return planned
 
 
-def test_sequences_rest_whose_drafts_bring_less_than_planning_costs():
+def test_sequences_back_off_whose_drafts_bring_less_than_planning_costs():
     rng = random.Random(2)
     texts = [[rng.randrange(90) for _ in range(400)], [place % 7 for place in range(400)]]
     times = iter(range(10**9))
@@ -290,14 +289,14 @@ def test_nodes_are_not_cheaper_where_a_prompt_is_in_the_step():
     assert 2 < sizes[0] < 20
 
 
-def test_a_sequence_that_rests_learns_what_it_missed():
+def test_a_sequence_that_backs_off_learns_what_it_missed():
     policy, drafter = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__), drafter_of([1], 1000)
     assert planned_steps(policy, [drafter], 200, [list(range(90)) * 3], COSTLY)[0] < 60
     assert drafter._missed
     plain = drafter_of([1], 1000)
     for token in (list(range(90)) * 3)[:200]:
         plain.observe((), [token])
-    free = TreePolicy(FLAT, 8)
+    free, drafter.backoff = TreePolicy(FLAT, 8), None
     free.plan([drafter, plain], 2, 1000)
     assert drafter.propose().tokens == plain.propose().tokens != ()
 
@@ -314,7 +313,6 @@ class Counting(Drafter):
 
     def skip(self):
         self.skipped += 1
-        return NO_DRAFT
 
     def observe(self, greedy, committed):
         self.last = committed[-1]
@@ -326,7 +324,7 @@ def chained(other):
     return TreeDrafter(tree, shared, 8, 1000, others=(other,))
 
 
-def test_other_drafters_are_left_out_while_a_sequence_rests():
+def test_other_drafters_are_skipped_while_a_sequence_backs_off():
     other = Counting()
     policy = TreePolicy(COSTLY, clock=iter(range(10**9)).__next__)
     planned = planned_steps(policy, [chained(other)], 100, [list(range(100))], COSTLY)[0]
@@ -345,8 +343,8 @@ def test_what_a_tree_missed_is_not_held_against_the_draft_of_now():
     for number in range(1, 180, 4):
         for token in (number, number + 1, number + 3):
             drafter.observe((), [token])
-        drafter.draft_chain(True)
-        (draft,) = drafter.planner().plan([drafter.handle], [1], [8], 1)
+        drafter.draft_chains(True)
+        (draft,) = Planner().plan([drafter.tree], [1], [8], 1)
         values += draft.values
         drafter.plan(draft, False)
         drafter.observe((), [number + 4])

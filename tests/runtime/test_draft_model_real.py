@@ -22,7 +22,6 @@ from tests.support.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
 from trtla.runtime.drafters.draft_loading import load_draft_model
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.start import open_torch_executor
@@ -93,7 +92,7 @@ def drafters(folder, limits):
 
 def decode(folder, requests, chosen=None, draft=None, compiled=True):
     """Outputs, and the drafters' totals; plain decoding without settings."""
-    triple, group, factory = (1, 1, 0), None, LookaheadDrafters()
+    triple, group, factory = (1, 1, 0), None, None
     if chosen:
         triple = (1, 2, chosen.gamma)
         limits = limits_of(folder, triple)

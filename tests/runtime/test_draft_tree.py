@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.runtime.draft import depths
-from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
+from trtla.runtime.drafters.lookahead import DraftTree, shallow_nodes
 
 branches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=8)
 

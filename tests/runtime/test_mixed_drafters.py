@@ -19,6 +19,8 @@ from tests.support.mixed import batches, check_counters, drafters, mixed_executo
 from tests.support.toys import request, run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
+from trtla.explain.record import StepRecorder
+from trtla.runtime.draft import RecorderWatch
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -69,6 +71,50 @@ def test_a_chain_accepts_what_its_drafters_know_and_beats_none_of_them_in_steps(
     assert stats.accepted == 15
     assert stats.steps == 5
     assert stats.drafter == "draft:toy,lookahead,ngram"
+
+
+def test_a_named_triple_in_a_list_is_run_as_it_is() -> None:
+    """Its window and its candidates are fed in every step, and what the others propose besides."""
+    triple, steps = LookaheadConfig(3, 3, 2), []
+    for names in (("lookahead",), ("prompt-lookup", "lookahead")):
+        watch = RecorderWatch(StepRecorder)
+        executor, _, _ = mixed_executor(triple)
+        asked = request([1, 2, 3, 1, 2, 3, 1], 30, drafter=DrafterSettings(names), seed=1)
+        run(executor, [replace(asked, watch=watch)])
+        steps.append(watch.recorders[0].steps)
+    alone, listed = steps
+    assert all(step.window and step.observed for step in (*alone[1:], *listed[1:]))
+    assert listed[1].window == alone[1].window
+    assert [step.window_after for step in listed[:2]] == [step.window_after for step in alone[:2]]
+    for step in listed[1:]:
+        fed = {step.draft.tokens_to(node) for node in range(1, step.draft.size)}
+        assert all(branch[: len(path)] in fed for branch in step.found for path in [branch])
+    assert any("chain" in s.draft.proposers(range(1, s.draft.size)) for s in listed[1:])
+
+
+@pytest.mark.parametrize("names", [("ngram", "draft:toy"), ("draft:toy", "ngram")])
+def test_a_draft_model_makes_no_forward_where_others_have_proposed_enough(names) -> None:
+    """The text says 1 2 3 4 again and again, then something else for a while, then that again."""
+
+    def scores(text):
+        strange = 30 <= len(text) < 42
+        wanted = len(text) ** 2 % 6 if strange else 1 + len(text) % 4
+        return [40.0 * (token == wanted) for token in range(VOCAB)]
+
+    gamma, prompt = 3, [1 + place % 4 for place in range(1, 12)]
+    chosen = DrafterSettings(names, gamma=gamma, top_k_filler=1)
+    executor, _, group = mixed_executor(AUTOREGRESSIVE, scores=scores)
+    outputs = run(executor, [request(prompt, 60, drafter=chosen)])[0]
+    text = list(prompt)
+    for _ in range(60):
+        row = scores(text)
+        text.append(row.index(max(row)))
+    assert tokens_of(outputs) == text[len(prompt) :]
+    steps = outputs[-1].stats.steps
+    drafted = group.totals.steps
+    assert drafted == steps if names[0] == "draft:toy" else 0 < drafted < steps - 5
+    assert group.totals.forwards <= gamma * drafted
+    assert group.cache.pool.num_free == group.cache.pool.num_blocks
 
 
 def test_a_request_may_not_draft_more_than_the_executor_has_room_for() -> None:

@@ -32,7 +32,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LLM
-from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
+from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import top_tokens
 from trtla.settings.drafting import DrafterSettings

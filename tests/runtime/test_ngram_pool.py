@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.pools import NgramPool
+from trtla.runtime.drafters.lookahead import NgramPool
 
 
 def ids(text):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.ngram import NgramStorage
+from trtla.runtime.drafters.lookup import NgramStorage
 
 tokens = st.integers(0, 2)
 texts = st.lists(tokens, max_size=30)

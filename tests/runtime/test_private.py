@@ -18,8 +18,8 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
+from trtla.runtime.draft import DraftRecorder, RecorderWatch
 from trtla.runtime.drafters.factory import _MOST_SPACES
-from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
 from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 

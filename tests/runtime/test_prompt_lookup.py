@@ -23,7 +23,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla.runtime.draft import NO_DRAFT
-from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.lookup import PromptLookupDrafter
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 gammas = st.integers(1, 8)

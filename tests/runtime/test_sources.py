@@ -22,10 +22,9 @@ from trtla.bench.opened import measure
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.recorder import DraftRecorder, RecorderWatch
+from trtla.runtime.draft import Draft, DraftRecorder, RecorderWatch
+from trtla.runtime.drafters.lookahead import LookaheadWindow
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.drafters.window import LookaheadWindow
 from trtla.runtime.request import DraftMemory
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.library import SharedTrees
@@ -86,10 +85,10 @@ def test_counts_are_added_by_depth():
 def test_a_fed_window_keeps_the_sources_of_its_tree():
     shared, window = SharedTrees(100), LookaheadWindow(LookaheadConfig(3, 3, 2), [8, 9, 8])
     tree = shared.tree([1, 2], SamplingParams(), PROPOSERS[:-1], True)
-    drafter = TreeDrafter(tree, shared, 64, 20, window, 3)
+    drafter = TreeDrafter(tree, shared, 64, 20, window)
     chosen = Draft((8, 5), (0, 1), values=(0.9, 0.4), sources=(0, PROPOSERS.index("rows")))
     drafter.plan(chosen, with_window=True)
-    planned = drafter.planned
+    planned = drafter.propose()
     named = {planned.tokens_to(node): planned.proposers((node,)) for node in range(1, planned.size)}
     assert (named[8,], named[8, 5]) == (("own",), ("rows",))
     others = [

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.runtime.drafters.prompt_lookup import TextIndex
+from trtla.runtime.drafters.lookup import TextIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

@@ -8,10 +8,9 @@ from random import Random
 import pytest
 import torch
 
-from tests.support.trees import GREEDY, accepted_path, both_kinds, learn, plan, top_rows
+from tests.support.trees import GREEDY, accepted_path, learn, plan, top_rows
 from trtla.runtime.sampling.draw import draw_at
 from trtla.runtime.sampling.noise import smallness, uniform
-from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS
 from trtla.settings.sampling import SamplingParams
@@ -43,13 +42,13 @@ def markov_text(rows, rng, count):
     return text
 
 
-def decode(kind, text, rows, rng, nodes, warm):
+def decode(text, rows, rng, nodes, warm):
     """By source, what fed nodes promised and what came true, once `warm` tokens are behind."""
-    shared = kind(VOCAB)
+    shared = SharedTrees(VOCAB)
     tree = shared.tree(text[:2], GREEDY, ("own", "rows"), True)
     promised, kept, place = defaultdict(float), defaultdict(int), 2
     while place < len(text) - 12:
-        draft = plan(tree, shared, nodes, 10)
+        draft = plan(tree, nodes, 10)
         path = accepted_path(draft, text[place:])
         if place >= warm:
             for value, source in zip(draft.values, draft.sources, strict=True):
@@ -66,11 +65,11 @@ def decode(kind, text, rows, rng, nodes, warm):
     return promised, kept
 
 
-@pytest.mark.parametrize(("kind", "nodes"), [(SharedTrees, 4), (SharedTrees, 12), (PlainTrees, 4)])
-def test_as_many_tokens_are_accepted_as_were_promised(kind, nodes):
+@pytest.mark.parametrize("nodes", [4, 12])
+def test_as_many_tokens_are_accepted_as_were_promised(nodes):
     rng = Random(1)
     rows = markov_rows(rng)
-    promised, kept = decode(kind, markov_text(rows, rng, 3000), rows, rng, nodes, 1000)
+    promised, kept = decode(markov_text(rows, rng, 3000), rows, rng, nodes, 1000)
     assert sum(promised.values()) == pytest.approx(sum(kept.values()), rel=0.1)
     assert max(kept.values()) > 100
     for source, count in kept.items():
@@ -85,9 +84,9 @@ def test_a_token_has_the_noise_that_draws_it():
     assert draw_at(torch.zeros(1, 50), params, [noise]).tolist() == [lowest]
 
 
-def first_hits(kind, by_noise, temperature):
+def first_hits(by_noise, temperature):
     """How often the first proposal of a row that is exact is what will be drawn, of 60 places."""
-    rng, shared = Random(5), kind(12)
+    rng, shared = Random(5), SharedTrees(12)
     logits = torch.tensor([[rng.gauss(0.0, 1.5) for _ in range(12)]])
     row = dict(enumerate(logits.softmax(-1)[0].tolist()))
     learn(shared, {(-1, token): row for token in range(12)})
@@ -97,12 +96,11 @@ def first_hits(kind, by_noise, temperature):
         text = [rng.randrange(12) for _ in range(1 + place)]
         tree = shared.tree(text, params, ("rows",), by_noise)
         drawn = draw_at(logits, params, [uniform(place, len(text))]).tolist()
-        hits += plan(tree, shared, 1).tokens == tuple(drawn)
+        hits += plan(tree, 1).tokens == tuple(drawn)
     return hits
 
 
-@both_kinds
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
-def test_noise_tells_what_an_exact_row_will_draw(kind, temperature):
-    assert first_hits(kind, True, temperature) >= 59  # rows are kept in steps of 1/256
-    assert first_hits(kind, False, temperature) < 50
+def test_noise_tells_what_an_exact_row_will_draw(temperature):
+    assert first_hits(True, temperature) >= 59  # rows are kept in steps of 1/256
+    assert first_hits(False, temperature) < 50

@@ -1,4 +1,4 @@
-"""Candidate trees without a compiler: the same nodes as in C++, and requests that draft."""
+"""Candidate trees against their oracle, and what drafts where they cannot be compiled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.real_models import folder_and_model
+from tests.support.plain_trees.plan import PlainTrees
 from tests.support.trees import Session
-from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams
+from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams
 from trtla.runtime.models.cpu import library as forward
+from trtla.runtime.models.cpu import native_code
 from trtla.runtime.tree import library
-from trtla.runtime.tree.fallback import PlainTrees
 from trtla.runtime.tree.library import SharedTrees
-from trtla.runtime.tree.open import open_trees
-from trtla.settings.drafting import SOURCES
+from trtla.settings.drafting import NO_DRAFTER, SOURCES
 
 TEXTS = [name for name in SOURCES if name != "rows"]
 
@@ -52,27 +52,34 @@ def no_compiler(monkeypatch, tmp_path):
     """Neither a compiler nor what it made before."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native_code, "_told", set())
     for loaded in (library._library, forward.library):
         loaded.cache_clear()
 
 
-def test_adaptive_requests_draft_without_a_compiler(no_compiler):
-    folder, options = folder_and_model("mha")[0], DraftOptions(nodes=6)
+@pytest.mark.parametrize(
+    ("names", "triple"),
+    [
+        (("lookahead",), "auto"),
+        (("ngram", "lookahead"), "auto"),
+        (("ngram", "lookahead"), (3, 3, 2)),
+    ],
+)
+def test_without_a_compiler_one_source_drafts_and_a_note_says_so(
+    no_compiler, caplog, names, triple
+):
+    """Prompt lookup for `auto`, the first other drafter of a list, and a triple as it is."""
+    folder, drafter = folder_and_model("mha")[0], DrafterSettings(names)
+    lookahead = triple if triple == "auto" else LookaheadConfig(*triple)
     prompts = [[5, 9, 2, 5, 9], [7, 7, 1, 2, 7, 7, 1]]
     params = [SamplingParams(max_output_len=40, temperature=heat, seed=3) for heat in (0.0, 0.8)]
-    with LLM(folder, lookahead="auto", dtype="float32", draft_options=options) as llm:
+    with LLM(folder, lookahead=lookahead, dtype="float32", drafter=drafter) as llm:
         llm.end_ids = frozenset()
-        plain = llm.generate(prompts, params, LookaheadConfig(1, 1, 0))
+        plain = llm.generate(prompts, params, drafter=NO_DRAFTER)
         drafted = llm.generate(prompts, params)
-        assert isinstance(llm._executor._drafting.drafters._trees, PlainTrees)
     assert [one.output_ids for one in drafted] == [one.output_ids for one in plain]
-    assert all(one.stats.accepted > 3 for one in drafted)
-    assert all(one.stats.drafted == 0 for one in plain)
-
-
-def test_no_compiler_is_no_error(no_compiler):
-    assert isinstance(open_trees(12), PlainTrees)
-
-
-def test_a_compiler_is_used():
-    assert isinstance(open_trees(12), SharedTrees)
+    assert sum(one.stats.drafted for one in drafted) > 0
+    assert all(one.stats.sources is None for one in drafted)
+    notes = [one.getMessage() for one in caplog.records if "prompt lookup" in one.getMessage()]
+    assert len(notes) == 1
+    assert "no C++ compiler was found (no-such-compiler)" in notes[0]

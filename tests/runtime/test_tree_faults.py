@@ -15,28 +15,26 @@ from tests.support.toys import (
     tokens_of,
     toy_executor,
 )
-from tests.support.trees import GREEDY, both_kinds, learn, plan, top_rows
+from tests.support.trees import GREEDY, learn, plan, top_rows
 from trtla import LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.lookup import PromptLookupDrafter
 from trtla.runtime.request import DraftMemory
-from trtla.runtime.tree import evidence, library
-from trtla.runtime.tree.evidence import _CORRECTION, FIRST_WEIGHTS
+from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 
 RULE = hash_rule(6, 2)
 
 
-@both_kinds
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])
-def test_a_row_whose_only_possible_token_was_drawn(kind, temperature):
-    shared = kind(50)
+def test_a_row_whose_only_possible_token_was_drawn(temperature):
+    shared = SharedTrees(50)
     tree = shared.tree([1, 4], SamplingParams(temperature=temperature), ("rows",), True)
     tree.commit([9], rows=top_rows([{9: 1.0, 11: 0.0, 12: 0.0}], [0], 0))
-    assert all(math.isfinite(value) for value in plan(tree, shared).values)
+    assert all(math.isfinite(value) for value in plan(tree).values)
     tree.commit([9], rows=top_rows([{9: 1.0, 11: 1e-30, 12: 1e-31}], [0], 0))
     learn(shared, {(9, 9): {9: 1.0}})
     tree.commit([11])
-    assert all(math.isfinite(value) for value in plan(tree, shared).values)
+    assert all(math.isfinite(value) for value in plan(tree).values)
 
 
 OPTIONS = DraftOptions(nodes=6)
@@ -108,37 +106,21 @@ def test_counts_survive_a_new_beginning():
     assert sum(sum(own.accepted) for own in stats.sources.values()) == stats.accepted
 
 
-@both_kinds
-def test_tokens_of_an_encoder_have_no_positions(kind):
-    shared, params = kind(50), SamplingParams(temperature=1.0, seed=3)
+def test_tokens_of_an_encoder_have_no_positions():
+    shared, params = SharedTrees(50), SamplingParams(temperature=1.0, seed=3)
     learn(shared, {(1, 2): dict.fromkeys(range(10), 0.1)})
     alone = shared.tree([1, 2], params, ("rows",), True)
     behind = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True, 3)
     elsewhere = shared.tree([7, 8, 9, 1, 2], params, ("rows",), True)
-    tokens = [plan(tree, shared, 5, 1).tokens for tree in (alone, behind, elsewhere)]
+    tokens = [plan(tree, 5, 1).tokens for tree in (alone, behind, elsewhere)]
     assert tokens[0] == tokens[1] != tokens[2]
 
 
-@both_kinds
-def test_corrections_have_no_bounds_and_values_do(kind, monkeypatch):
-    weights = [800.0 if place % 2 else -800.0 for place in range(len(FIRST_WEIGHTS))]
-    weights[:_CORRECTION] = FIRST_WEIGHTS[:_CORRECTION]
-    for module in (evidence, library):
-        monkeypatch.setattr(module, "FIRST_WEIGHTS", weights)
-    shared = kind(50)
-    learn(shared, {(1, 2): {3: 0.5, 4: 0.3, 5: 0.1}})
-    tree = shared.tree([2, 5, 1, 2, 5, 1, 2], GREEDY, ("own", "rows"), True)
-    values = plan(tree, shared).values
-    assert values
-    assert all(0.0 <= value <= 1.0 for value in values)
-
-
-@both_kinds
-def test_what_is_below_the_end_of_the_new_text_is_not_wrong(kind):
+def test_what_is_below_the_end_of_the_new_text_is_not_wrong():
     """Trees that learn from a text that goes on as they say hold nodes for no less likely."""
-    shared, values = kind(50), []
+    shared, values = SharedTrees(50), []
     for _ in range(40):
         tree = shared.tree([1, 2, 3, 4, 5, 6] * 5, GREEDY, ("own",), True)
-        values.append(plan(tree, shared, 6).values[4])
+        values.append(plan(tree, 6).values[4])
         tree.commit([1])
     assert values[-1] > values[0]

@@ -1,4 +1,4 @@
-"""Which nodes candidate trees propose and take, against brute force, in C++ and in plain Python."""
+"""Which nodes candidate trees propose and take, against brute force."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.trees import GREEDY, Session, accepted_path, both_kinds, learn, plan, top_rows
+from tests.support.plain_trees.evidence import Chances, Facts, _set_of, share_class, weights_of
+from tests.support.trees import GREEDY, Session, learn, plan, top_rows
 from trtla.runtime.draft import depths
-from trtla.runtime.tree.evidence import Chances, Facts, _set_of, share_class, weights_of
-from trtla.runtime.tree.fallback import PlainTrees
-from trtla.runtime.tree.library import SharedTrees
+from trtla.runtime.tree.library import Planner, SharedTrees
 
 KIND_OF = {"own": 0, "expected": 1, "others": 2, "window": 3}
 
@@ -81,62 +80,57 @@ texts = st.one_of(
 )
 
 
-@both_kinds
 @examples(100)
 @given(text=texts)
-def test_own_text_is_looked_up_as_by_brute_force(kind, text):
-    shared = kind(10)
-    draft = plan(shared.tree(text, GREEDY, ("own",), True), shared, 24)
+def test_own_text_is_looked_up_as_by_brute_force(text):
+    shared = SharedTrees(10)
+    draft = plan(shared.tree(text, GREEDY, ("own",), True), 24)
     assert_as_brute_force(draft, text, text, KIND_OF["own"])
     assert bool(draft.tokens) == (text[-1] in text[:-1])
 
 
-@both_kinds
 @pytest.mark.parametrize("source", ["expected", "others", "window"])
 @examples(60)
 @given(several=st.lists(texts, max_size=4), text=texts)
-def test_other_texts_are_apart_from_each_other(kind, source, several, text):
-    shared = kind(10)
+def test_other_texts_are_apart_from_each_other(source, several, text):
+    shared = SharedTrees(10)
     tree = shared.tree(text, GREEDY, (source,), True)
     for one in several:
         shared.add_text(one) if source == "others" else tree.add_text(source, one)
     tokens = [token for one in several for token in (-1, *one)]
-    assert_as_brute_force(plan(tree, shared, 24), tokens, text, KIND_OF[source])
+    assert_as_brute_force(plan(tree, 24), tokens, text, KIND_OF[source])
     assert shared.texts() == ([tuple(one) for one in several] if source == "others" else [])
 
 
-@both_kinds
-def test_a_window_forgets_when_it_has_grown_long_but_not_within_a_step(kind):
-    shared = kind(10)
+def test_a_window_forgets_when_it_has_grown_long_but_not_within_a_step():
+    shared = SharedTrees(10)
     tree = shared.tree([5, 1, 2], GREEDY, ("window",), True)
     tree.add_text("window", [1, 2, 3, 4])
-    assert plan(tree, shared, depth=2).tokens == (3, 4)
+    assert plan(tree, depth=2).tokens == (3, 4)
     for gram in ([9] * 33_000, [3, 4]):
         tree.add_text("window", gram)
     tree.commit([3, 4, 1], 2)  # looks below nodes that have places of the texts
     tree.commit([2])
-    assert plan(tree, shared).tokens == ()
+    assert plan(tree).tokens == ()
     tree.add_text("window", [1, 2, 8])
-    assert plan(tree, shared).tokens == (8,)
+    assert plan(tree).tokens == (8,)
 
 
-@both_kinds
-def test_the_least_recently_used_texts_go(kind):
-    shared = kind(100, 38)
+def test_the_least_recently_used_texts_go():
+    shared = SharedTrees(100, 38)
     texts = [tuple(range(start, start + 9)) for start in (0, 10, 20)]
     for text in texts:
         shared.add_text(text)
-    plan(shared.tree([0, 1, 2, 3], GREEDY, ("others",), True), shared)
+    plan(shared.tree([0, 1, 2, 3], GREEDY, ("others",), True))
     shared.add_text(range(30, 39))
     assert shared.texts() == [texts[0], texts[2], tuple(range(30, 39))]
     shared.add_text(range(50, 99))
     assert shared.texts() == [tuple(range(61, 99))]
 
 
-@both_kinds
-def test_kept_texts_stay_whatever_outputs_come(kind):
+def test_kept_texts_stay_whatever_outputs_come():
     """Of the room the outputs have what these leave, and a quarter at least."""
-    shared = kind(2000, 400)
+    shared = SharedTrees(2000, 400)
     corpus = [tuple(range(300)), tuple(range(1000, 1090)), tuple(range(1200, 1210))]
     for text in corpus:
         shared.add_text(text, kept=True)
@@ -150,9 +144,8 @@ def test_kept_texts_stay_whatever_outputs_come(kind):
     assert shared.texts() == [*corpus, tuple(range(1899, 1999))]
 
 
-@both_kinds
-def test_a_corpus_as_large_as_the_room_stays_whole(kind):
-    shared = kind(2000, 400)
+def test_a_corpus_as_large_as_the_room_stays_whole():
+    shared = SharedTrees(2000, 400)
     texts = [tuple(range(start, start + 4)) for start in range(0, 400, 4)]
     for text in texts:
         shared.add_text(text, kept=True)
@@ -160,15 +153,14 @@ def test_a_corpus_as_large_as_the_room_stays_whole(kind):
     assert shared.texts() == [*texts, (7, 8, 9)]
 
 
-@both_kinds
-def test_of_a_text_that_does_not_fit_the_end_stays(kind):
-    shared = kind(2000, 400)
+def test_of_a_text_that_does_not_fit_the_end_stays():
+    shared = SharedTrees(2000, 400)
     shared.add_text(range(10))
     shared.add_text(range(100, 480))
     assert shared.texts() == [tuple(range(10)), tuple(range(100, 480))]
     shared.add_text(range(500, 550))
     assert shared.texts() == [tuple(range(231, 480)), tuple(range(500, 550))]
-    shared = kind(2000, 400)
+    shared = SharedTrees(2000, 400)
     shared.add_text(range(10), kept=True)
     shared.add_text(range(1000, 1395), kept=True)
     assert shared.texts() == [tuple(range(5, 10)), tuple(range(1000, 1395))]
@@ -176,12 +168,11 @@ def test_of_a_text_that_does_not_fit_the_end_stays(kind):
 
 def children_of(shared, text):
     """What rows propose after a text, best first."""
-    return plan(shared.tree(text, GREEDY, ("rows",), True), shared, depth=1).tokens
+    return plan(shared.tree(text, GREEDY, ("rows",), True), depth=1).tokens
 
 
-@both_kinds
-def test_rows_after_two_tokens_go_before_rows_after_one(kind):
-    shared = kind(50)
+def test_rows_after_two_tokens_go_before_rows_after_one():
+    shared = SharedTrees(50)
     learn(shared, {(1, 2): {5: 0.9, 6: 0.1}, (3, 2): {7: 0.9, 6: 0.1}, (-1, 4): {8: 1.0}})
     assert children_of(shared, [1, 2])[0] == 5
     assert set(children_of(shared, [1, 2])) == {5, 6, 7}
@@ -192,9 +183,8 @@ def test_rows_after_two_tokens_go_before_rows_after_one(kind):
     assert children_of(shared, [2, 1]) == ()
 
 
-@both_kinds
-def test_a_full_set_of_pairs_forgets_the_one_that_was_written_longest_ago(kind):
-    shared, last = kind(200_000), 7
+def test_a_full_set_of_pairs_forgets_the_one_that_was_written_longest_ago():
+    shared, last = SharedTrees(200_000), 7
     numbers = range(200_000)
     alike = [one for one in numbers if _set_of(one, last) == _set_of(0, last)][:5]
     learn(shared, {(one, last): {10 + place: 1.0} for place, one in enumerate(alike[:4])})
@@ -204,15 +194,14 @@ def test_a_full_set_of_pairs_forgets_the_one_that_was_written_longest_ago(kind):
     assert heads == [20, 14, 12, 13, 14]  # of the second one, only what follows the token is known
 
 
-@both_kinds
-def test_short_rows_and_impossible_tokens(kind):
-    shared = kind(50)
+def test_short_rows_and_impossible_tokens():
+    shared = SharedTrees(50)
     learn(shared, {(1, 2): {}, (1, 3): {5: 0.7, 6: 0.3, 7: 0.0}})
     assert children_of(shared, [1, 2]) == ()
     assert children_of(shared, [1, 3]) == (5, 6, 7)
     tree = shared.tree([1, 4], GREEDY, ("rows",), True)
     tree.commit([9], rows=top_rows([{8: 0.5, 9: 0.5, 11: 0.0}], [0], 0))
-    draft = plan(tree, shared)
+    draft = plan(tree)
     assert set(draft.tokens) == {8, 11}  # likely in the place before, so maybe in this one
     assert all(math.isfinite(value) for value in draft.values)
 
@@ -224,16 +213,15 @@ ROWS = {
 }
 
 
-@both_kinds
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_taken_is_the_best_tree_of_its_size(kind, seed):
-    rng, shared = Random(seed), kind(3)
+def test_what_is_taken_is_the_best_tree_of_its_size(seed):
+    rng, shared = Random(seed), SharedTrees(3)
     learn(shared, ROWS)
     trees = [
         shared.tree([rng.randrange(3) for _ in range(4)], GREEDY, ("rows", "own"), True)
         for _ in range(2)
     ]
-    planner = shared.planner()
+    planner = Planner()
     every = planner.plan(trees, [99, 99], [2, 1], 99)
     values, parents = [], []
     for draft in every:
@@ -253,11 +241,10 @@ def test_what_is_taken_is_the_best_tree_of_its_size(kind, seed):
         assert sum(sum(draft.values) for draft in taken) == pytest.approx(best, rel=1e-5)
 
 
-@both_kinds
 @examples(40)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(0, 9), depth=st.integers(0, 5))
-def test_caps_hold_and_parents_come_first(kind, seed, nodes, depth):
-    session = Session(kind(12), Random(seed))
+def test_caps_hold_and_parents_come_first(seed, nodes, depth):
+    session = Session(SharedTrees(12), Random(seed))
     for _ in range(3):
         session.step()
     drafts = session.planner.plan(session.trees, [nodes, 5], [depth, 3], 11)
@@ -271,54 +258,43 @@ def test_caps_hold_and_parents_come_first(kind, seed, nodes, depth):
         assert len(set(pairs)) == len(pairs)
 
 
-@both_kinds
 @examples(60)
 @given(
     costs=st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.3]), min_size=12, max_size=12),
     rate=st.sampled_from([0.5, 1.0, 4.0]),
     margin=st.sampled_from([0.0, 0.1, 0.5]),
 )
-def test_as_many_nodes_are_fed_as_are_worth_the_most(kind, costs, rate, margin):
-    shared = kind(3)
+def test_as_many_nodes_are_fed_as_are_worth_the_most(costs, rate, margin):
+    shared = SharedTrees(3)
     learn(shared, ROWS)
     tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
-    values = plan(tree, shared, 12).values
+    values = plan(tree, 12).values
     seconds = list(itertools.accumulate(costs, initial=1.0))
     worth = [
         sum(values[:count]) * (1.0 - margin) - rate * (seconds[count] - seconds[0])
         for count in range(13)
     ]
     knots = tuple(enumerate(seconds))
-    kept = plan(tree, shared, 12, knots=knots, rate=rate, margin=margin)
+    kept = plan(tree, 12, knots=knots, rate=rate, margin=margin)
     assert kept.values == values[: len(kept.tokens)]
     assert worth[len(kept.tokens)] == pytest.approx(max(worth), abs=1e-5)
 
 
-@both_kinds
-def test_nodes_behind_a_step_in_the_cost_pay_for_those_before(kind):
-    shared = kind(10)
+def test_nodes_behind_a_step_in_the_cost_pay_for_those_before():
+    shared = SharedTrees(10)
     text = [1, 2, 3, 4, 5, 6] * 5
     tree = shared.tree(text, GREEDY, ("own",), True)
-    values = plan(tree, shared, 6).values
+    values = plan(tree, 6).values
     knots = ((0, 1.0), (1, 1.0 + values[0] + values[1]), (6, 1.0 + values[0] + values[1]))
-    assert len(plan(tree, shared, 6, knots=knots, rate=1.0).tokens) == 6
-    assert plan(tree, shared, 2, knots=knots, rate=1.01).tokens == ()
+    assert len(plan(tree, 6, knots=knots, rate=1.0).tokens) == 6
+    assert plan(tree, 2, knots=knots, rate=1.01).tokens == ()
 
 
-@both_kinds
-def test_nodes_below_the_least_chance_are_not_looked_at(kind):
-    shared = kind(3)
+def test_nodes_below_the_least_chance_are_not_looked_at():
+    shared = SharedTrees(3)
     learn(shared, ROWS)
     tree = shared.tree([1, 2, 0], GREEDY, ("rows",), True)
-    every = plan(tree, shared, 60).values
+    every = plan(tree, 60).values
     likely = tuple(value for value in every if value >= 0.02)
-    assert plan(tree, shared, 60, least=0.02).values == likely
+    assert plan(tree, 60, least=0.02).values == likely
     assert 0 < len(likely) < len(every)
-
-
-def test_a_path_is_what_a_text_says_of_a_draft():
-    shared = PlainTrees(10)
-    draft = plan(shared.tree([1, 2, 3, 1], GREEDY, ("own",), True), shared, 3)
-    assert draft.tokens_to(accepted_path(draft, [2, 3, 9])[-1]) == (2, 3)
-    assert accepted_path(draft, [9]) == []
-    assert SharedTrees(10).texts() == []

@@ -30,12 +30,12 @@ def long_texts() -> None:
     tree = shared.tree([5, 1, 2], GREEDY, SOURCES, True)
     tree.add_text("window", [1, 2, 3, 4])
     for text in ([9] * 33_000, [3, 4]):
-        plan(tree, shared, depth=2)
+        plan(tree, depth=2)
         tree.add_text("window", text)
         tree.commit([3, 4, 1], 2)
         tree.commit([2])
     learn(shared, {(token, 9_999): {token: 1.0} for token in range(10_000)})
-    plan(tree, shared, 512)
+    plan(tree, 512)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Candidate trees as tests drive them: in C++ and in plain Python, alone and through sessions."""
+"""Candidate trees as tests drive them, alone and through sessions that their oracle repeats."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 
+from tests.support.plain_trees.plan import PlainPlanner, PlainTrees
 from trtla.runtime.costs import NodePrices
 from trtla.runtime.draft import Draft, TopRows
-from trtla.runtime.tree.fallback import PlainTrees
-from trtla.runtime.tree.library import READ, SharedTrees
-from trtla.runtime.tree.open import Tree, Trees
+from trtla.runtime.tree.library import READ, Planner, SharedTrees, Tree
 from trtla.settings.drafting import SOURCES
 from trtla.settings.sampling import SamplingParams
 
 GREEDY = SamplingParams()
-both_kinds = pytest.mark.parametrize("kind", [SharedTrees, PlainTrees], ids=["compiled", "plain"])
+Trees = SharedTrees | PlainTrees
 
 
 def top_rows(
@@ -41,9 +39,9 @@ def learn(shared: Trees, rows: Mapping[tuple[int, int], Mapping[int, float]]) ->
     shared.learn(pairs, top_rows(list(rows.values())))
 
 
-def plan(tree: Tree, shared: Trees, nodes: int = 64, depth: int = 32, **price: Any) -> Draft:
+def plan(tree: Tree, nodes: int = 64, depth: int = 32, **price: Any) -> Draft:
     """The draft of one tree."""
-    return shared.planner().plan([tree], [nodes], [depth], nodes, NodePrices(**price))[0]
+    return Planner().plan([tree], [nodes], [depth], nodes, NodePrices(**price))[0]
 
 
 def accepted_path(draft: Draft, text: Sequence[int]) -> list[int]:
@@ -62,12 +60,12 @@ class Session:
 
     def __init__(self, shared: Trees, rng: Random, vocab: int = 12) -> None:
         self.shared, self.rng, self.vocab = shared, rng, vocab
-        self.planner = shared.planner()
+        self.planner: Any = PlainPlanner() if isinstance(shared, PlainTrees) else Planner()
         self.drafts: list[Draft] = []
         """All that was planned."""
         self.trees = [self._request() for _ in range(2)]
 
-    def _request(self) -> Tree:
+    def _request(self) -> Any:
         params = SamplingParams(
             temperature=self.rng.choice([0.0, 0.0, 0.7, 1.3]), seed=self.rng.randrange(99)
         )
@@ -103,14 +101,14 @@ class Session:
         for tree, draft in zip(self.trees, drafts, strict=True):
             self._commit(tree, draft)
 
-    def _propose(self, tree: Tree) -> None:
+    def _propose(self, tree: Any) -> None:
         if self.rng.random() < 0.5:
             tree.add_text("window", self._text(5))
         if self.rng.random() < 0.5:
-            chain = self._text(self.rng.randrange(1, 5))
-            tree.set_chain(chain, [self.rng.choice([0.1, 0.5, 0.9])] * len(chain))
+            count = self.rng.randrange(3)
+            tree.set_chains([self._text(self.rng.randrange(1, 5)) for _ in range(count)])
 
-    def _commit(self, tree: Tree, draft: Draft) -> None:
+    def _commit(self, tree: Any, draft: Draft) -> None:
         leaf = self.rng.randrange(draft.size)
         path = draft.path(leaf)
         tokens = [*draft.tokens_to(leaf), self.rng.randrange(self.vocab)]

@@ -11,7 +11,7 @@ from typing import Literal
 
 from trtla.explain.record import RecordedStep, WindowCells
 from trtla.runtime.draft import Draft, depths
-from trtla.runtime.drafters.shapes import DraftTree
+from trtla.runtime.drafters.lookahead import DraftTree
 
 Part = Literal["input", "filler", "window", "candidate"]
 Cell = tuple[int, int]

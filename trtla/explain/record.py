@@ -6,16 +6,13 @@ Of `auto` the draft itself says what proposed each node; its window is recorded 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import Draft, Drafter
-from trtla.runtime.drafters.chain import ChainDrafter
-from trtla.runtime.drafters.lookahead import LookaheadDrafter
-from trtla.runtime.drafters.recorder import DraftRecorder, RecordedForward, RecorderWatch
+from trtla.runtime.draft import Draft, Drafter, DraftRecorder, RecordedForward, RecorderWatch
+from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.drafters.window import LookaheadWindow
 
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion
@@ -89,25 +86,28 @@ class RecordedRun:
 class StepRecorder(DraftRecorder):
     """Keeps what lookahead's window and pool held in each step as well."""
 
-    def __init__(self, inner: Drafter, request: Request) -> None:
-        super().__init__(inner, request)
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        super().__init__(drafter, request)
         self.steps: list[RecordedStep] = []
-        self._lookahead = next(_lookahead_parts(inner), None)
+        fixed = drafter.fixed if isinstance(drafter, TreeDrafter) else drafter
+        self._lookahead = fixed if isinstance(fixed, LookaheadDrafter) else None
         self._window: LookaheadWindow | None = None
         self._found: tuple[Ngram, ...] = ()
         self._committed: list[int] = []
 
-    def propose(self) -> Draft:
+    def proposed(self, draft: Draft) -> None:
+        """Keep what it was made of as well."""
+        super().proposed(draft)
+        tree = self.drafter
         if self._lookahead is not None:
             self._window = copy.deepcopy(self._lookahead.window)
             self._found = tuple(self._lookahead.pool.lookup(self._committed[-1]))
-        draft, tree = super().propose(), self.tree
-        if isinstance(tree, TreeDrafter) and draft.first_candidate > 1:
+        elif isinstance(tree, TreeDrafter) and draft.first_candidate > 1:
             self._window = copy.deepcopy(tree.window)
-        return draft
 
-    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        super().observe(greedy, committed)
+    def observed(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """The step is over."""
+        super().observed(greedy, committed)
         self.steps.append(self._step(self.forwards[-1]))
         self._committed += committed
         self._window, self._found = None, ()
@@ -129,14 +129,6 @@ class StepRecorder(DraftRecorder):
             harvest=tuple(harvest),
             pool_size=0 if lookahead is None else len(lookahead.pool),
         )
-
-
-def _lookahead_parts(drafter: Drafter) -> Iterator[LookaheadDrafter]:
-    if isinstance(drafter, LookaheadDrafter):
-        yield drafter
-    elif isinstance(drafter, ChainDrafter):
-        for part in drafter.drafters:
-            yield from _lookahead_parts(part)
 
 
 def _cells(window: LookaheadWindow, input_token: int) -> WindowCells:

@@ -17,7 +17,7 @@ from trtla.errors import TrtlaError, TrtlaWarning, UsageError
 from trtla.files import parse_jsonl, read_text, write_whole
 from trtla.formats.engine import Engine
 from trtla.llm.text import Tokenizer
-from trtla.runtime.tree.texts import MOST_TOKENS
+from trtla.runtime.tree.library import MOST_TOKENS
 from trtla.settings.drafting import refuse_texts
 from trtla.settings.fields import texts
 

@@ -8,14 +8,16 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from trtla.settings.drafting import PROPOSERS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trtla.runtime.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,6 @@ class Draft:
     """Nodes before `first_candidate` that may be accepted as well."""
     drawn: bool = False
     """What of the nodes to read is observed: the target's own draw; its argmax if False."""
-    top: int = 0
-    """How many of the most probable tokens the drafter wants to see, after the input and after each
-    accepted node: they go to `Drafter.ranked`."""
     draft_probs: Tensor | None = field(default=None, compare=False)
     """What a chain's tokens were drawn from, [tokens, vocab]: it is verified by rejection sampling
     then (Rule B), else by the target's own draws (Rule A)."""
@@ -65,9 +64,9 @@ class Draft:
     """Places in `settings.drafting.PROPOSERS` of what proposed each token, likewise."""
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], top: int = 0) -> Draft:
+    def chain(cls, tokens: Sequence[int]) -> Draft:
         """Tokens one below the other."""
-        return cls(tuple(tokens), tuple(range(len(tokens))), top=top)
+        return cls(tuple(tokens), tuple(range(len(tokens))))
 
     @property
     def size(self) -> int:
@@ -152,19 +151,15 @@ class Drafter(ABC):
 
     top_rows = 0
     """How many of the most probable tokens it wants to see after fed nodes, through `saw`."""
+    ranks = 0
+    """How many it wants to see where a step commits tokens, through `ranked`."""
 
     @abstractmethod
     def propose(self) -> Draft:
         """The tree for the next step, at most the request's max_draft_len tokens."""
 
-    @property
-    def tree(self) -> Drafter | None:
-        """The candidate tree that drafts, where nodes are chosen by what they cost."""
-        return None
-
-    def skip(self) -> Draft:
-        """Feed nothing in the next step, instead of `propose`; the draft only asks to observe."""
-        return NO_DRAFT
+    def skip(self) -> None:  # noqa: B027
+        """Nothing is fed in the next step: called instead of `propose`."""
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:  # noqa: B027
         """Learn from a forward.
@@ -176,15 +171,15 @@ class Drafter(ABC):
         """
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:  # noqa: B027
-        """Learn what the target held for most probable; called before `observe`.
+        """Learn the target's most probable tokens; called before `observe` in steps with a draft.
 
         Args:
-            tops: for each committed token, in order, at least as many tokens as `Draft.top` asked
-                for where the request's top-k and top-p leave that many; the most probable first.
+            tops: for each committed token, in order, at least `ranks` tokens where the request's
+                top-k and top-p leave that many; the most probable first.
         """
 
     def saw(self, path: Sequence[int], rows: TopRows) -> None:  # noqa: B027
-        """Learn what the target held for likely; called before `observe` where `top_rows` says so.
+        """Learn the target's most probable tokens; called before `observe`, given `top_rows`.
 
         Args:
             path: the draft's nodes that were accepted.
@@ -203,11 +198,61 @@ class NoDrafter(Drafter):
         return NO_DRAFT
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedForward:
+    """One forward of the target."""
+
+    draft: Draft
+    """Empty for the prefill."""
+    observed: tuple[int, ...]
+    """The target's tokens after each node of the draft's `read`."""
+    committed: tuple[int, ...]
+    """What it added to the output."""
+
+
+class DraftRecorder:
+    """Keeps every forward of a request, the prefill first: what was drafted and what came of it."""
+
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.forwards: list[RecordedForward] = []
+        self._draft = NO_DRAFT
+
+    def proposed(self, draft: Draft) -> None:
+        """The drafter has proposed this."""
+        self._draft = draft
+
+    def observed(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """The drafter has observed this; then the forward is over."""
+        self.forwards.append(RecordedForward(self._draft, tuple(greedy), tuple(committed)))
+        self._draft = NO_DRAFT
+
+
+RecorderT = TypeVar("RecorderT", bound=DraftRecorder)
+
+
+class RecorderWatch(Generic[RecorderT]):
+    """Records every request that has it as its `watch`.
+
+    Args:
+        kind: the recorder's class.
+    """
+
+    def __init__(self, kind: Callable[[Drafter, Request], RecorderT]) -> None:
+        self.recorders: list[RecorderT] = []
+        """In the order of the requests."""
+        self._kind = kind
+
+    def __call__(self, drafter: Drafter, request: Request) -> RecorderT:
+        self.recorders.append(self._kind(drafter, request))
+        return self.recorders[-1]
+
+
 def alike(drafted: Sequence[int], committed: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = zip(drafted, committed, strict=False)
     return next(
-        (place for place, (ours, said) in enumerate(pairs) if ours != said),
+        (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs),
         min(len(drafted), len(committed)),
     )
 

@@ -18,7 +18,7 @@ from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.runtime.draft import Drafter
+    from trtla.runtime.draft import Drafter, DraftRecorder
 
 
 def committed_prefix(
@@ -60,9 +60,8 @@ def no_answer(label: str, place: int) -> TrtlaError:
 FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
 """Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
 
-DrafterWatch = Callable[["Drafter", "Request"], "Drafter"]
-"""Given a request and its drafter before the first step, gives the one to use: itself, or what
-passes its drafts on as they are and looks at them."""
+DrafterWatch = Callable[["Drafter", "Request"], "DraftRecorder"]
+"""Given a request and its drafter before the first step, what records its drafts."""
 
 StopCheck = Callable[[list[int]], bool]
 """Given all output ids so far, says whether the text up to the last one holds a stop string."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from trtla.errors import TrtlaError
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, DraftRecorder, depths
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -113,6 +113,7 @@ class Sequence:
     """When it ends as it is, on the monotonic clock in seconds; None: never."""
     written: Written | None = None
     """`counted` makes it."""
+    recorder: DraftRecorder | None = None
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -168,9 +169,18 @@ class Sequence:
             RequestFailed: the drafter has raised an `Exception`.
         """
         try:
-            return self.drafter.propose()
+            draft = self.drafter.propose()
+            if self.recorder is not None:
+                self.recorder.proposed(draft)
         except Exception as error:
             raise RequestFailed(self) from error
+        return draft
+
+    def observe(self, greedy: Seq[int], committed: Seq[int]) -> None:
+        """Have its drafter learn from a forward; arguments as of `Drafter.observe`."""
+        self.drafter.observe(greedy, committed)
+        if self.recorder is not None:
+            self.recorder.observed(greedy, committed)
 
     def end(self, reason: FinishReason, error: TrtlaError | None = None) -> Output:
         """Commit that it ends after what it has."""

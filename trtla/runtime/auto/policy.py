@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from weakref import WeakKeyDictionary
 
-from trtla.runtime.auto.rest import FIRST_WORTH, Rest
 from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, rising
-from trtla.runtime.draft import Draft
-from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.tree.open import Planner
+from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
+from trtla.runtime.tree.library import Planner
 
 _MARGIN = 0.1  # what nodes must earn beyond their cost, as a share of what they should bring
 _LEAST_CHANCE = 0.003  # of a node to be accepted, where feeding it costs nothing
@@ -71,12 +68,11 @@ class TreePolicy:
         self._chain_s = 0.0
         """Of one sequence's draft by other drafters."""
         self._worth = FIRST_WORTH
-        """What plans of all sequences were worth lately: the next request begins with that."""
+        """What plans of all sequences were worth recently: the next request begins with that."""
         self._plan_s = 0.0
         """Of one sequence's planning."""
         self._trials_s = 0.0
         """Time saved up for steps that only show what they cost."""
-        self._rests: WeakKeyDictionary[TreeDrafter, Rest] = WeakKeyDictionary()
 
     def use(self, table: CostTable) -> None:
         """Go on with a table that knows more."""
@@ -92,59 +88,50 @@ class TreePolicy:
             room: most tokens that they may feed together.
             prompt_tokens: those of `base` that are prompts'.
         """
-        awake: list[TreeDrafter] = []
-        for one in drafters:
-            if self._rest_of(one).wakes():
-                awake.append(one)
-            elif one.others:
-                one.draft_chain(False)
-        if not awake:
+        due = [one for one in drafters if self._is_due(one)]
+        if not due:
             return
         count = len(drafters)
         step = _Step(base, count, self._rate(base - prompt_tokens, count))
-        windows = self._feed_windows(awake, step)
-        sizes = sum(one.window_tokens for one in awake[:windows])
-        if sizes > room:
-            windows = sizes = 0
-        self._draft_chains(awake, step)
+        windows = self._fed_windows(due, step, room)
+        sizes = sum(one.window_tokens for one in windows)
+        self._draft_chains(due, step)
         started = self._clock()  # what other drafters take is not planning
-        nodes = [self._most(one, place < windows) for place, one in enumerate(awake)]
+        nodes = [self._most(one) - one.window_tokens * (one in windows) for one in due]
         most = max(0, min(room - sizes, sum(nodes), _MOST_NODES))
         most, prices = self._prices(replace(step, tokens=base + sizes), most)
-        drafts = self._chosen(awake, nodes, most, prices)
-        for place, (one, draft) in enumerate(zip(awake, drafts, strict=True)):
-            one.plan(draft, place < windows)
-        each = (self._clock() - started) / len(awake)
+        self._planner = self._planner or Planner()
+        trees, depths = [one.tree for one in due], [one.most_depth for one in due]
+        drafts = self._planner.plan(trees, nodes, depths, most, prices)
+        for one, draft in zip(due, drafts, strict=True):
+            one.plan(draft, one in windows)
+        each = (self._clock() - started) / len(due)
         self._plan_s += (each - self._plan_s) * (_HOST_MEMORY if self._plan_s else 1.0)
-        self._send_to_rest(awake, prices)
+        self._judge_plans(due, prices)
 
-    def _chosen(
-        self, drafters: Sequence[TreeDrafter], nodes: list[int], most: int, prices: NodePrices
-    ) -> list[Draft]:
-        self._planner = self._planner or drafters[0].planner()
-        trees, depths = [one.handle for one in drafters], [one.most_depth for one in drafters]
-        return self._planner.plan(trees, nodes, depths, most, prices)
+    def _is_due(self, drafter: TreeDrafter) -> bool:
+        drafter.backoff = drafter.backoff or Backoff(self._worth)
+        due = drafter.backoff.is_due()
+        if not due and drafter.others:
+            drafter.draft_chains(False)
+        return due
 
-    def _rest_of(self, drafter: TreeDrafter) -> Rest:
-        return self._rests.get(drafter) or self._rests.setdefault(drafter, Rest(self._worth))
-
-    def _send_to_rest(self, drafters: Sequence[TreeDrafter], prices: NodePrices) -> None:
-        """Let sequences rest whose drafts bring less than it costs to plan them."""
+    def _judge_plans(self, drafters: Sequence[TreeDrafter], prices: NodePrices) -> None:
+        """Have sequences back off whose drafts bring less than it costs to plan them."""
         if not prices.knots:
             return
-        fed = sum(len(one.planned.tokens) for one in drafters)
+        fed = sum(len(one.chosen.tokens) for one in drafters)
         node = prices.rate * (prices.seconds(fed) - prices.seconds(0)) / max(1, fed) - _LESSON
-        planning = prices.rate * self._plan_s
         for one in drafters:
-            if one.fed_window or one.had_chain:  # what these bring is not known before
+            # What a window or a chain brings is not known before.
+            if one.backoff is None or one.fed_window or one.had_chain:
                 continue
-            worth = sum(one.planned.values) - node * len(one.planned.tokens)
-            self._rests[one].saw(worth, planning)
+            worth = sum(one.chosen.values) - node * len(one.chosen.tokens)
+            one.backoff.planned(worth, prices.rate * self._plan_s)
             self._worth += (worth - self._worth) * _MEMORY
 
-    def _most(self, drafter: TreeDrafter, with_window: bool) -> int:
-        most = drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
-        return most - with_window * drafter.window_tokens
+    def _most(self, drafter: TreeDrafter) -> int:
+        return drafter.most_nodes if self._fixed is None else min(drafter.most_nodes, self._fixed)
 
     def _prices(self, step: _Step, most: int) -> tuple[int, NodePrices]:
         """How many nodes may be taken of `most`, and what they cost."""
@@ -173,7 +160,7 @@ class TreePolicy:
         return rising(found)
 
     def _tries_plain(self, step: _Step) -> bool:
-        """Whether nothing is fed, where it is not known lately what such a step takes."""
+        """Whether nothing is fed, where it is not known what such a step takes now."""
         if self._costs.knows(step.tokens, step.sequences):
             return False
         if self._trials_s < (self._speed_up - 1.0) * self._seconds(step):
@@ -193,18 +180,23 @@ class TreePolicy:
         self._trials_s = 0.0
         return tried
 
-    def _feed_windows(self, drafters: Sequence[TreeDrafter], step: _Step) -> int:
-        """How many sequences feed their windows: all where that pays, one where it is tried."""
-        sizes = [one.window_tokens for one in drafters]
-        if not any(sizes) or self._fixed is not None:
-            return 0
-        plain, ahead = self._seconds(step), self._seconds(step, sum(sizes))
+    def _fed_windows(
+        self, drafters: Sequence[TreeDrafter], step: _Step, room: int
+    ) -> Sequence[TreeDrafter]:
+        """Whose windows are fed: of all where that pays, of one where it is tried."""
+        size = sum(one.window_tokens for one in drafters)
+        if not size or self._fixed is not None:
+            return ()
+        plain, ahead = self._seconds(step), self._seconds(step, size)
         for one in drafters:
             if one.fed_window:
-                self._window.saw(one.gained("window"))
+                self._window.brought(one.gained("window"))
         if self._window.pays((ahead - plain) / len(drafters), 1.0 / step.rate):
-            return len(drafters)
-        return int(self._window.tries(ahead - plain, plain))
+            return drafters if size <= room else ()
+        if not self._window.tries(ahead - plain, plain):
+            return ()
+        first = next(one for one in drafters if one.window_tokens)
+        return (first,) if first.window_tokens <= room else ()
 
     def _draft_chains(self, drafters: Sequence[TreeDrafter], step: _Step) -> None:
         """Let other drafters draft where that pays."""
@@ -213,14 +205,14 @@ class TreePolicy:
             return
         for one in having:
             if one.had_chain:
-                self._others.saw(one.gained("chain"))
+                self._others.brought(one.gained("chain"))
         plain, token_s = self._seconds(step), 1.0 / step.rate
         cost = self._chain_s
         pays = self._fixed is not None or self._others.pays(cost, token_s)
         wanted = pays or self._others.tries(cost * len(having), plain)
         started = time.perf_counter()
         for one in having:
-            one.draft_chain(wanted)
+            one.draft_chains(wanted)
         if wanted:
             each = (time.perf_counter() - started) / len(having)
             self._chain_s += (each - self._chain_s) / 8.0
@@ -256,7 +248,7 @@ _TRIAL_STEPS = 24  # a window fills, makes n-grams, and the text has time to use
 
 
 class SourceBudget:
-    """What a source that has to be paid for has brought lately, and the time saved up for trials.
+    """What a source that has to be paid for has brought recently, and the time saved up for trials.
 
     Args:
         gain: accepted tokens a step that no other source had as likely, before any was seen.
@@ -291,6 +283,6 @@ class SourceBudget:
         self._trial -= 1
         return True
 
-    def saw(self, tokens: float) -> None:
-        """A sequence that used it accepted this many tokens for which it alone spoke."""
+    def brought(self, tokens: float) -> None:
+        """A sequence that used it accepted this many tokens that no other source had as likely."""
         self._gain += (tokens - self._gain) * _MEMORY

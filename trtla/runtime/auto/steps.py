@@ -1,4 +1,4 @@
-"""Adaptive sequences in the step loop: what of their trees is fed, and what is learnt from it."""
+"""The drafts of a step: all of each named drafter's, and what pays of the candidate trees."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import NO_DRAFT, Draft, fit
+from trtla.runtime.draft import Draft, fit
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.sequence import Sequence as Sequence_
 from trtla.runtime.stats import SourceCounts
 
-_ASK_EVERY = 32  # steps, while costs cannot be measured
+_RETRY_EVERY = 32  # steps, while costs cannot be measured
 
 
 class AdaptiveSteps:
-    """What of every draft is fed: all of it for fixed sequences, what pays for adaptive ones.
+    """Chooses drafts step by step, and learns from each what steps take.
 
     Args:
         costs: (sequences) -> what forwards of up to so many cost; None: it cannot be measured now.
@@ -27,36 +27,33 @@ class AdaptiveSteps:
     ) -> None:
         self._costs, self._most_nodes = costs, most_nodes
         self._most = 1
-        """Sequences that costs were asked for."""
+        """Sequences with trees that costs were measured for."""
         self._policy: TreePolicy | None = None
-        self._steps = 0
-        self._asked: int | None = None
-        """The step in which costs were last asked for."""
+        self._retry = 0
+        """Steps until costs are measured again, if they are not known."""
         self._adaptive: list[tuple[Sequence_, int]] = []
-        """Adaptive sequences of the step, with their tokens before."""
+        """Sequences with trees in the step, with their tokens before."""
         self._prompt = self._base = self._fed = 0
 
     def join(self, sequence: Sequence_, *, may_measure: bool = True) -> None:
-        """Take a sequence in; what steps cost is known from the first adaptive one on.
+        """Take a sequence in; what steps cost is known from the first one with a tree on.
 
         Args:
             may_measure: False while a step computes, whose logits a measurement would overwrite.
         """
-        if may_measure and self._policy is None and sequence.drafter.tree is not None:
-            self._begin()
+        if may_measure and isinstance(sequence.drafter, TreeDrafter):
+            self._ready(1)
 
-    def _begin(self) -> None:
-        self._asked = self._steps
-        table = self._costs(self._most)
-        if table is not None:
-            self._policy = TreePolicy(table, self._most_nodes)
-
-    def _ask_for(self, sequences: int) -> None:
-        """More are adaptive than ever before: what steps of so many cost is asked for, once."""
-        self._most = sequences
-        table = self._costs(sequences)
-        if table is not None and self._policy is not None:
-            self._policy.use(table)
+    def _ready(self, sequences: int) -> TreePolicy | None:
+        """The policy, with costs for so many sequences with trees; None: they are not known."""
+        if self._policy is None or sequences > self._most:
+            self._most, self._retry = max(sequences, self._most), _RETRY_EVERY
+            table = self._costs(self._most)
+            if table is not None and self._policy is not None:
+                self._policy.use(table)
+            elif table is not None:
+                self._policy = TreePolicy(table, self._most_nodes)
+        return self._policy
 
     def leave(self, sequence: Sequence_) -> None:
         """A sequence has ended, or gets another drafter: note what its sources did.
@@ -65,10 +62,9 @@ class AdaptiveSteps:
         """
         if any(one is sequence for one, _ in self._adaptive):
             self._adaptive = []
-        tree = _tree(sequence)
-        if tree is not None:
+        if isinstance(sequence.drafter, TreeDrafter):
             sources = sequence.stats.sources = dict(sequence.stats.sources or {})
-            for name, own in tree.counts().items():
+            for name, own in sequence.drafter.counts().items():
                 sources[name] = sources.get(name, SourceCounts()) + own
 
     def drafts(self, generation: Sequence[Sequence_], prompt_tokens: int, room: int) -> list[Draft]:
@@ -78,27 +74,24 @@ class AdaptiveSteps:
             prompt_tokens: are fed beside them.
             room: most tokens that all drafts may feed.
         """
-        pairs = [(sequence, _tree(sequence)) for sequence in generation]
-        drafts = fit([NO_DRAFT if tree else s.propose() for s, tree in pairs], max(0, room))
-        adaptive = [tree for _, tree in pairs if tree]
+        trees = [s.drafter if isinstance(s.drafter, TreeDrafter) else None for s in generation]
+        pairs = list(zip(generation, trees, strict=True))
+        drafts = fit([t.base() if t else s.propose() for s, t in pairs], max(0, room))
         self._adaptive = [(s, len(s.output_ids)) for s, tree in pairs if tree]
         self._prompt = prompt_tokens
         self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
-        if not adaptive:
+        if not self._adaptive:
             return drafts
-        if self._policy is None:
-            self._steps += 1
-            if self._asked is None or self._steps >= self._asked + _ASK_EVERY:
-                self._begin()
-        if self._policy is None:
-            return drafts
-        if len(adaptive) > self._most:
-            self._ask_for(len(adaptive))
-        left = room - sum(len(draft.tokens) for draft in drafts)
-        self._policy.plan(adaptive, self._base, max(0, left), prompt_tokens)
-        drafts = [
-            s.propose() if tree else draft for (s, tree), draft in zip(pairs, drafts, strict=True)
-        ]
+        for tree, draft in zip(trees, drafts, strict=True):
+            if tree:
+                tree.begin(draft)
+        self._retry -= 1
+        known = self._policy is not None or self._retry < 0
+        policy = self._ready(len(self._adaptive)) if known else None
+        if policy is not None:
+            left = room - sum(len(draft.tokens) for draft in drafts)
+            policy.plan([tree for tree in trees if tree], self._base, max(0, left), prompt_tokens)
+        drafts = [s.propose() if t else d for (s, t), d in zip(pairs, drafts, strict=True)]
         self._fed = prompt_tokens + sum(draft.size for draft in drafts)
         return drafts
 
@@ -108,8 +101,3 @@ class AdaptiveSteps:
             return
         committed = sum(len(s.output_ids) - before for s, before in self._adaptive)
         self._policy.record(self._fed, self._base, len(self._adaptive), committed, seconds)
-
-
-def _tree(sequence: Sequence_) -> TreeDrafter | None:
-    tree = sequence.drafter.tree
-    return tree if isinstance(tree, TreeDrafter) else None

@@ -90,10 +90,9 @@ class DraftModelDrafter(Drafter):
         draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
         return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
-    def skip(self) -> Draft:
+    def skip(self) -> None:
         """Be left out of the drafts of this step."""
         self._group.leave_out(self)
-        return NO_DRAFT
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""

@@ -1,7 +1,7 @@
 """From `DrafterSettings` to drafters: which classes a name stands for, and what requests share.
 
-Draft models, n-grams kept from one request to the next and the lookahead pool are held here, for
-as long as the executor lives.
+Draft models, n-grams kept from one request to the next, candidate trees and the lookahead pool are
+held here, for as long as the executor lives.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtla.runtime.draft import Drafter, NoDrafter
-from trtla.runtime.drafters.chain import ChainDrafter
-from trtla.runtime.drafters.draft_model import DraftModelDrafters
-from trtla.runtime.drafters.lookahead import lookahead_drafter, new_window, random_from_prompt
-from trtla.runtime.drafters.ngram import NgramDrafter, NgramStorage
-from trtla.runtime.drafters.prompt_lookup import PromptLookupDrafter
+from trtla.runtime.drafters.lookahead import (
+    LookaheadDrafter,
+    lookahead_drafter,
+    new_window,
+    random_from_prompt,
+)
+from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage, PromptLookupDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.models.cpu.compiler import NotCompiled
+from trtla.runtime.models.cpu.native_code import tell_slower
 from trtla.runtime.request import DrafterFactory, Request
-from trtla.runtime.tree.open import Trees, open_trees
+from trtla.runtime.tree.library import SharedTrees, Tree
 from trtla.settings.drafting import DRAFT_PREFIX, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
 if TYPE_CHECKING:
+    from trtla.runtime.drafters.draft_model import DraftModelDrafters
     from trtla.settings.drafting import NgramKind
 
-
+_OPTIONS = DraftOptions()
 _MOST_SPACES = 16
 """Whose texts are kept to draft from; the least recently used ones begin anew."""
 
@@ -44,12 +49,12 @@ class Drafters(DrafterFactory):
     def __init__(
         self,
         limits: ExecutorLimits,
-        options: DraftOptions,
-        models: Mapping[str, DraftModelDrafters],
+        options: DraftOptions = _OPTIONS,
+        models: Mapping[str, DraftModelDrafters] | None = None,
     ) -> None:
-        self._limits, self._options, self._models = limits, options, models
+        self._limits, self._options, self._models = limits, options, models or {}
         self._storages: dict[tuple[int, NgramKind], NgramStorage] = {}
-        self._trees: Trees | None = None
+        self._trees: SharedTrees | None = None
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
@@ -60,17 +65,11 @@ class Drafters(DrafterFactory):
             return self._of(request.space)(lookahead, replace(request, space=0))
         settings = self._limits.drafter_of(request)
         names = settings.drafter
-        if lookahead.is_autoregressive:
+        if lookahead.is_autoregressive and not request.adaptive:
             names = tuple(name for name in names if name != "lookahead")
-        if request.adaptive and names != ("none",):
-            return self._tree(lookahead, request, settings)
-        drafters = [self._make(name, lookahead, request, settings) for name in names]
-        if not drafters:
-            return NoDrafter()
-        if len(drafters) == 1:
-            return drafters[0]
-        windowed = names.index("lookahead") if "lookahead" in names else None
-        return ChainDrafter(drafters, settings.max_draft_len(lookahead), windowed)
+        if len(names) > 1 or (request.adaptive and names != ("none",)):
+            return self._drafts_of_all(lookahead, request, settings)
+        return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
 
     def reset(self) -> None:
         """Begin anew with all that requests share."""
@@ -99,55 +98,82 @@ class Drafters(DrafterFactory):
         if name == "lookahead":
             return lookahead_drafter(triple, request, self._options)
         if name == "prompt-lookup":
-            most = request.sampling.max_output_len
-            return PromptLookupDrafter(settings.gamma, request.known_ids, most)
+            return _prompt_lookup(request, settings.gamma)
         if name == "ngram":
             storage = None if settings.reset_in_between else self._kept(settings)
             return NgramDrafter(settings, request, self._limits.vocab_size, storage)
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
-    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Draft from texts in all requests without a space that come."""
-        for text in texts:
-            self._shared().add_text(text, kept=True)
-
-    def texts(self) -> list[tuple[int, ...]]:
-        """What was added, and outputs of ended requests without a space; the least recently used
-        ones went."""
-        return self._shared().texts()
-
-    def _shared(self) -> Trees:
-        if self._trees is None:
-            self._trees = open_trees(self._limits.vocab_size)
-        return self._trees
-
-    def _tree(
-        self, triple: LookaheadConfig, request: Request, settings: DrafterSettings
-    ) -> TreeDrafter:
-        """All sources in one tree where lookahead drafts, else what the named drafters propose."""
-        trees = self._shared()
-        options, sampling = self._options, request.sampling
-        sources = options.sources if settings.uses_lookahead else ("chain",)
-        unplaced = len(request.encoder_ids or ())
-        tree = trees.tree(request.known_ids, sampling, sources, options.by_noise, unplaced)
-        if request.expected_ids:
-            tree.add_text("expected", request.expected_ids)
-        names = [name for name in settings.drafter if name != "lookahead"]
-        window = None
-        if "window" in sources and triple.ngram_size > 1:
-            window = new_window(triple, request.known_ids, random_from_prompt(sampling.seed))
-        return TreeDrafter(
-            tree,
-            trees,
-            settings.max_draft_len(triple),
-            sampling.max_output_len,
-            window,
-            triple.ngram_size,
-            drawn=options.cells == "drawn",
-            others=[self._make(name, triple, request, settings) for name in names],
-        )
-
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
         """The storage that requests of one order and kind share."""
         shape = (settings.ngram_order, settings.ngram_kind)
         return self._storages.setdefault(shape, NgramStorage(*shape))
+
+    def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
+        """Draft from texts in all requests without a space that come."""
+        for text in texts:
+            shared = self._shared()
+            if shared is not None:
+                shared.add_text(text, kept=True)
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """What was added, and outputs of ended requests without a space; the least recently used
+        ones went."""
+        shared = self._shared()
+        return shared.texts() if shared else []
+
+    def _shared(self) -> SharedTrees | None:
+        """What candidate trees share; None, and a note: there is no library for this processor."""
+        if self._trees is None:
+            try:
+                self._trees = SharedTrees(self._limits.vocab_size)
+            except NotCompiled as error:
+                tell_slower(error, "auto drafts by prompt lookup alone")
+        return self._trees
+
+    def _drafts_of_all(
+        self, triple: LookaheadConfig, request: Request, settings: DrafterSettings
+    ) -> Drafter:
+        """One candidate tree of all sources; without a library a single one of them."""
+        options, most = self._options, settings.max_draft_len(triple)
+        names = [name for name in settings.drafter if name != "lookahead"]
+        shared = self._shared()
+        # A request with a triple of its own is drafted for by what it names, and nothing else.
+        every = settings.uses_lookahead and request.adaptive
+        if shared is None:
+            if settings.uses_lookahead and not every:
+                return lookahead_drafter(triple, request, options)
+            if names:
+                return self._make(names[0], triple, request, settings)
+            return _prompt_lookup(request, min(settings.gamma, most))
+        sources = options.sources if every else ("chain",)
+        tree = self._tree(shared, request, sources)
+        window, fixed = None, None
+        if every and "window" in sources and triple.ngram_size > 1:
+            seed = random_from_prompt(request.sampling.seed)
+            window = new_window(triple, request.known_ids, seed)
+        elif not every and settings.uses_lookahead:
+            found = lookahead_drafter(triple, request, options)
+            fixed = found if isinstance(found, LookaheadDrafter) else None
+        return TreeDrafter(
+            tree,
+            shared,
+            most,
+            request.sampling.max_output_len,
+            window,
+            fixed=fixed,
+            drawn=options.cells == "drawn",
+            others=[self._make(name, triple, request, settings) for name in names],
+            chain_len=settings.most_tokens,
+        )
+
+    def _tree(self, shared: SharedTrees, request: Request, sources: Sequence[str]) -> Tree:
+        by_noise, unplaced = self._options.by_noise, len(request.encoder_ids or ())
+        tree = shared.tree(request.known_ids, request.sampling, sources, by_noise, unplaced)
+        if request.expected_ids:
+            tree.add_text("expected", request.expected_ids)
+        return tree
+
+
+def _prompt_lookup(request: Request, gamma: int) -> PromptLookupDrafter:
+    return PromptLookupDrafter(gamma, request.known_ids, request.sampling.max_output_len)

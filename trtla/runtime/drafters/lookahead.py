@@ -3,18 +3,22 @@
 Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024),
 with TensorRT-LLM's warm-up, merged prefixes and acceptance from the window, and with n-grams from
 prompt and output in the pool.
+
+The window has W columns of Jacobi iterates, N-1 levels deep. Cell (level l, column j) stands at the
+input's position + l + j once the window is full. While it fills (N-2 warm-up steps) only f < N-1
+levels exist and N-2-f filler tokens stand between the input and column 0, as in TensorRT-LLM, so
+that the draft budget holds for every (W, N, G).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
-from trtla.runtime.draft import Draft, Drafter, NoDrafter
-from trtla.runtime.drafters.pools import NgramPool
-from trtla.runtime.drafters.shapes import DraftTree, shallow_nodes
-from trtla.runtime.drafters.window import LookaheadWindow
-from trtla.runtime.request import DrafterFactory, Request
+from trtla.runtime.draft import Draft, Drafter, NoDrafter, depths
+from trtla.runtime.request import Request
 from trtla.settings.drafting import DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 
@@ -26,6 +30,193 @@ WindowSeed = Callable[[Sequence[int], int], Sequence[int]]
 def random_from_prompt(seed: int) -> WindowSeed:
     """Tokens drawn uniformly from the prompt, as in lade and TensorRT-LLM."""
     return lambda prompt, count: random.Random(seed).choices(prompt, k=count)
+
+
+class DraftTree:
+    """Tokens below the input token (node 0), grown branch by branch from those of a draft."""
+
+    def __init__(self, tokens: Sequence[int] = (), parents: Sequence[int] = ()) -> None:
+        self.tokens, self.parents = list(tokens), list(parents)
+        edges = zip(parents, tokens, strict=True)
+        self._children = {edge: node for node, edge in enumerate(edges, 1)}
+
+    def append(self, branch: Sequence[int]) -> None:
+        """Add a branch below the input token, on nodes of its own."""
+        first = len(self.tokens) + 1
+        self.parents += (0, *range(first, first + len(branch) - 1))
+        self.tokens += branch
+
+    def merge(self, branch: Iterable[int], node: int = 0) -> int:
+        """Add a branch below a node, along what was merged before; its last node."""
+        children, tokens = self._children, self.tokens
+        for token in branch:
+            child = children.get((node, token))
+            if child is None:
+                tokens.append(token)
+                self.parents.append(node)
+                child = children[node, token] = len(tokens)
+            node = child
+        return node
+
+    def merge_tree(self, tokens: Iterable[int], parents: Iterable[int]) -> list[int]:
+        """Add a tree below the input token; the node here of each of its nodes, the input first."""
+        nodes = [0]
+        for token, parent in zip(tokens, parents, strict=True):
+            nodes.append(self.merge((token,), nodes[parent]))
+        return nodes
+
+
+@lru_cache(maxsize=1024)
+def shallow_nodes(parents: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """Nodes at most so deep below the input token, which is none of them."""
+    return tuple(node for node, deep in enumerate(depths(parents)) if 0 < deep <= depth)
+
+
+@lru_cache(maxsize=1024)
+def window_parents(window_size: int, fillers: int, levels: int, full: bool) -> tuple[int, ...]:
+    """Parents of the window's nodes: fillers, level 0, level 1, ...; node 0 is the input.
+
+    In a full window the input token itself is column 0 of level 0.
+    """
+    parents = list(range(fillers))
+    below = [0] if full else []
+    while len(below) < window_size:
+        node = len(parents) + 1
+        parents.append(below[-1] if below else fillers)
+        below.append(node)
+    for _ in range(levels - 1):
+        first = len(parents) + 1
+        parents.extend(below)
+        below = list(range(first, first + window_size))
+    return tuple(parents)
+
+
+class LookaheadWindow:
+    """The window of one request: what to feed, and what a step's predictions turn it into.
+
+    Args:
+        config: the request's triple, N >= 2.
+        seed: W + N - 3 tokens that fill it at the start (they change speed, never text).
+    """
+
+    def __init__(self, config: LookaheadConfig, seed: Sequence[int]) -> None:
+        self._width, self._ngram = config.window_size, config.ngram_size
+        self._fillers = tuple(seed[: max(0, self._ngram - 3)])
+        first_level = list(seed[len(self._fillers) :])
+        if self._ngram == 2:
+            first_level.insert(0, -1)  # column 0 of level 0 is always the input token
+        self._levels = [first_level]
+
+    @property
+    def full(self) -> bool:
+        """True once all N-1 levels exist and every step yields W n-grams."""
+        return len(self._levels) == self._ngram - 1
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """The cells, oldest level first; W of each level. Column 0 of level 0 is nothing in a full
+        window, where the input token stands for it."""
+        return tuple(map(tuple, self._levels))
+
+    @property
+    def fillers(self) -> tuple[int, ...]:
+        """Tokens that stand before column 0 while the window fills."""
+        return self._fillers[len(self._levels) - 1 :]
+
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens to feed, in the order of `parents`."""
+        first, *later = self._levels
+        cells = first[1:] if self.full else first
+        return (*self.fillers, *cells, *(token for level in later for token in level))
+
+    @property
+    def size(self) -> int:
+        """How many tokens it feeds."""
+        return len(self.fillers) + self._width * len(self._levels) - self.full
+
+    def parents(self) -> tuple[int, ...]:
+        """Parent nodes of `tokens`."""
+        return window_parents(self._width, len(self.fillers), len(self._levels), self.full)
+
+    def newest(self) -> tuple[int, ...]:
+        """Nodes of the newest level, whose predictions `advance` wants."""
+        if self.full and len(self._levels) == 1:
+            return tuple(range(self._width))
+        end = self.size + 1
+        return tuple(range(end - self._width, end))
+
+    def advance(self, input_token: int, newest: Sequence[int]) -> list[tuple[int, ...]]:
+        """Take the newest level's predictions: harvest the columns' n-grams, roll one level.
+
+        Args:
+            input_token: the step's input token, the key of column 0.
+            newest: predictions of the nodes in `newest()`, W tokens.
+
+        Returns:
+            W n-grams of N tokens, key first, columns in order; none while the window fills.
+        """
+        self._levels.append(list(newest))
+        if len(self._levels) < self._ngram:
+            return []
+        self._levels[0][0] = input_token
+        ngrams = list(zip(*self._levels, strict=True))
+        del self._levels[0]
+        return ngrams
+
+    def draft(self, *, drawn: bool = False, reference: bool = False) -> Draft:
+        """What feeds the window alone; cells that continue alike share a node, and all that are not
+        deeper than N-1 may be accepted.
+
+        Args:
+            drawn: the target draws the new cells; else they are its argmax.
+            reference: each cell has a node of its own, and none may be accepted.
+        """
+        tokens, parents, read = self.tokens(), self.parents(), self.newest()
+        if reference:
+            return Draft(tokens, parents, len(tokens) + 1, read, (), drawn)
+        tree = DraftTree()
+        nodes = tree.merge_tree(tokens, parents)
+        shallow = shallow_nodes(parents, self._ngram - 1)
+        accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
+        read, size = tuple(nodes[node] for node in read), len(tree.tokens)
+        return Draft(tuple(tree.tokens), tuple(tree.parents), size + 1, read, accepted, drawn)
+
+
+class NgramPool:
+    """Continuations of N-1 tokens under a one-token key, at most `capacity` (G) per key.
+
+    A value is kept once per key; inserting it again makes it the youngest; overflow drops the
+    oldest. This is the rule of lade and of TensorRT-LLM (lookaheadPoolManager). Capacity 0 stores
+    nothing.
+    """
+
+    def __init__(self, ngram_size: int, capacity: int) -> None:
+        self._value_len = ngram_size - 1
+        self._capacity = capacity if ngram_size > 1 else 0
+        self._values: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def insert(self, key: int, value: tuple[int, ...]) -> None:
+        """Add a continuation of exactly N-1 tokens."""
+        if not self._capacity:
+            return
+        values = self._values.setdefault(key, {})
+        values.pop(value, None)
+        values[value] = None  # dicts keep insertion order: first is oldest
+        if len(values) > self._capacity:
+            del values[next(iter(values))]
+
+    def insert_text(self, tokens: Sequence[int]) -> None:
+        """Add every n-gram of a text, oldest first; texts shorter than N hold none."""
+        size = self._value_len
+        for start in range(len(tokens) - size):
+            self.insert(tokens[start], tuple(tokens[start + 1 : start + 1 + size]))
+
+    def lookup(self, key: int) -> list[tuple[int, ...]]:
+        """The continuations under a key, oldest first, at most `capacity`."""
+        return list(self._values.get(key, ()))
+
+    def __len__(self) -> int:
+        return sum(len(values) for values in self._values.values())
 
 
 class LookaheadDrafter(Drafter):
@@ -67,16 +258,15 @@ class LookaheadDrafter(Drafter):
 
     def propose(self) -> Draft:
         """The window, then the pool's continuations of the input token as candidate branches."""
-        tree, accepted, read = window_tree(self._window, self._ngram, self._options.reference)
-        first_candidate = len(tree.tokens) + 1
+        drawn, reference = self._options.cells == "drawn", self._options.reference
+        draft = self._window.draft(drawn=drawn, reference=reference)
+        tree = DraftTree(draft.tokens, draft.parents)
         for branch in self.pool.lookup(self._recent[-1]):
-            if self._options.reference:
+            if reference:
                 tree.append(branch)
             else:
                 tree.merge(branch)
-        drawn = self._options.cells == "drawn"
-        nodes = (tuple(tree.tokens), tuple(tree.parents))
-        return Draft(*nodes, first_candidate, read, accepted, drawn)
+        return replace(draft, tokens=tuple(tree.tokens), parents=tuple(tree.parents))
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Pool the window's n-grams, then those that end in a committed token."""
@@ -104,20 +294,6 @@ def new_window(
     return LookaheadWindow(config, window_seed(prompt, count))
 
 
-def window_tree(
-    window: LookaheadWindow, ngram: int, reference: bool = False
-) -> tuple[DraftTree, tuple[int, ...], tuple[int, ...]]:
-    """The window in a tree, those of its nodes that may be accepted, and those to read."""
-    tokens, parents, read = window.tokens(), window.parents(), window.newest()
-    if reference:
-        return DraftTree(tokens, parents), (), read
-    tree = DraftTree()
-    nodes = tree.merge_tree(tokens, parents)
-    shallow = shallow_nodes(parents, ngram - 1)
-    accepted = tuple(dict.fromkeys(nodes[node] for node in shallow))
-    return tree, accepted, tuple(nodes[node] for node in read)
-
-
 def lookahead_drafter(
     config: LookaheadConfig, request: Request, options: DraftOptions = _OPTIONS
 ) -> LookaheadDrafter | NoDrafter:
@@ -126,14 +302,3 @@ def lookahead_drafter(
         return NoDrafter()
     window_seed = random_from_prompt(request.sampling.seed)
     return LookaheadDrafter(config, request.known_ids, window_seed, options=options)
-
-
-class LookaheadDrafters(DrafterFactory):
-    """Makes the drafters of an executor's requests."""
-
-    def __init__(self, options: DraftOptions = _OPTIONS) -> None:
-        self._options = options
-
-    def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """The drafter for a request with this triple."""
-        return lookahead_drafter(lookahead, request, self._options)

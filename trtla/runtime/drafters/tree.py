@@ -9,15 +9,41 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, TopRows
-from trtla.runtime.drafters.lookahead import window_tree
-from trtla.runtime.drafters.window import LookaheadWindow
+from trtla.runtime.drafters.lookahead import DraftTree, LookaheadDrafter, LookaheadWindow
 from trtla.runtime.stats import SourceCounts
-from trtla.runtime.tree.library import READ
-from trtla.runtime.tree.open import Planner, Tree, Trees
+from trtla.runtime.tree.library import READ, SharedTrees, Tree
 from trtla.settings.drafting import PROPOSERS
 
 _WINDOW = PROPOSERS.index("window")
-_FIRST_CHANCE = 0.5  # of a token that another drafter proposes
+FIRST_WORTH = 0.5  # tokens a step that a request's drafts bring, before any plan
+_MEMORY = 1.0 / 8.0  # what a plan counts
+_LONGEST = 16  # steps without a plan
+
+
+class Backoff:
+    """Skips the plans of one request for a step, for two, for four, as long as they bring little.
+
+    It feeds its input alone then, and nobody reads its rows.
+
+    Args:
+        worth: tokens a step that plans are expected to bring, less what feeding them costs.
+    """
+
+    def __init__(self, worth: float = FIRST_WORTH) -> None:
+        self._worth = worth
+        self._length = self._left = 0
+
+    def is_due(self) -> bool:
+        """Whether the next step is planned; called once a step."""
+        self._left -= 1
+        return self._left < 0
+
+    def planned(self, worth: float, cost: float) -> None:
+        """Take what a plan is worth and what planning costs, both in tokens."""
+        self._worth += (worth - self._worth) * _MEMORY
+        skips = self._worth < cost
+        self._length = min(max(1, 2 * self._length), _LONGEST) if skips else 0
+        self._left = self._length
 
 
 class TreeDrafter(Drafter):
@@ -28,58 +54,57 @@ class TreeDrafter(Drafter):
         shared: what the trees of all requests share.
         most_nodes: most tokens of a draft.
         output_len: most tokens of the output.
-        window: lookahead's, where it may be fed.
-        drawn: whether cells of the window are drawn by the target.
-        others: drafters whose drafts become branches of the tree.
+        window: lookahead's, fed in steps where it pays.
+        fixed: lookahead with a triple that somebody named, fed whole in every step.
+        drawn: whether cells of `window` are drawn by the target.
+        others: drafters whose drafts become branches of the tree, the most trusted first.
+        chain_len: tokens that are enough of theirs together; the next ones are skipped then.
     """
 
     def __init__(
         self,
         tree: Tree,
-        shared: Trees,
+        shared: SharedTrees,
         most_nodes: int,
         output_len: int,
         window: LookaheadWindow | None = None,
-        ngram: int = 1,
         *,
+        fixed: LookaheadDrafter | None = None,
         drawn: bool = False,
         others: Sequence[Drafter] = (),
+        chain_len: int = 1,
     ) -> None:
         self.top_rows = READ
-        self.planned = NO_DRAFT
-        """What the next step feeds."""
+        self.ranks = max((other.ranks for other in others), default=0)
+        self.backoff: Backoff | None = None
+        """Made by the policy at the first plan."""
+        self.window, self.fixed, self.others = window, fixed, tuple(others)
+        self.chosen = NO_DRAFT
+        """The nodes of its tree that the next step feeds."""
+        self.output: list[int] = []
+        self.fed_window = self.had_chain = False
         self._tree, self._shared = tree, shared
         self._most_nodes, self._left = most_nodes, output_len
-        self._window, self._ngram, self._drawn = window, ngram, drawn
-        self.others = tuple(others)
+        self._drawn, self._chain_len = drawn, chain_len
+        self._base = self._planned = NO_DRAFT
+        """What is fed in any case, and all that is fed."""
         self._places: dict[int, int] = {}
-        """Where a window was fed: nodes of the tree by nodes of the draft."""
+        """Nodes of the tree by nodes of the draft, where both are not the same."""
         self._rows: TopRows | None = None
         self._accepted = 0
         self._last = 0
         self._missed: list[int] = []
         """Committed tokens that the tree has not seen yet."""
-        self.output: list[int] = []
-        self.fed_window = self.had_chain = False
         self._gained: dict[str, float] = {}
         self._failure: Exception | None = None
 
     @property
-    def tree(self) -> TreeDrafter:
-        """Itself."""
-        return self
-
-    @property
-    def handle(self) -> Tree:
+    def tree(self) -> Tree:
         """Its candidate tree, up to date with the text."""
         if self._missed:
             self._tree.commit(self._missed)
             self._missed.clear()
         return self._tree
-
-    def planner(self) -> Planner:
-        """Chooses the nodes of trees such as its own."""
-        return self._shared.planner()
 
     def counts(self) -> dict[str, SourceCounts]:
         """What its sources did so far."""
@@ -87,8 +112,8 @@ class TreeDrafter(Drafter):
 
     @property
     def most_nodes(self) -> int:
-        """Most nodes of the next draft; none where the text ends with the next token."""
-        return self._most_nodes if self._left > 1 else 0
+        """Most nodes of the next draft beside the base; none where the text ends with one token."""
+        return max(0, self._most_nodes - len(self._base.tokens)) if self._left > 1 else 0
 
     @property
     def most_depth(self) -> int:
@@ -96,85 +121,89 @@ class TreeDrafter(Drafter):
         return self._left - 1
 
     @property
-    def window(self) -> LookaheadWindow | None:
-        """Its window as it stands, fed or not: read it, do not change it."""
-        return self._window
-
-    @property
     def window_tokens(self) -> int:
         """Of its window, beside the input token; 0: it has none."""
-        return self._window.size if self._window and self._left > 1 else 0
+        return self.window.size if self.window and self._left > 1 else 0
 
-    def propose(self) -> Draft:
-        """The nodes that were chosen for this step.
+    def base(self) -> Draft:
+        """What is fed in any case: lookahead's draft, where somebody named a triple."""
+        return self.fixed.propose() if self.fixed else NO_DRAFT
 
-        Raises:
-            Exception: what another drafter has raised when it was asked for this step.
-        """
-        if self._failure is not None:
-            raise self._failure
-        return self.planned
+    def begin(self, base: Draft) -> None:
+        """Begin a step that feeds the base, maybe cut, and no nodes unless they are planned."""
+        self._base = self._planned = base
+        self._places = {0: 0} if base.tokens else {}
 
-    def plan(self, draft: Draft, with_window: bool) -> None:
-        """Feed these nodes in the next step, and the window with them if wanted."""
-        self.planned, self._places, self.top_rows = draft, {}, READ
-        self.fed_window = with_window
-        self.had_chain &= bool(draft.tokens)
-        if with_window and self._window is not None:
-            self.planned = self._with_window(draft, self._window)
+    def plan(self, chosen: Draft, with_window: bool) -> None:
+        """Feed these nodes of the tree in the next step, and the window with them if wanted."""
+        self.chosen, self.top_rows = chosen, READ
+        self.had_chain &= bool(chosen.tokens)
+        self.fed_window = with_window and self.window is not None
+        if self.fed_window and self.window is not None:
+            self._base = self.window.draft(drawn=self._drawn)
+        self._planned = self._merged(chosen) if self._base.tokens else chosen
 
-    def _with_window(self, draft: Draft, window: LookaheadWindow) -> Draft:
-        tree, accepted, read = window_tree(window, self._ngram)
-        first = len(tree.tokens) + 1
-        nodes = [0]
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            nodes.append(tree.merge((token,), nodes[parent]))
+    def _merged(self, chosen: Draft) -> Draft:
+        """The base, and the nodes of the tree merged into it."""
+        base = self._base
+        merged, first = DraftTree(base.tokens, base.parents), base.first_candidate
+        nodes = merged.merge_tree(chosen.tokens, chosen.parents)
         self._places = {node: place for place, node in enumerate(nodes)}
-        inside = dict.fromkeys((*accepted, *(node for node in nodes if 0 < node < first)))
-        found = (tuple(tree.tokens), tuple(tree.parents))
-        values, sources = [0.0] * len(tree.tokens), [_WINDOW] * len(tree.tokens)
-        for node, value, source in zip(nodes[1:], draft.values, draft.sources, strict=True):
+        inside = (node for node in nodes if 0 < node < first)
+        values, sources = [0.0] * len(merged.tokens), [_WINDOW] * len(merged.tokens)
+        for node, value, source in zip(nodes[1:], chosen.values, chosen.sources, strict=True):
             values[node - 1], sources[node - 1] = value, source
         return Draft(
-            *found,
+            tuple(merged.tokens),
+            tuple(merged.parents),
             first,
-            read,
-            tuple(inside),
-            self._drawn,
+            base.read,
+            tuple(dict.fromkeys((*base.window_candidates, *inside))),
+            base.drawn,
             values=tuple(values),
             sources=tuple(sources),
         )
 
-    def draft_chain(self, wanted: bool) -> None:
-        """Let the other drafters propose for the next step; the first draft is taken."""
-        chain: tuple[int, ...] = ()
+    def propose(self) -> Draft:
+        """What was planned for this step.
+
+        Raises:
+            Exception: what another drafter has raised when it drafted for this step.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._planned
+
+    def draft_chains(self, wanted: bool) -> None:
+        """Let the other drafters propose for the next step, until there are enough tokens."""
+        chains: list[tuple[int, ...]] = []
         try:
             for other in self.others:
-                if chain or not wanted:
-                    other.skip()
+                if wanted and sum(map(len, chains)) < self._chain_len:
+                    chains.append(other.propose().tokens)
                 else:
-                    chain = other.propose().tokens
+                    other.skip()
         except Exception as error:  # this request's alone: `propose` raises it
             self._failure = error
-        self.had_chain = bool(chain)
-        # What the tree has missed is not judged by this chain.
-        tree = self.handle if chain else self._tree
-        tree.set_chain(chain, [_FIRST_CHANCE] * len(chain))
+        self.had_chain = any(chains)
+        # What the tree has missed is not judged by these chains.
+        tree = self.tree if self.had_chain else self._tree
+        tree.set_chains(filter(None, chains))
 
     def gained(self, source: str) -> float:
-        """Accepted tokens since the last call that a source alone held for likeliest."""
+        """Accepted tokens since the last call that only this source proposed first."""
         now = self._tree.gained(source)
         before = self._gained.get(source, 0.0)
         self._gained[source] = now
         return now - before
 
     def saw(self, path: Sequence[int], rows: TopRows) -> None:
-        """Keep the rows until the committed tokens are known; a window's go to the tables."""
+        """Keep the rows until the committed tokens are known; a base's go to the tables."""
         self._accepted, self._rows = len(path), rows
-        if not self._places:
+        if not self._base.tokens:
             return
         self._accepted = sum(1 for _ in takewhile(self._places.__contains__, path))
-        draft = self.planned
+        draft = self._planned
         tokens = (self._last, *draft.tokens)
         pairs = [
             token
@@ -184,23 +213,33 @@ class TreeDrafter(Drafter):
         self._shared.learn(pairs, rows)
         self._rows = None
 
+    def ranked(self, tops: Sequence[Sequence[int]]) -> None:
+        """For the other drafters."""
+        for other in self.others:
+            if other.ranks:
+                other.ranked(tops)
+
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Go on with the text, and learn from what was proposed."""
         if not committed:  # the target had no answer
             return
-        if greedy and self._window is not None:
-            for gram in self._window.advance(self._last, greedy):
+        if self.fixed is not None:
+            self.fixed.observe(greedy, committed)
+        elif greedy and self.window is not None:
+            for gram in self.window.advance(self._last, greedy):
                 self._tree.add_text("window", gram)
-        if self._rows is None and not self.planned.tokens:
+        has_window = bool(self._base.tokens) and self.fixed is None
+        if self._rows is None and not (self.chosen.tokens or has_window):
             self._missed += committed
         else:
-            self.handle.commit(committed, min(self._accepted, len(committed)), self._rows)
+            self.tree.commit(committed, min(self._accepted, len(committed)), self._rows)
         for other in self.others:
             other.observe((), committed)
         self._left -= len(committed)
         self.output += committed
         self._last = committed[-1]
-        self.planned, self._rows, self._accepted, self.top_rows = NO_DRAFT, None, 0, 0
+        self._rows, self._accepted, self.top_rows = None, 0, 0
+        self.chosen = self._base = self._planned = NO_DRAFT
 
     def close(self) -> None:
         """The request has ended: its output serves others."""

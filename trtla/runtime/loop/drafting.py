@@ -69,14 +69,11 @@ class Drafting:
             may_measure: False while a step computes, whose logits a measurement would overwrite.
         """
         request = sequence.request
-        drafter = self.drafters(sequence.lookahead, request)
-        if request.watch:
-            drafter = request.watch(drafter, request)
-        sequence.drafter = drafter
-        if request.adaptive:
-            self.adaptive.join(sequence, may_measure=may_measure)
+        drafter = sequence.drafter = self.drafters(sequence.lookahead, request)
+        sequence.recorder = request.watch(drafter, request) if request.watch else None
+        self.adaptive.join(sequence, may_measure=may_measure)
         if sequence.output_ids:
-            drafter.observe((), sequence.output_ids)
+            sequence.observe((), sequence.output_ids)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has ended."""

@@ -18,7 +18,7 @@ from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
-from trtla.runtime.drafters.lookahead import LookaheadDrafters
+from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.executor import Executor, Record
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.beams import CachedBeams, beam_search
@@ -52,7 +52,7 @@ class TorchExecutor(Executor):
         model: the target.
         cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
         limits: what requests must fit into.
-        drafters: makes each request's drafter; lookahead decoding unless said otherwise.
+        drafters: makes each request's drafter; those that it names unless given.
         costs: what forwards cost, for adaptive requests; measured unless said otherwise.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
         draft_totals: where draft models count their steps.
@@ -92,7 +92,7 @@ class TorchExecutor(Executor):
         self._cache, self._cost_source = cache, costs
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)
         self._stats = self._stepper.stats
-        self._drafting = Drafting(drafters or LookaheadDrafters(), most_nodes, self._ask_costs)
+        self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._ask_costs)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
         self._record: Record[Sequence] = Record()

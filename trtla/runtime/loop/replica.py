@@ -51,7 +51,9 @@ def needs_logits(feed: Feed) -> bool:
     """Whether a step of this feed reads more of its rows than can be asked for."""
     request, tree = feed.sequence.request, feed.tree
     reported = request.margins or request.logprobs is not None
-    return reported or request.sampling.changes_rows or tree.top > 0 or tree.draft_probs is not None
+    ranked = feed.draft is not None and feed.sequence.drafter.ranks > 0
+    changed = request.sampling.changes_rows or tree.draft_probs is not None
+    return reported or ranked or changed
 
 
 def asked_of(feeds: Sequence[Feed]) -> list[Asked]:

@@ -194,13 +194,13 @@ class Stepper:
             if kept and kept[-1] > len(kept):  # else they lie where they belong
                 moves.append((sequence, sequence.num_cached, kept))
             sequence.num_cached += 1 + len(kept)
-        if feed.tree.top:
+        if sequence.drafter.ranks and feed.draft is not None:
             nodes = (0, *accepted.nodes)[:count]
             sequence.drafter.ranked(most_probable(feed, nodes, prediction))
         if prediction.tops is not None:
             nodes = accepted.nodes[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
-        sequence.drafter.observe(_read(feed, prediction), tokens)
+        sequence.observe(_read(feed, prediction), tokens)
 
     def _count_fed(self, feed: Feed) -> None:
         """Count what a forward was fed, also where nothing comes of it."""

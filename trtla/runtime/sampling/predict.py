@@ -219,9 +219,9 @@ def logits_after(feed: Feed, nodes: Sequence[int], said: Prediction) -> Tensor:
 
 
 def most_probable(feed: Feed, nodes: Sequence[int], said: Prediction) -> list[list[int]]:
-    """The `top` tokens that a feed's draft asks for after each of these nodes, best first."""
-    sampling = feed.sequence.request.sampling
-    return top_tokens(logits_after(feed, nodes, said), feed.tree.top, sampling)
+    """The tokens that a feed's drafter asks for after each of these nodes, best first."""
+    sampling, ranks = feed.sequence.request.sampling, feed.sequence.drafter.ranks
+    return top_tokens(logits_after(feed, nodes, said), ranks, sampling)
 
 
 def top_rows(

@@ -1,7 +1,4 @@
-"""The candidate trees as Python calls them, by ctypes.
-
-What the methods mean is said in `open.py`.
-"""
+"""Candidate trees: sources of drafts, chances, and the best nodes of a step, in C++ by ctypes."""
 
 from __future__ import annotations
 
@@ -26,8 +23,6 @@ from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
 from trtla.runtime.models.cpu.native_code import TREES
 from trtla.runtime.stats import SourceCounts
-from trtla.runtime.tree.evidence import FIRST_WEIGHTS
-from trtla.runtime.tree.texts import MOST_TOKENS
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
@@ -35,7 +30,10 @@ if TYPE_CHECKING:
 
 READ = 16
 """Tokens of a row that a tree learns from; as in `rows.h`."""
-COUNTED_DEPTHS = 32
+MOST_TOKENS = 1_000_000
+"""Of the texts that every request drafts from; with a corpus of so many a quarter more."""
+_COUNTED_DEPTHS = 32
+_SEPARATOR = -1
 
 
 class _Settings(Structure):
@@ -81,14 +79,14 @@ def declared(library: CDLL) -> CDLL:
     """The library, with the types of its calls."""
     pointer, number = c_void_p, c_int64
     calls: dict[str, tuple[Any, list[Any]]] = {
-        "tree_shared": (pointer, [number, number, pointer]),
+        "tree_shared": (pointer, [number, number]),
         "tree_free_shared": (None, [pointer]),
         "tree_others": (number, [pointer, POINTER(POINTER(c_int32))]),
         "tree_add_other": (None, [pointer, pointer, number, number]),
         "tree_sequence": (pointer, [pointer, POINTER(_Settings), pointer, number]),
         "tree_free_sequence": (None, [pointer]),
         "tree_add_text": (None, [pointer, number, pointer, number]),
-        "tree_set_chain": (None, [pointer, pointer, pointer, number]),
+        "tree_set_chains": (None, [pointer, pointer, number]),
         "tree_plan": (None, [POINTER(_Plan)]),
         "tree_commit": (
             None,
@@ -107,7 +105,7 @@ def _ids(tokens: Sequence[int]) -> Any:
     return (c_int32 * len(tokens))(*tokens)
 
 
-_Counts = (c_double * COUNTED_DEPTHS) * len(PROPOSERS)
+_Counts = (c_double * _COUNTED_DEPTHS) * len(PROPOSERS)
 
 
 class _Counters(Structure):
@@ -129,7 +127,7 @@ class SharedTrees:
     """What the trees of all requests share: rows, other requests' texts, chances.
 
     Args:
-        most_tokens: of texts, see `Trees.add_text`.
+        most_tokens: of texts, see `add_text`.
 
     Raises:
         NotCompiled: there is no library for this processor.
@@ -137,16 +135,19 @@ class SharedTrees:
 
     def __init__(self, vocab_size: int, most_tokens: int = MOST_TOKENS) -> None:
         self._library = _library()
-        self._handle = self._library.tree_shared(
-            vocab_size, most_tokens, (c_double * len(FIRST_WEIGHTS))(*FIRST_WEIGHTS)
-        )
+        self._handle = self._library.tree_shared(vocab_size, most_tokens)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
             self._library.tree_free_shared(self._handle)
 
     def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
-        """Draft from a text in all requests."""
+        """Draft from a text in all requests; the least recently used texts of its kind go.
+
+        Args:
+            kept: no output makes it go. Outputs have what these texts leave of the room, and at
+                least a quarter of it.
+        """
         self._library.tree_add_other(self._handle, _ids(tokens), len(tokens), kept)
 
     def texts(self) -> list[tuple[int, ...]]:
@@ -167,16 +168,18 @@ class SharedTrees:
         by_noise: bool,
         unplaced: int = 0,
     ) -> Tree:
-        """The tree of a request whose text so far is this."""
+        """The tree of a request whose text so far is this.
+
+        Args:
+            sources: of drafts, names in `settings.drafting.SOURCES`.
+            by_noise: rank a sampled request's proposals with the noise that draws its tokens.
+            unplaced: the first tokens of the text that an encoder reads: they have no positions.
+        """
         bits = sum(1 << place for place, name in enumerate(SOURCES) if name in sources)
         how = (sampling.greedy, sampling.temperature, sampling.seed, bits, unplaced, by_noise)
         settings = _Settings(*how)
         handle = self._library.tree_sequence(self._handle, byref(settings), _ids(text), len(text))
         return Tree(self, self._library, handle)
-
-    def planner(self) -> Planner:
-        """Chooses the nodes of these trees."""
-        return Planner()
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
         """Take rows that stand after pairs of tokens: two numbers for each row."""
@@ -218,13 +221,19 @@ class Tree:
         place = SOURCES.index(source)
         self._library.tree_add_text(self.handle, place, _ids(tokens), len(tokens))
 
-    def set_chain(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        """What another drafter says of this step, and how sure it is of each token."""
-        floats = (c_float * len(chances))(*chances)
-        self._library.tree_set_chain(self.handle, _ids(tokens), floats, len(tokens))
+    def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
+        """What other drafters propose for the next step, each one chain of tokens."""
+        tokens = [token for chain in chains for token in (*chain, _SEPARATOR)]
+        self._library.tree_set_chains(self.handle, _ids(tokens), len(tokens))
 
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
-        """The text has gone on."""
+        """The text has gone on.
+
+        Args:
+            accepted: the first of these tokens, which were nodes of the planned draft.
+            rows: what the target held for likely after nodes of it, the path's last one at
+                `rows.last`.
+        """
         own = _ids(tokens)
         nodes: tuple[Any, ...] = (None, 0, -1, None, None)
         if rows is not None:
@@ -250,13 +259,18 @@ class Planner:
 
     def plan(
         self,
-        trees: Sequence[Any],
+        trees: Sequence[Tree],
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
         prices: NodePrices = FREE,
     ) -> list[Draft]:
-        """The nodes of each tree that pay, best first."""
+        """The nodes of each tree that pay, best first.
+
+        Args:
+            most_nodes: of each tree; `most_depth` likewise.
+            most: nodes of all trees.
+        """
         count = len(trees)
         self._grow(most)
         sizes = (c_int64 * count)()

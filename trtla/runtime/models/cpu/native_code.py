@@ -26,13 +26,13 @@ _NATIVE = Path(__file__).parent / "native"
 _ELF = Struct("=4s36xQ10xHH2x")
 """A file's header: its first bytes, the place of its sections' table, and what that holds."""
 _log = logging.getLogger(__name__)
-_told: list[NotCompiled] = []
+_told: set[str] = set()
 
 
 def tell_slower(error: NotCompiled, cost: str) -> None:
-    """Say on stderr what it costs that a library is not there: once in a process, the first."""
-    if not _told:
-        _told.append(error)
+    """Say on stderr what it costs that a library is not there, once in a process."""
+    if cost not in _told:
+        _told.add(cost)
         _log.warning("note: %s: %s; %s", error, cost, error.hint)
 
 
@@ -204,10 +204,10 @@ def _level() -> Level:
 
 TREES = NativeCode(
     "trees",
-    "Python",
+    "prompt lookup",
     Path(__file__).parents[2] / "tree" / "native",
     includes=(_NATIVE,),
-    flags=("-ffp-contract=off",),  # the chances are those of `fallback.py`, to the last bit
+    flags=("-ffp-contract=off",),  # chances are those of the tests' oracle, to the last bit
 )
 FORWARD = NativeCode(
     "forward", "PyTorch's operations", _NATIVE, flags=("-ffp-contract=fast",), beside=(TREES,)

@@ -8,6 +8,7 @@
 
 constexpr int MOST_PROPOSALS = 32;  // at a node
 constexpr int COUNTED_DEPTHS = 32;
+constexpr int CHAIN_MATCH = 16;     // what another drafter's token counts as, before it is judged
 
 struct Counters {
     double proposed[SOURCES][COUNTED_DEPTHS] = {}, fed[SOURCES][COUNTED_DEPTHS] = {};
@@ -17,8 +18,7 @@ struct Counters {
 
 // What requests share.
 struct Shared {
-    Shared(int64_t vocab, int64_t most_tokens, const double* first_weights)
-        : vocab(vocab), rows(vocab), others(most_tokens), chances(first_weights) {}
+    Shared(int64_t vocab, int64_t most_tokens) : vocab(vocab), rows(vocab), others(most_tokens) {}
 
     const int64_t vocab;
     RowTables rows;
@@ -81,10 +81,8 @@ public:
         index.append(SEPARATOR);
         for (int64_t place = 0; place < count; ++place) index.append(tokens[place]);
     }
-    void set_chain(const int32_t* tokens, const float* chances, int64_t count) {
-        chain_.assign(tokens, tokens + count);
-        chain_chances_.assign(chances, chances + count);
-    }
+    // Args: drafts of other drafters, each of which ends in a separator.
+    void set_chains(const int32_t* tokens, int64_t count) { chains_.assign(tokens, tokens + count); }
 
     // Begin a step's tree: the root is the last token of the text.
     void start() {
@@ -136,7 +134,7 @@ public:
         if (uses(EXPECTED) && expected_.tokens().size()) propose_text(at, EXPECTED, expected_);
         if (uses(OTHERS)) propose_others(at);
         if (uses(WINDOW) && window_.tokens().size()) propose_text(at, WINDOW, window_);
-        propose_chain(at);
+        propose_chains(at);
         if (uses(FROM_ROWS)) propose_rows(at);
         order(nodes_[at]);
     }
@@ -267,12 +265,19 @@ private:
     }
 
     // Another drafter's tokens, one below the other; its length class says how sure that one is.
-    void propose_chain(int32_t at) {
-        const int32_t depth = nodes_[at].depth;
-        if (depth >= (int32_t)chain_.size()) return;
-        for (int32_t node = at; nodes_[node].depth; node = nodes_[node].parent)
-            if (nodes_[node].token != chain_[nodes_[node].depth - 1]) return;
-        offer_text(nodes_[at], chain_[depth], CHAIN, 1 + 31 * chain_chances_[depth], 0);
+    // A node proposes the next token of each chain that its path goes along.
+    void propose_chains(int32_t at) {
+        for (size_t begin = 0; begin < chains_.size();) {
+            const int32_t* chain = chains_.data() + begin;
+            int32_t size = 0, node = at;
+            while (chain[size] != SEPARATOR) ++size;
+            begin += size + 1;
+            if (nodes_[at].depth >= size) continue;
+            while (nodes_[node].depth && nodes_[node].token == chain[nodes_[node].depth - 1])
+                node = nodes_[node].parent;
+            if (!nodes_[node].depth)
+                offer_text(nodes_[at], chain[nodes_[at].depth], CHAIN, CHAIN_MATCH, 0);
+        }
     }
 
     void propose_rows(int32_t at) {
@@ -415,8 +420,8 @@ private:
 
     Shared& shared_;
     Settings settings_;
-    std::vector<int32_t> text_, chain_, last_ids_;
-    std::vector<float> chain_chances_, last_logs_;
+    std::vector<int32_t> text_, chains_, last_ids_;
+    std::vector<float> last_logs_;
     Index own_, expected_, window_;
     std::vector<Node> nodes_;
     size_t used_ = 0;

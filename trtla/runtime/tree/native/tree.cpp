@@ -148,8 +148,8 @@ private:
 
 }  // namespace
 
-EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens, const double* first_weights) {
-    return new Shared(vocab, most_tokens, first_weights);
+EXPORTED Shared* tree_shared(int64_t vocab, int64_t most_tokens) {
+    return new Shared(vocab, most_tokens);
 }
 EXPORTED void tree_free_shared(Shared* shared) { delete shared; }
 
@@ -174,9 +174,8 @@ EXPORTED void tree_add_text(Sequence* sequence, int64_t kind, const int32_t* tok
                             int64_t count) {
     sequence->add_text(kind, tokens, count);
 }
-EXPORTED void tree_set_chain(Sequence* sequence, const int32_t* tokens, const float* chances,
-                             int64_t count) {
-    sequence->set_chain(tokens, chances, count);
+EXPORTED void tree_set_chains(Sequence* sequence, const int32_t* tokens, int64_t count) {
+    sequence->set_chains(tokens, count);
 }
 
 EXPORTED void tree_plan(const Plan* plan) { Choice(*plan).run(); }

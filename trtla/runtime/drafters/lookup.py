@@ -1,22 +1,127 @@
-"""N-gram assisted drafting (NASD): counts of the text so far say what comes next, without a model.
-
-Besides what became output, the target's most probable tokens at those places are counted, which
-is what `top_k_filler` is; with 1 only the output counts (NAPD, Ou et al. 2024).
-"""
+"""Drafts looked up in the text, without a model: prompt lookup, and counts of n-grams (NASD)."""
 
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from trtla.runtime.draft import Draft, Drafter
-from trtla.runtime.drafters.shapes import ChainLength
 from trtla.runtime.request import Request
 from trtla.settings.drafting import DrafterSettings, NgramKind
 
+_LONGEST_CONTEXT = 16  # tokens compared: of matches this long the youngest is as good as any
+_MOST_PLACES = 64  # of a pair of tokens that are looked at: bounds the time of a look-up
+_CAPACITY = 1 << 16  # about 20 MiB
 
-class NgramDrafter(Drafter):
-    """The drafter of one request.
+
+class LookupDrafter(Drafter):
+    """One chain of tokens a step, with room for the token that a step commits beside it: nothing is
+    fed that could never be accepted, and a text never needs more cache than its own.
+
+    Args:
+        gamma: most tokens of a draft.
+        max_output_len: of the request; None: its end is not known.
+    """
+
+    def __init__(self, gamma: int, max_output_len: int | None) -> None:
+        self._gamma, self._left = gamma, max_output_len
+
+    def propose(self) -> Draft:
+        """What follows the text, as far as it is known."""
+        most = self._gamma if self._left is None else min(self._gamma, self._left - 1)
+        return Draft.chain(self._continuation(most) if most > 0 else ())
+
+    @abstractmethod
+    def _continuation(self, most: int) -> Sequence[int]: ...
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Go on with the text."""
+        if self._left is not None:
+            self._left -= len(committed)
+
+
+class PromptLookupDrafter(LookupDrafter):
+    """What followed the longest match of the text's end in prompt and output.
+
+    A match has at least two tokens. Counts, other requests and models play no part.
+    """
+
+    def __init__(
+        self, gamma: int, prompt: Sequence[int], max_output_len: int | None = None
+    ) -> None:
+        super().__init__(gamma, max_output_len)
+        self._text = list(prompt)
+        self._index = TextIndex(self._text)
+
+    def _continuation(self, most: int) -> Sequence[int]:
+        return self._index.continuation(most)
+
+    def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """Go on with the text."""
+        super().observe(greedy, committed)
+        self._text += committed
+
+
+class TextIndex:
+    """A growing text, and for each place the one before where the same two tokens ended.
+
+    Args:
+        text: the tokens so far; its owner appends to it.
+    """
+
+    def __init__(self, text: list[int]) -> None:
+        self._text = text
+        self._last: dict[tuple[int, int], int] = {}
+        self._before = [0]
+        """0: none."""
+
+    def continuation(self, length: int) -> tuple[int, ...]:
+        """What followed the longest match of the text's end, the youngest of equally long ones.
+
+        Where the text ends too early it is taken to repeat from there. Empty where nothing matches.
+        """
+        self._catch_up()
+        place = self._longest_match()
+        after = self._text[place + 1 : place + 1 + length] if place else []
+        while after and len(after) < length:
+            after += after[: length - len(after)]
+        return tuple(after)
+
+    def _catch_up(self) -> None:
+        text, last, before = self._text, self._last, self._before
+        for place in range(len(before), len(text)):
+            pair = (text[place - 1], text[place])
+            before.append(last.get(pair, 0))
+            last[pair] = place
+
+    def _longest_match(self) -> int:
+        """The place of a match's last token; 0 where there is none."""
+        best, longest, place = 0, 1, self._before[-1]
+        for _ in range(_MOST_PLACES):  # later places first
+            if not place or longest == _LONGEST_CONTEXT:
+                break
+            context = self._context(place)
+            if context > longest:
+                best, longest = place, context
+            place = self._before[place]
+        return best
+
+    def _context(self, place: int) -> int:
+        """How many tokens up to a place are those up to the text's end; two are known to be."""
+        text, back, count = self._text, len(self._text) - 1 - place, 2
+        while count < _LONGEST_CONTEXT and count <= place:
+            if text[place - count] != text[place + back - count]:
+                break
+            count += 1
+        return count
+
+
+class NgramDrafter(LookupDrafter):
+    """What mostly followed the text's end so far (NASD).
+
+    Besides what became output, the target's most probable tokens at those places are counted, which
+    is what `top_k_filler` is; with 1 only the output counts (NAPD, Ou et al. 2024).
 
     Args:
         settings: gamma and the n-gram choices.
@@ -31,50 +136,43 @@ class NgramDrafter(Drafter):
         vocab_size: int,
         storage: NgramStorage | None = None,
     ) -> None:
+        super().__init__(settings.gamma, request.sampling.max_output_len)
         if storage is None:
             storage = NgramStorage(settings.ngram_order, settings.ngram_kind)
         self.storage = storage
-        self._length = ChainLength(settings.gamma, request.sampling.max_output_len)
         self._stops = settings.stop_if_unknown
         self._vocab_size = vocab_size
         self._random = random.Random(request.sampling.seed)
-        self._top = settings.top_k_filler if settings.top_k_filler > 1 else 0
+        self.ranks = settings.top_k_filler if settings.top_k_filler > 1 else 0
         self._tops: Sequence[Sequence[int]] = ()
         self._recent = list(request.input_ids[-storage.longest :])
         """As much of the text's end as a context holds."""
         storage.initialize(request.known_ids)
 
-    def propose(self) -> Draft:
-        """A chain of looked-up tokens, each known by those before it."""
+    def _continuation(self, most: int) -> Sequence[int]:
+        """Looked-up tokens, each by those before it."""
         text = list(self._recent)
-        for _ in range(self._length.now()):
+        for _ in range(most):
             token = self.storage.next_token(text)
             if token is None:
                 if self._stops:
                     break
                 token = self._random.randrange(self._vocab_size)
             text.append(token)
-        return Draft.chain(text[len(self._recent) :], self._top)
-
-    def skip(self) -> Draft:
-        """Look at the most probable tokens all the same."""
-        return Draft(top=self._top)
+        return text[len(self._recent) :]
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """What the target held for most probable where it is about to commit tokens."""
+        """The target's most probable tokens where it is about to commit some."""
         self._tops = tops
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Count the committed tokens, and the most probable ones beside them."""
+        super().observe(greedy, committed)
         tops, self._tops = self._tops or [()] * len(committed), ()
         for token, top in zip(committed, tops, strict=True):
-            self.storage.update(self._recent, (token, *top[: self._top]))
+            self.storage.update(self._recent, (token, *top[: self.ranks]))
             self._recent.append(token)
             del self._recent[: -self.storage.longest]
-        self._length.commit(len(committed))
-
-
-_CAPACITY = 1 << 16  # about 20 MiB
 
 
 class _Followers:
@@ -149,17 +247,7 @@ class NgramStorage:
         followers = self._contexts.get(tuple(gram[:-1]))
         return followers.counts.get(gram[-1], 0) if followers else 0
 
-    def has_gram(self, gram: Sequence[int]) -> bool:
-        """Whether an n-gram was counted, and is still kept."""
-        return self.count(gram) > 0
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._contexts.clear()
-        self._size = 0
-
     def __len__(self) -> int:
-        """Number of counts."""
         return self._size
 
     def _contexts_of(self, sequence: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -1,8 +1,4 @@
-"""What speaks for a proposed token, in plain Python: rows of logits, and learnt weights.
-
-The same as `native/rows.h` and `chances.h`, for machines without a compiler, and for those who want
-to read how it works.
-"""
+"""Evidence for a proposed token in plain Python: the oracle of `native/rows.h` and `chances.h`."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.support.plain_trees.texts import Texts
 from trtla.runtime.draft import TopRows
-from trtla.runtime.tree.texts import Texts
 from trtla.settings.drafting import PROPOSERS
 
 

@@ -1,21 +1,16 @@
-"""The candidate trees in plain Python, for machines without a compiler, and which nodes pay.
-
-The same as `native/tree.cpp`: the same nodes in the same order, much slower. What the methods mean
-is said in `open.py`.
-"""
+"""The candidate trees in plain Python, and which nodes pay: the oracle of `native/tree.cpp`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tests.support.plain_trees.evidence import Shared, rows_of
+from tests.support.plain_trees.tree import Node, PlainTree
 from trtla.runtime.costs import FREE, NodePrices
 from trtla.runtime.draft import NO_DRAFT, Draft, TopRows
-from trtla.runtime.tree.evidence import Shared, rows_of
-from trtla.runtime.tree.nodes import Node
-from trtla.runtime.tree.plain_tree import PlainTree
-from trtla.runtime.tree.texts import MOST_TOKENS
+from trtla.runtime.tree.library import MOST_TOKENS
 
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
@@ -51,28 +46,24 @@ class PlainTrees:
         for before, token, row in zip(pairs[::2], pairs[1::2], rows_of(rows), strict=True):
             self._shared.rows.learn(before, token, row)
 
-    def planner(self) -> PlainPlanner:
-        """Chooses the nodes of these trees."""
-        return PlainPlanner()
-
 
 class PlainPlanner:
     """Chooses the nodes of a step."""
 
     def plan(
         self,
-        trees: Sequence[Any],
+        trees: Sequence[PlainTree],
         most_nodes: Sequence[int],
         most_depth: Sequence[int],
         most: int,
         prices: NodePrices = FREE,
     ) -> list[Draft]:
         """The nodes of each tree that pay, best first."""
-        choice = _Choice([tree.handle for tree in trees], most_nodes, most_depth, prices.least)
+        choice = _Choice(trees, most_nodes, most_depth, prices.least)
         taken = choice.taken(most)
         if prices.knots:
             taken = taken[: _worth_most([node.value for _, node in taken], prices)]
-        return [_draft(tree.handle, at, taken) for at, tree in enumerate(trees)]
+        return [_draft(tree, at, taken) for at, tree in enumerate(trees)]
 
 
 class _Choice:

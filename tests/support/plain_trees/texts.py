@@ -1,4 +1,4 @@
-"""Texts that drafts are taken from, in plain Python: the same as `native/index.h`."""
+"""Texts that drafts are taken from in plain Python: the oracle of `native/index.h`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ SEPARATOR = -1
 LONGEST_MATCH = 32
 _STRETCHES = (4, 2, 1)
 _MOST_LOOKED = 16
-MOST_TOKENS = 1_000_000
-"""Of the texts that every request drafts from; with a corpus of so many a quarter more."""
 
 
 class Place(NamedTuple):

@@ -1,42 +1,104 @@
-"""The candidate tree of one request in plain Python: who proposes what, and how likely it is.
-
-The same as `native/sequence.h`, chances to the last bit.
-"""
+"""The candidate tree of one request in plain Python: the oracle of `native/sequence.h`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import TopRows
-from trtla.runtime.sampling.noise import smallness, uniform
-from trtla.runtime.stats import SourceCounts
-from trtla.runtime.tree.evidence import (
+from tests.support.plain_trees.evidence import (
     Chances,
     Facts,
     Row,
     Shared,
     correction_of,
     rows_of,
+    share_class,
     weights_of,
 )
-from trtla.runtime.tree.nodes import Node, Proposal, offer_text, propose_text
-from trtla.runtime.tree.texts import LONGEST_MATCH, Index
+from tests.support.plain_trees.texts import LONGEST_MATCH, Index, Place
+from trtla.runtime.draft import TopRows
+from trtla.runtime.sampling.noise import smallness, uniform
+from trtla.runtime.stats import SourceCounts
 from trtla.settings.drafting import PROPOSERS, SOURCES
 
 if TYPE_CHECKING:
     from trtla.settings.sampling import SamplingParams
 
 _OWN, _EXPECTED, _OTHERS, _WINDOW, _CHAIN, _ROWS = range(6)  # places in SOURCES
+_BOTH = PROPOSERS.index("both")
 _AFTER_TWO, _AFTER_ONE, _AFTER_ONE_TOO, _NEXT_NEXT = range(4)
 _MOST_PROPOSALS = 32  # at a node
 _MOST_IN_WINDOW = 32768
 _OWN_RATE, _SHARED_RATE = 0.1, 0.15
 _CORRECTING = 2.0  # corrections learn faster: from every node
-_USEFUL_MATCH = 4
+_USEFUL_MATCH, _CHAIN_MATCH = 4, 16
 _COUNTED, _COUNTED_DEPTHS = ("proposed", "fed", "accepted"), 32
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A token that may follow a node, and who says so."""
+
+    token: int
+    kind: int = -1
+    """Of text; -1: none."""
+    match: int = 0
+    share: int = 0
+    order: int = -1
+    """Of row; -1: none."""
+    rank: int = 0
+    score: float = 0.0
+    weights: tuple[int, ...] = ()
+    chance: float = 0.0
+    """To be right, given that the better ones are wrong."""
+    child: Node | None = None
+
+    @property
+    def source(self) -> int:
+        """Its place in `PROPOSERS`."""
+        return self.kind if self.order < 0 else _ROWS if self.kind < 0 else _BOTH
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A token of the tree, where one continuation of the text ends."""
+
+    token: int
+    parent: Node | None = None
+    number: int = 0
+    """Nodes that were made before it."""
+    depth: int = 0
+    value: float = 1.0
+    """The chance that all tokens down to here are right."""
+    product: float = 1.0
+    """The same as the chances of its path say, before it is corrected."""
+    source: int = 0
+    correction: int = 0
+    places: dict[int, list[Place]] = field(default_factory=dict)
+    """Where texts go on, by kind."""
+    proposals: list[Proposal] | None = None
+    """What is proposed below it, likeliest first; None: nobody was asked."""
+
+
+def propose_text(
+    kind: int, places: Sequence[Place], index: Index, found: dict[int, Proposal]
+) -> None:
+    """What texts go on with, each token with its longest match."""
+    ahead = [(index.tokens[place.next], place.match) for place in places]
+    for token in dict.fromkeys(token for token, _ in ahead):
+        longest = max(match for other, match in ahead if other == token)
+        rivals = [other for other, match in ahead if match >= longest]
+        offer_text(found, token, kind, longest, share_class(rivals.count(token), len(rivals)))
+
+
+def offer_text(found: dict[int, Proposal], token: int, kind: int, match: int, share: int) -> None:
+    """Of texts that propose the same the one with the longest match counts."""
+    one = found.setdefault(token, Proposal(token))
+    if one.kind < 0 or one.match < match:
+        one.kind, one.match, one.share = kind, match, share
 
 
 class PlainTree:
@@ -60,8 +122,7 @@ class PlainTree:
         self._text: list[int] = []
         self._indexes = {_OWN: Index(), _EXPECTED: Index(), _WINDOW: Index()}
         self._version = shared.others.version
-        self._chain: tuple[int, ...] = ()
-        self._chain_chances: tuple[float, ...] = ()
+        self._chains: list[tuple[int, ...]] = []
         self._last_row = Row((), ())
         """What the target held for likely where it drew the last token."""
         self._gained = [0.0] * len(SOURCES)
@@ -73,11 +134,6 @@ class PlainTree:
         """The root, and the nodes of the draft."""
         for token in text:
             self._append(token)
-
-    @property
-    def handle(self) -> PlainTree:
-        """What its planner chooses from: itself."""
-        return self
 
     def gained(self, source: str) -> float:
         """Accepted tokens that a source alone held for likeliest."""
@@ -110,9 +166,9 @@ class PlainTree:
         """Draft from a text: of the source `expected` or `window`."""
         self._indexes[SOURCES.index(source)].add(tokens)
 
-    def set_chain(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        """What another drafter says of this step, and how sure it is of each token."""
-        self._chain, self._chain_chances = tuple(tokens), tuple(chances)
+    def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
+        """What other drafters propose for the next step, each one chain of tokens."""
+        self._chains = [tuple(chain) for chain in chains]
 
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
         """The text has gone on."""
@@ -208,7 +264,7 @@ class PlainTree:
             noise = uniform(self._seed, position) if self._drawn else 0.0
             tail = self._tail(node)
             self._propose_texts(node, tail, found)
-            self._propose_chain(node, found)
+            self._propose_chains(node, found)
             if _ROWS in self._sources:
                 self._propose_rows(node, tail, noise, found)
             node.proposals = self._ordered(node, noise, list(found.values()))
@@ -239,17 +295,15 @@ class PlainTree:
             if node.parent is None and place.match >= _USEFUL_MATCH:
                 others.touch(place.next)
 
-    def _propose_chain(self, node: Node, found: dict[int, Proposal]) -> None:
-        """Another drafter's tokens, one below the other; its match says how sure that one is."""
-        depth, one = node.depth, node
-        if depth >= len(self._chain):
-            return
+    def _propose_chains(self, node: Node, found: dict[int, Proposal]) -> None:
+        """The next token of each chain that the path down to the node goes along."""
+        path, one = [], node
         while one.parent is not None:
-            if one.token != self._chain[one.depth - 1]:
-                return
+            path.append(one.token)
             one = one.parent
-        match = int(1 + 31 * self._chain_chances[depth])
-        offer_text(found, self._chain[depth], _CHAIN, match, 0)
+        for chain in self._chains:
+            if len(path) < len(chain) and chain[: len(path)] == tuple(path[::-1]):
+                offer_text(found, chain[len(path)], _CHAIN, _CHAIN_MATCH, 0)
 
     def _propose_rows(
         self, node: Node, tail: list[int], noise: float, found: dict[int, Proposal]

@@ -1,0 +1,1 @@
+"""The candidate trees in plain Python: what their C++ is compared with."""
