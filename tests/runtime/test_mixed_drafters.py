@@ -112,7 +112,7 @@ def test_a_draft_model_makes_no_forward_where_others_have_proposed_enough(names)
     assert tokens_of(outputs) == text[len(prompt) :]
     steps = outputs[-1].stats.steps
     drafted = group.totals.steps
-    assert drafted == steps if names[0] == "draft:toy" else 0 < drafted < steps - 5
+    assert (drafted > 0.8 * steps) if names[0] == "draft:toy" else (0 < drafted < steps - 5)
     assert group.totals.forwards <= gamma * drafted
     assert group.cache.pool.num_free == group.cache.pool.num_blocks
 

@@ -60,7 +60,7 @@ def test_doctor_tells_who_runs_forward_and_candidate_trees():
     shown = {name.strip(): value.strip() for name, value in rows}
     missing = "no C++ compiler was found (no-such-compiler)"
     assert shown["CPU forward"] == f"PyTorch's operations: {missing}"
-    assert shown["candidate trees"] == f"Python: {missing}"
+    assert shown["candidate trees"] == f"prompt lookup: {missing}"
 
 
 @pytest.mark.parametrize("missing", ["own", "included"])

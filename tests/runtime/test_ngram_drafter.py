@@ -204,7 +204,7 @@ def test_update_rules_filler_1_counts_what_was_emitted_only(case, own, heat):
 def test_an_emitted_token_among_the_fillers_counts_twice():
     drafter = NgramDrafter(NGRAM, request([1, 2], 9), 9)
     drafter.observe((), (3,))
-    assert drafter.propose().top == 3
+    assert drafter.ranks == 3
     drafter.ranked([[4, 5, 6]])
     drafter.observe((), (4,))
     counts = [drafter.storage.count((2, 3, token)) for token in (4, 5, 6, 7)]
