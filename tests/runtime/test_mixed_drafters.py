@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 import trtla
 from tests.support.examples import examples
-from tests.support.mixed import batches, check_counters, drafters, mixed_executor, plain_texts
+from tests.support.mixed import (
+    VOCAB,
+    batches,
+    check_counters,
+    drafters,
+    mixed_executor,
+    plain_texts,
+)
 from tests.support.toys import request, run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.real_models import folder_and_model
 from tests.support.plain_trees.plan import PlainTrees
+from tests.support.real_models import folder_and_model
 from tests.support.trees import Session
 from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams
 from trtla.runtime.models.cpu import library as forward
