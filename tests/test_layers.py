@@ -75,7 +75,6 @@ WITH_TORCH = (
     "runtime/auto/probe.py",
     "runtime/drafters/draft_loading.py",
     "runtime/drafters/draft_model.py",
-    "runtime/drafters/factory.py",
 )
 """All of those folders that do."""
 

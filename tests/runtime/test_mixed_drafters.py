@@ -27,7 +27,7 @@ from tests.support.toys import request, run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
 from trtla.explain.record import StepRecorder
-from trtla.runtime.draft import RecorderWatch
+from trtla.runtime.request import RecorderWatch
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings, DraftOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE
 

@@ -18,9 +18,9 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
-from trtla.runtime.draft import DraftRecorder, RecorderWatch
 from trtla.runtime.drafters.factory import _MOST_SPACES
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.request import DraftRecorder, RecorderWatch
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"

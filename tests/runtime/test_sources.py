@@ -22,10 +22,10 @@ from trtla.bench.opened import measure
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable
-from trtla.runtime.draft import Draft, DraftRecorder, RecorderWatch
+from trtla.runtime.draft import Draft
 from trtla.runtime.drafters.lookahead import LookaheadWindow
 from trtla.runtime.drafters.tree import TreeDrafter
-from trtla.runtime.request import DraftMemory
+from trtla.runtime.request import DraftMemory, DraftRecorder, RecorderWatch
 from trtla.runtime.stats import SourceCounts
 from trtla.runtime.tree.library import SharedTrees
 from trtla.settings.drafting import PROPOSERS

@@ -19,9 +19,8 @@ from tests.support.toys import (
 from trtla.explain.record import RecordedRun, StepRecorder
 from trtla.explain.words import Words
 from trtla.llm.answer import Completion
-from trtla.runtime.draft import RecorderWatch
 from trtla.runtime.loop.executor import DrafterFactory
-from trtla.runtime.request import Request
+from trtla.runtime.request import RecorderWatch, Request
 from trtla.settings.lookahead import LookaheadConfig
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from trtla.chat.conversation import Fitted, Turn, fitted
 from trtla.chat.settings import ChatSettings, changed
 from trtla.errors import UsageError
-from trtla.runtime.draft import DraftRecorder, RecorderWatch
+from trtla.runtime.request import DraftRecorder, RecorderWatch
 from trtla.runtime.stats import tokens_per_step
 from trtla.settings.drafting import check_used
 

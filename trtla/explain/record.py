@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtla.runtime.draft import Draft, Drafter, DraftRecorder, RecordedForward, RecorderWatch
+from trtla.runtime.draft import Draft, Drafter, RecordedForward
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, LookaheadWindow
 from trtla.runtime.drafters.tree import TreeDrafter
+from trtla.runtime.request import DraftRecorder, RecorderWatch
 
 if TYPE_CHECKING:
     from trtla.llm.answer import Completion

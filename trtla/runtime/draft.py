@@ -8,16 +8,14 @@ parents, so nothing else has to be said about them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from trtla.settings.drafting import PROPOSERS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trtla.runtime.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,44 +206,6 @@ class RecordedForward:
     """The target's tokens after each node of the draft's `read`."""
     committed: tuple[int, ...]
     """What it added to the output."""
-
-
-class DraftRecorder:
-    """Keeps every forward of a request, the prefill first: what was drafted and what came of it."""
-
-    def __init__(self, drafter: Drafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.forwards: list[RecordedForward] = []
-        self._draft = NO_DRAFT
-
-    def proposed(self, draft: Draft) -> None:
-        """The drafter has proposed this."""
-        self._draft = draft
-
-    def observed(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """The drafter has observed this; then the forward is over."""
-        self.forwards.append(RecordedForward(self._draft, tuple(greedy), tuple(committed)))
-        self._draft = NO_DRAFT
-
-
-RecorderT = TypeVar("RecorderT", bound=DraftRecorder)
-
-
-class RecorderWatch(Generic[RecorderT]):
-    """Records every request that has it as its `watch`.
-
-    Args:
-        kind: the recorder's class.
-    """
-
-    def __init__(self, kind: Callable[[Drafter, Request], RecorderT]) -> None:
-        self.recorders: list[RecorderT] = []
-        """In the order of the requests."""
-        self._kind = kind
-
-    def __call__(self, drafter: Drafter, request: Request) -> RecorderT:
-        self.recorders.append(self._kind(drafter, request))
-        return self.recorders[-1]
 
 
 def alike(drafted: Sequence[int], committed: Sequence[int]) -> int:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from trtla.errors import TrtlaError
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, RecordedForward
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from trtla.runtime.draft import Drafter, DraftRecorder
 
 
 def committed_prefix(
@@ -60,7 +58,7 @@ def no_answer(label: str, place: int) -> TrtlaError:
 FinishReason = Literal["end_id", "stop_words", "length", "timed_out", "cancelled", "failed"]
 """Why a request ended, TensorRT-LLM's names in lower case; `failed` comes with an error."""
 
-DrafterWatch = Callable[["Drafter", "Request"], "DraftRecorder"]
+DrafterWatch = Callable[[Drafter, "Request"], "DraftRecorder"]
 """Given a request and its drafter before the first step, what records its drafts."""
 
 StopCheck = Callable[[list[int]], bool]
@@ -154,6 +152,44 @@ class Output:
     tree drafts."""
     logprobs: tuple[TokenLogProb, ...] = ()
     """Of each new token, when asked for."""
+
+
+class DraftRecorder:
+    """Keeps every forward of a request, the prefill first: what was drafted and what came of it."""
+
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.forwards: list[RecordedForward] = []
+        self._draft = NO_DRAFT
+
+    def proposed(self, draft: Draft) -> None:
+        """The drafter has proposed this."""
+        self._draft = draft
+
+    def observed(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
+        """The drafter has observed this; then the forward is over."""
+        self.forwards.append(RecordedForward(self._draft, tuple(greedy), tuple(committed)))
+        self._draft = NO_DRAFT
+
+
+RecorderT = TypeVar("RecorderT", bound=DraftRecorder)
+
+
+class RecorderWatch(Generic[RecorderT]):
+    """Records every request that has it as its `watch`.
+
+    Args:
+        kind: the recorder's class.
+    """
+
+    def __init__(self, kind: Callable[[Drafter, Request], RecorderT]) -> None:
+        self.recorders: list[RecorderT] = []
+        """In the order of the requests."""
+        self._kind = kind
+
+    def __call__(self, drafter: Drafter, request: Request) -> RecorderT:
+        self.recorders.append(self._kind(drafter, request))
+        return self.recorders[-1]
 
 
 class DrafterFactory(ABC):

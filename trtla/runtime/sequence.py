@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from trtla.errors import TrtlaError
-from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, DraftRecorder, depths
-from trtla.runtime.request import FinishReason, Output, Request
+from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
+from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import LookaheadConfig
