@@ -85,6 +85,11 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
+def as_trtla_error(error: BaseException) -> TrtlaError:
+    """An error of any kind as one of ours."""
+    return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))
+
+
 def closest(given: str, known: Iterable[str]) -> str | None:
     """The known name that a mistyped one is most like; None where none is like it.
 

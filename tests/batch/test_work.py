@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -86,47 +88,37 @@ def test_usage_has_what_is_the_same_again_and_metrics_what_is_asked(llm: LLM) ->
 
 def test_a_step_that_fails_is_done_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (expected,) = Decoding(llm, LABELLING, print).records(asked(ask("a", max_tokens=20)))
-    real, calls, log = llm.executor.receive, iter(range(100)), list[str]()
-
-    def receive(caller: Any) -> Any:
-        if next(calls) in (1, 2):
-            raise RuntimeError("out of luck")
-        return real(caller)
-
-    monkeypatch.setattr(llm.executor, "receive", receive)
-    (record,) = Decoding(llm, LABELLING, log.append).records(asked(ask("a", max_tokens=20)))
+    log = list[str]()
+    with failing(llm, monkeypatch, range(1, 3)):
+        (record,) = Decoding(llm, LABELLING, log.append).records(asked(ask("a", max_tokens=20)))
     assert record.data == expected.data
     assert log[-1] == "a step failed (2 in a row): RuntimeError: out of luck"
 
 
-def test_a_model_that_has_failed_ends_the_job(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def receive(caller: Any) -> Any:
-        raise RuntimeError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.executor, "receive", receive)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            list(Decoding(llm, LABELLING, print).records(asked(ask("a"))))
+def test_steps_that_always_fail_end_the_job(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was committed before is sent once more after each: that is no success."""
+    log = list[str]()
+    with failing(llm, monkeypatch, range(4, 100)), pytest.raises(RuntimeError, match="out of luck"):
+        list(Decoding(llm, LABELLING, log.append).records(asked(ask("a", max_tokens=90))))
+    assert len(log) == 3
     (record,) = Decoding(llm, LABELLING, print).records(asked(ask("a")))
     assert not record.failed
 
 
-def test_steps_that_always_fail_end_the_job(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was committed before is sent once more after each: that is no success."""
-    executor, calls = llm._executor, iter(range(100))
+@contextmanager
+def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, which: range) -> Iterator[None]:
+    """Forwards that fail, by their number."""
+    executor, calls = llm._executor, count()
     real = executor._stepper.forward
 
     def forward(feeds: Any) -> Any:
-        if next(calls) > 3:
+        if next(calls) in which:
             raise RuntimeError("out of luck")
         return real(feeds)
 
-    log = list[str]()
     with monkeypatch.context() as patch:
         patch.setattr(executor._stepper, "forward", forward)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            list(Decoding(llm, LABELLING, log.append).records(asked(ask("a", max_tokens=90))))
-    assert len(log) == 3
+        yield
 
 
 def test_a_choice_that_fails_fails_its_line_alone(

@@ -27,7 +27,6 @@ from trtla import (
     TrtlaError,
     UsageError,
 )
-from trtla.llm import shared_executor
 from trtla.settings.drafting import NO_DRAFTER
 
 MODEL = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -36,12 +35,6 @@ TEXTS = ["def add(a, b):\n    return", "Once upon a time", "import os\n", "for i
 DRAFTERS = [None, NO_DRAFTER, DrafterSettings(("ngram",))]
 LONG = SamplingParams(max_tokens=1500)
 USER = [{"role": "user", "content": "Say something."}]
-
-
-@pytest.fixture(autouse=True)
-def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wake-up that is lost stays lost."""
-    monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +62,7 @@ def ran(work: Callable[[AsyncLLM], Awaitable[None]]) -> None:
 async def idle(llm: AsyncLLM) -> None:
     """Nothing is in flight, and every block is free, as soon as the thread has had its say."""
     await llm.stats()
-    assert not llm._engine._in_flight
-    assert not llm._inboxes._waiting
-    await llm.stats()
+    assert not llm.llm.executor._texts
     pool = llm.llm._executor._cache.pool
     assert pool.num_free == pool.num_blocks
     steps = (await llm.stats()).steps
@@ -244,7 +235,7 @@ def test_closing_ends_what_runs_and_all_use() -> None:
         with pytest.raises(TrtlaError, match="the model is closed"):
             await llm.generate("a")
         await llm.close()
-        assert not llm._engine._thread.is_alive()
+        assert not llm.llm.executor._thread.is_alive()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -285,7 +276,7 @@ def test_it_is_closed_from_any_event_loop() -> None:
     llm = opened()
     asyncio.run(llm.open())
     asyncio.run(asyncio.wait_for(llm.close(), 60))
-    assert not llm._engine._thread.is_alive()
+    assert not llm.llm.executor._thread.is_alive()
 
 
 def test_it_belongs_to_one_event_loop() -> None:
@@ -310,10 +301,10 @@ def test_a_loop_that_is_closed_early_ends_the_texts() -> None:
     stream = llm.stream(TEXTS, LONG)
     loop.run_until_complete(anext(stream))
     loop.close()
-    engine, end = llm._engine, time.monotonic() + 30
-    while engine._in_flight and time.monotonic() < end:
+    engine, end = llm.llm.executor, time.monotonic() + 30
+    while engine._texts and time.monotonic() < end:
         time.sleep(0.01)
-    assert not engine._in_flight
+    assert not engine._texts
     pool = llm.llm._executor._cache.pool
     assert pool.num_free == pool.num_blocks
     del stream, llm

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 import trtla
 from trtla import LLM, SamplingParams, UsageError
-from trtla.llm.shared_executor import Caller
 from trtla.runtime.request import Output, Request
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -24,11 +24,10 @@ def llm() -> Iterator[LLM]:
 
 
 def outputs(llm: LLM, request: Request) -> list[Output]:
-    caller, found = Caller(), list[Output]()
-    llm.executor.submit([request], caller)
+    inbox, found = SimpleQueue(), list[Output]()
+    llm.executor.submit([request], inbox.put)
     while not found or found[-1].finish_reason is None:
-        found.append(llm.executor.receive(caller))
-    llm.executor.forget(request.request_id)
+        found += [output for _, output in inbox.get(timeout=60)]
     return found
 
 
@@ -55,11 +54,11 @@ def test_a_begun_text_goes_on_with_the_same_tokens(llm, heat, logprobs):
 def test_a_stop_string_that_began_before_still_ends_the_text(llm):
     (plain,) = llm.generate(PROMPT, SamplingParams(24))
     stop = plain.text[6:12]
-    answer = llm.answer(0, _asked(llm, stop))
+    (answer,) = llm.answers(0, _asked(llm, stop))
     whole = outputs(llm, answer.request)
     assert whole[-1].finish_reason == "stop_words"
     begun = ids(whole)[:-1]
-    again = replace(llm.answer(0, _asked(llm, stop)).request, begun=begun)
+    again = replace(llm.answers(0, _asked(llm, stop))[0].request, begun=begun)
     assert begun + ids(outputs(llm, again)) == ids(whole)
 
 

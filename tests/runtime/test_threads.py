@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 import trtla
+from tests.support.interrupts import Lines, once_each
 from tests.support.torn import PROMPTS, Opened, Threads, expected, rest
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
-from trtla.llm import shared_executor
+from trtla.llm import answer, engine_thread, llm
 from trtla.runtime.draft import NoDrafter
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 
@@ -31,12 +36,6 @@ TEXTS = [
 DRAFTERS = [None, NO_DRAFTER, DrafterSettings(("ngram",)), DrafterSettings(("prompt-lookup",), 6)]
 
 __all__ = ["expected"]
-
-
-@pytest.fixture(autouse=True)
-def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reset_backoff-up that is lost stays lost."""
-    monkeypatch.setattr(shared_executor, "_LOOK_AGAIN_S", 3600.0)
 
 
 def sampling(index: int) -> SamplingParams:
@@ -87,45 +86,31 @@ def test_threads_wake_each_other_when_they_have_read_enough(monkeypatch, expecte
     for name in (*PROMPTS, *PROMPTS):
         threads.start(work, name)
     threads.join()
-    opened.settled(0)
-
-
-def test_outputs_that_wait_are_read_without_a_step(monkeypatch, expected) -> None:
-    opened = Opened(monkeypatch)
-    slow, got = opened.stream("other"), []
-    got += next(slow).token_ids
-    rest(opened.stream("broken", NO_DRAFTER), [])
-
-    def no_step(feeds: object) -> None:
-        raise AssertionError("stepped")
-
-    opened.executor._stepper.forward = no_step
-    assert rest(slow, got).output_ids == tuple(got) == expected["other"]
+    opened.settled()
 
 
 def test_a_stream_that_dies_within_a_step_changes_nothing_there(monkeypatch, expected) -> None:
     """The garbage collector runs finalisers anywhere, also in the thread that steps."""
     opened = Opened(monkeypatch)
-    forward = opened.executor._stepper.forward
-    for when in range(6):
-        other, dying = opened.stream("other", NO_DRAFTER), [opened.stream("broken", NO_DRAFTER)]
+    forward, left = opened.executor._stepper.forward, []
+
+    def collecting(feeds):
+        if left:
+            left.clear()
+            gc.collect()
+        return forward(feeds)
+
+    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", collecting))
+    for _ in range(6):
+        dying = [opened.stream("broken", NO_DRAFTER)]
         next(dying[0])
         dying.append(dying)  # type: ignore[arg-type]  # a cycle, for the collector
-        left = [dying]
+        left.append(dying)
         del dying
-        got = list(next(other).token_ids)
-        end = len(opened.model.fed) + when
-
-        def collecting(feeds, left=left, end=end):
-            if len(opened.model.fed) == end:
-                left.clear()
-                gc.collect()
-            return forward(feeds)
-
-        opened.executor._stepper.forward = collecting
-        assert rest(other, got).output_ids == tuple(got) == expected["other"]
+        got: list[int] = []
+        assert rest(opened.stream("other"), got).output_ids == tuple(got) == expected["other"]
         assert not left
-        opened.settled(0)
+        opened.settled()
 
 
 def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
@@ -138,7 +123,7 @@ def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
                 mine.set()
 
     def read(mine: threading.Event) -> None:
-        with pytest.raises(TrtlaError, match="the executor is closed"):
+        with pytest.raises(TrtlaError, match="the model is closed"):
             read_on(mine)
 
     for mine in reading:
@@ -146,7 +131,7 @@ def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
     assert all(mine.wait(60) for mine in reading)
     llm.close()
     threads.join()
-    with pytest.raises(TrtlaError, match="the executor is closed"):
+    with pytest.raises(TrtlaError, match="the model is closed"):
         llm.generate(TEXTS[0])
     assert llm.description.startswith("torch on")
     llm.close()
@@ -162,7 +147,7 @@ def test_a_model_that_is_used_within_its_own_step_says_so(monkeypatch, expected)
     with pytest.raises(TrtlaError, match="used from within one of its own steps"):
         rest(opened.llm.stream([[1, 2]], SamplingParams(4), watch=lambda *_: Asking()), [])
     assert rest(opened.stream("other"), []).output_ids == expected["other"]
-    opened.settled(0)
+    opened.settled()
 
 
 def test_texts_are_encoded_in_threads(tmp_path) -> None:
@@ -246,13 +231,166 @@ def test_a_forked_process_is_told_to_open_the_model_anew(monkeypatch) -> None:
         torch.set_num_threads(before)
 
 
-def test_what_a_chunk_accepted_is_right_when_it_is_read_later(monkeypatch) -> None:
-    opened = Opened(monkeypatch)
-    triple = LookaheadConfig(3, 3, 2)  # auto would draft from the first answer
-    alone = [(c.token_ids, c.accepted) for c in opened.stream("other", triple=triple)]
-    later = opened.stream("other", triple=triple)
-    read = [next(later)]
-    assert rest(opened.stream("broken", NO_DRAFTER), [])  # the other's outputs wait meanwhile
-    read += later
-    assert [(c.token_ids, c.accepted) for c in read] == alone
-    assert sum(c.accepted for c in read) > 0
+def held(opened: Opened) -> threading.Event:
+    """Keeps the model's thread between two steps until this is set."""
+    inside, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        inside.set()
+        assert go.wait(60)
+
+    opened.llm.executor.ask(hold)
+    assert inside.wait(60)
+    return go
+
+
+def test_calls_come_in_the_order_of_their_arrival(monkeypatch) -> None:
+    opened, order = Opened(monkeypatch), list[str]()
+    go = held(opened)
+    asked = [opened.llm.executor.ask(lambda _, name=name: order.append(name)) for name in "abc"]
+    go.set()
+    for one in asked:
+        one.result(60)
+    assert order == ["a", "b", "c"]
+
+
+def test_calls_and_steps_alternate_while_both_are_wanted(monkeypatch, expected) -> None:
+    """Threads that call without a pause starve no stream, and a stream starves no call."""
+    opened, threads, ended, calls = Opened(monkeypatch), Threads(), threading.Event(), [0]
+
+    def call() -> None:
+        while not ended.is_set():
+            opened.llm.stats()
+            calls[0] += 1
+
+    for _ in range(3):
+        threads.start(call)
+    for _ in range(4):
+        got: list[int] = []
+        assert rest(opened.stream("other", NO_DRAFTER), got).output_ids == expected["other"]
+    ended.set()
+    threads.join()
+    assert calls[0] > 8
+    opened.settled()
+
+
+def one_end(opened: Opened, expected: dict[str, tuple[int, ...]], finish: str, lines: Lines):
+    """A stream is read and ends while another is in flight; an interrupt may come meanwhile."""
+    other, read = opened.stream("other"), []
+    got = list(next(other).token_ids)
+    with suppress(KeyboardInterrupt), lines:
+        broken = opened.stream("broken")
+        if finish == "close":
+            next(broken)
+            broken.close()
+        else:
+            rest(broken, read)
+    assert tuple(read) == expected["broken"][: len(read)]
+    assert rest(other, got).output_ids == tuple(got) == expected["other"]
+    opened.settled(len(got))
+
+
+@pytest.mark.deep(first=1)
+@pytest.mark.parametrize("finish", ["read", "close"])
+def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, finish) -> None:
+    modules = (engine_thread, llm, answer)
+    whole = Lines(modules)
+    one_end(Opened(monkeypatch), expected, finish, whole)
+    places = once_each(whole.seen)
+    assert len(places) > 30
+    for place in places:
+        one_end(Opened(monkeypatch), expected, finish, Lines(modules, place))
+
+
+def test_interrupts_at_random_times_harm_no_other_stream(monkeypatch, expected):
+    """By a signal, as Ctrl-C comes."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before, dice = signal.signal(signal.SIGALRM, interrupt), random.Random(7)
+    try:
+        opened = Opened(monkeypatch)
+        for _ in range(40):
+            others = {name: opened.stream(name) for name in ("other", "third")}
+            got = {name: list(next(stream).token_ids) for name, stream in others.items()}
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-4, 1.5e-2))
+                rest(opened.stream("broken"), [])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            for name, stream in others.items():
+                assert rest(stream, got[name]).output_ids == tuple(got[name]) == expected[name]
+            opened.settled(sum(map(len, got.values())))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda opened: rest(opened.stream("broken", NO_DRAFTER), []),
+        lambda opened: opened.llm.log_probs([1] * 60, [1] * 60),
+    ],
+    ids=["stream", "call"],
+)
+def test_an_interrupt_is_raised_at_once_and_ends_what_was_waited_for(monkeypatch, wait) -> None:
+    """However long a forward takes; no other follows it."""
+    opened, inside, go, late = Opened(monkeypatch), threading.Event(), threading.Event(), []
+    forward = opened.executor._stepper.forward
+
+    def slow(feeds):
+        inside.set()
+        late.append(go.wait(60))
+        return forward(feeds)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
+    before, threads = signal.signal(signal.SIGALRM, interrupt), Threads()
+    threads.start(lambda: inside.wait(60) and signal.setitimer(signal.ITIMER_REAL, 0.01))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait(opened)
+        assert not late, "it waited for the forward"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    threads.join()
+    go.set()
+    opened.llm.stats()
+    assert len(late) == 1
+    opened.settled()
+
+
+def test_a_signal_handler_may_use_the_model_while_its_thread_waits(monkeypatch, expected) -> None:
+    opened, got = Opened(monkeypatch), list[tuple[int, ...]]()
+    go = held(opened)
+
+    def handle(*_: object) -> None:
+        go.set()
+        got.append(rest(opened.stream("other"), []).output_ids)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        opened.llm.executor.call(lambda _: got.append(()))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert sorted(got) == [(), expected["other"]]
+    opened.settled()
+
+
+def test_a_model_that_is_dropped_or_left_open_ends_its_thread() -> None:
+    opened = LLM(SHIPPED, lookahead=PLAIN, dtype="float32", max_batch_size=2)
+    thread = opened.executor._thread
+    del opened
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+    code = (
+        f"from trtla import LLM, SamplingParams; llm = LLM({str(SHIPPED)!r}); "
+        "stream = llm.stream('a', SamplingParams(1500)); print(bool(next(stream)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

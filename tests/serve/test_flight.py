@@ -221,15 +221,15 @@ def test_a_model_that_is_gone_answers_everybody_who_waits(capsys):
 
 def test_one_requests_failure_is_its_own(served, plain, monkeypatch):
     """A stop check that raises, in the middle of a batch."""
-    prepare = served.service.model.llm.answer
+    prepare = served.service.model.llm.answers
 
-    def answer(index, one, *more):
-        made = prepare(index, one, *more)
+    def answers(index, one, *more):
+        (made,) = prepare(index, one, *more)
         if one.sampling.seed == 666:
             object.__setattr__(made.request, "stop_check", lambda ids: 1 / 0)
-        return made
+        return [made]
 
-    monkeypatch.setattr(served.service.model.llm, "answer", answer)
+    monkeypatch.setattr(served.service.model.llm, "answers", answers)
     with ThreadPoolExecutor(3) as clients:
         bodies = [SHORT, SHORT | {"seed": 666}, SHORT]
         fine, failed, also = clients.map(lambda body: served.complete(**body), bodies)

@@ -15,7 +15,7 @@ import httpx
 
 import trtla
 from trtla import LLM
-from trtla.llm.engine_thread import EngineThread
+from trtla.llm.background import BackgroundLLM
 from trtla.serve.log import RequestLog
 from trtla.serve.server import Service, bind
 from trtla.settings.serving import ServeSettings
@@ -64,7 +64,7 @@ def serving(
     chosen = ServeSettings(port=0, **settings)
     ready = threading.Event()
     log = RequestLog(as_json=True, quiet=quiet)
-    new_engine = partial(EngineThread, open_model)
+    new_engine = partial(BackgroundLLM, open_model)
     service = Service(chosen, keys, new_engine, "tiny", log, lambda *_: ready.set())
     with bind(chosen) as listening:
         if send_buffer is not None:

@@ -1,8 +1,9 @@
-"""An executor that is interrupted or that many threads step, and what it has to write."""
+"""A model that is interrupted or that many threads use, and what it has to write."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,15 +52,31 @@ class Opened:
     def stream(self, name, drafter=CHAIN, triple=None):
         return self.llm.stream([PROMPTS[name]], SAMPLING[name], triple, drafter=drafter)
 
-    def settled(self, count):
-        """The last request is done and nothing is left of any."""
+    def failing(self, fail, times=1 << 30):
+        """From now on so many forwards are this instead."""
+        forward, left = self.executor._stepper.forward, [times]
+
+        def instead(feeds):
+            left[0] -= 1
+            return fail(feeds) if left[0] >= 0 else forward(feeds)
+
+        def put(executor):
+            executor._stepper.forward = instead
+
+        self.llm.executor.call(put)
+
+    def settled(self, count=0):
+        """Nothing is left of any request, and the next one is served."""
+        end = time.monotonic() + 60
+        while self.llm.executor._texts:
+            assert time.monotonic() < end
+            time.sleep(0.001)
         (done,) = self.llm.generate([[4, 4]], SamplingParams(2), drafter=NO_DRAFTER)
         assert len(done.output_ids) == 2
         for pool in (self.executor._cache.pool, self.group.cache.pool):
             assert pool.num_free == pool.num_blocks
         assert self.executor._scheduler.num_running == 0
         assert self.llm.stats().new_tokens >= count + 2
-        assert self.llm.executor._receivers == {}
 
 
 def rest(stream, got):

@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from trtla.api.generation import Generation
 from trtla.api.logprobs import Spell, chat_logprobs, completion_logprobs
 from trtla.api.protocol import FINISH_REASONS, ChatBody, CompletionBody
-from trtla.llm.answer import Answer, Chunk, Completion
+from trtla.llm.answer import Chunk, Completion
 from trtla.results.metrics import Metrics
 from trtla.runtime.request import TokenLogProb
 from trtla.runtime.stats import SourceCounts, tokens_per_step
@@ -31,24 +32,6 @@ def dumps(data: Json) -> bytes:
     for sign, escaped in _LINE_BREAKS:
         text = text.replace(sign, escaped)
     return text.encode()
-
-
-class Growing(Protocol):
-    """The choices of one request while they grow."""
-
-    @property
-    def answers(self) -> Sequence[Answer]: ...
-    @property
-    def started(self) -> float:
-        """When the request came, on the monotonic clock in seconds."""
-
-    @property
-    def first(self) -> float | None:
-        """When the first token came."""
-
-    @property
-    def tokens(self) -> int:
-        """Written so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +65,7 @@ class Writer:
         self,
         body: ChatBody | CompletionBody,
         labels: Labels,
-        generation: Growing,
+        generation: Generation,
         spell: Spell,
     ) -> None:
         self._body, self._generation, self._labels = body, generation, labels
@@ -98,30 +81,36 @@ class Writer:
         self._spell = spell
         self._offsets: dict[int, int] = {}
         """Characters of each choice that were listed with log probabilities."""
-        self._done: list[Completion] = []
         self._begun: set[int] = set()
+
+    @property
+    def _done(self) -> list[Completion]:
+        return self._generation.done
 
     def add(self, chunk: Chunk) -> bytes | None:
         """A chunk as an event of a stream; None where it has nothing to say yet."""
-        if chunk.completion is not None:
-            self._done.append(chunk.completion)
         silent = not (chunk.text or chunk.completion or chunk.logprobs)
         if silent or not self._body.stream:
             return None
-        choice: Json = {"index": chunk.index, **self._delta(chunk)}
-        choice["logprobs"] = self._logprobs(chunk.index, chunk.logprobs)
+        index = self._place(chunk)
+        choice: Json = {"index": index, **self._delta(index, chunk)}
+        choice["logprobs"] = self._logprobs(index, chunk.logprobs)
         done = chunk.completion
         choice["finish_reason"] = FINISH_REASONS.get(done.finish_reason) if done else None
         if self._body.pieces:
             choice["pieces"] = list(_pieces(chunk))
-            choice["tokens"] = self._generation.answers[chunk.index].length  # so far
+            choice["tokens"] = self._generation.answers[index].length  # so far
         return event(self._chunk([choice]))
 
-    def _delta(self, chunk: Chunk) -> Json:
+    def _place(self, one: Chunk | Completion) -> int:
+        """Among the choices of all prompts."""
+        return one.index * self._body.n + one.choice
+
+    def _delta(self, index: int, chunk: Chunk) -> Json:
         if not self._chat:
             return {"text": chunk.text}
-        role = {} if chunk.index in self._begun else {"role": "assistant"}
-        self._begun.add(chunk.index)
+        role = {} if index in self._begun else {"role": "assistant"}
+        self._begun.add(index)
         return {"delta": {**role, "content": chunk.text}}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -142,8 +131,7 @@ class Writer:
 
     def whole(self) -> Json:
         """All of it, when the texts have ended."""
-        done = sorted(self._done, key=lambda one: one.index)
-        choices = [self._choice(one) for one in done]
+        choices = [self._choice(one) for one in sorted(self._done, key=self._place)]
         answer: Json = {**self._head, "choices": choices, "usage": self._usage()}
         if self._body.metrics:
             answer["metrics"] = self._metrics()
@@ -154,8 +142,8 @@ class Writer:
         if self._chat:
             text = {"message": {"role": "assistant", "content": done.text, "refusal": None}}
         reason = FINISH_REASONS.get(done.finish_reason)
-        logprobs = self._logprobs(done.index, done.logprobs)
-        return {"index": done.index, **text, "logprobs": logprobs, "finish_reason": reason}
+        logprobs = self._logprobs(self._place(done), done.logprobs)
+        return {"index": self._place(done), **text, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, index: int, tokens: Sequence[TokenLogProb]) -> Json | None:
         """Of these tokens of a choice; None where nobody asked."""
@@ -169,7 +157,7 @@ class Writer:
 
     def _usage(self) -> Json:
         written = sum(len(one.output_ids) for one in self._done)
-        prompts = [one for one in self._done if one.index % self._body.n == 0]
+        prompts = [one for one in self._done if one.choice == 0]
         read = sum(len(one.input_ids) for one in prompts)
         whole = {
             "prompt_tokens": read,
@@ -215,7 +203,7 @@ def _sum(done: Sequence[Completion]) -> dict[str, SourceCounts]:
     return total
 
 
-def _times(generation: Growing, choices: int) -> Json:
+def _times(generation: Generation, choices: int) -> Json:
     """Milliseconds since the request came, and the rate behind the first tokens."""
     now, first = time.monotonic(), generation.first or generation.started
     written, took = generation.tokens - choices, now - first

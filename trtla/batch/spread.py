@@ -18,7 +18,7 @@ import numpy as np
 from trtla.batch.journal import Record
 from trtla.batch.lines import Ask, Line, Survey, lines_at, parse
 from trtla.batch.work import Decoding, Labelling
-from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.errors import TrtlaError, UsageError, as_trtla_error
 from trtla.llm.llm import LLM
 
 _LINES = 4
@@ -65,7 +65,7 @@ class Answers:
         try:
             self._llm = share.open_model()
         except Exception as error:
-            self._problem = _told(error)
+            self._problem = as_trtla_error(error)
 
     def __call__(self, places: Batch) -> Batch:
         """The records of a task's lines."""
@@ -76,7 +76,7 @@ class Answers:
             work = Decoding(self._llm, self._share.labelling, print)
             return _table(list(work.records(asked)))
         except Exception as error:
-            return _table([_stop(_told(error))])
+            return _table([_stop(as_trtla_error(error))])
 
 
 def _asks(source: Path, places: list[list[int]]) -> Iterator[Ask]:
@@ -88,10 +88,6 @@ def _asks(source: Path, places: list[list[int]]) -> Iterator[Ask]:
                 "leave the file as it is, and begin anew with --force",
             )
         yield parse(line, {number: first})
-
-
-def _told(error: Exception) -> TrtlaError:
-    return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))
 
 
 def _stop(problem: TrtlaError | None) -> Record:

@@ -208,11 +208,11 @@ class ChatModel:
         )  # fmt: skip
         reply, last = Reply(Tally(answers=1, prompt_tokens=len(ids))), None
         with closing(cast("Generator[Chunk, None, None]", chunks)) as stream:
-            for chunk in stream:
+            for number, chunk in enumerate(stream):
                 now = time.perf_counter()
                 reply.add(chunk, None if last is None else now - last)
                 last = now
-                rejected = _rejected(watcher.recorders, chunk) if watcher else ()
+                rejected = _rejected(watcher.recorders, number, chunk) if watcher else ()
                 if show(chunk, reply, rejected) and chunk.completion is None:
                     break
         return reply
@@ -230,12 +230,15 @@ def _tokenizer(llm: LLM) -> Tokenizer:
     return llm.tokenizer
 
 
-def _rejected(recorders: Sequence[DraftRecorder], chunk: Chunk) -> tuple[int, ...]:
-    """What the best branch of the chunk's step held behind the accepted tokens."""
-    forwards = recorders[-1].forwards if recorders else []
+def _rejected(recorders: Sequence[DraftRecorder], number: int, chunk: Chunk) -> tuple[int, ...]:
+    """What the best branch of the chunk's step held behind the accepted tokens.
+
+    The model may be some steps ahead of the chunk.
+    """
+    forwards = recorders[-1].forwards[number : number + 1] if recorders else []
     if not forwards or not chunk.token_ids:
         return ()
-    return rejected_tail(forwards[-1].draft, chunk.token_ids[: chunk.accepted])
+    return rejected_tail(forwards[0].draft, chunk.token_ids[: chunk.accepted])
 
 
 def rejected_tail(draft: Draft, accepted: Sequence[int]) -> tuple[int, ...]:

@@ -127,17 +127,7 @@ class Answer:
         return len(self._ids)
 
     def add(self, output: Output) -> Chunk:
-        """Take an output of the executor.
-
-        Raises:
-            TrtlaError: output tokens before these are missing.
-        """
-        if output.start > self.length:
-            raise TrtlaError(
-                f"{self.request.label} has lost its output tokens {self.length} to "
-                f"{output.start - 1} in an interrupted step",
-                "ask again",
-            )
+        """Take the next output of the executor."""
         self._ids += output.new_tokens
         self._margins += output.margins
         self._logprobs += output.logprobs

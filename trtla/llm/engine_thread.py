@@ -1,235 +1,292 @@
-"""One thread that opens a model and decodes for everybody else: requests join and leave by step.
+"""The thread that owns an executor: it steps for everybody and hands out each output once.
 
-Other threads hand in requests and cancellations at any time and are told of outputs by `post`, once
-a step. The thread survives a step that fails; where steps fail one after another it ends, and says
-so to everybody who waits.
+Requests, cancellations and calls come from any thread at any time, and are done between two
+forwards in the order of their arrival. A signal, which Python raises in the main thread, and a
+finaliser therefore never come within a step.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
-from trtla.errors import RankLost, TrtlaError, sentence
-from trtla.llm.llm import LLM
-from trtla.llm.shared_executor import Caller
-from trtla.runtime.executor import Executor
+from trtla.errors import RankLost, TrtlaError, as_trtla_error, sentence
+from trtla.runtime.executor import Executor, check_process
 from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import ExecutorStats
+from trtla.runtime.stats import RequestStats
 
 T = TypeVar("T")
-Event = tuple[int, Output | TrtlaError]
-"""A request's id, and its next output or why there will be none."""
-State = Literal["loading", "ready", "failed", "stopped"]
+Event = tuple[int, Output | BaseException]
+"""A request's id, and its next output, or why the model has given up all that was in flight."""
+Receive = Callable[[Sequence[Event]], object]
+"""Takes what a step brought for some requests, in the engine's thread; neither raises nor waits."""
 
+_log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
-"""Steps that fail one after another until the model is given up."""
+"""Steps that fail one after another until the requests in flight are given up."""
 _LOOK_EVERY_S = 1.0
 """How often an idle thread looks whether the model's other ranks are there."""
+_LONGEST_STEP_S = 30.0
+"""Waited for at most where the process ends and a model is still open."""
+_OPEN: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
-class ReplicaCounts:
-    """Of a model that runs in several processes."""
+class _Text:
+    """A request in flight: who reads it, and how many of its tokens were handed out."""
 
-    running: int = 0
-    """Replicas that answered when this was asked for."""
-    reruns: int = 0
-    """Times that a text went on elsewhere, since its replica was lost."""
+    receive: Receive
+    length: int
+
+
+class _Call(Future[T]):
+    """What a call returns; `left`: its caller was interrupted, and waits no longer."""
+
+    left = False
 
 
 class EngineThread:
-    """A model behind a thread of its own.
+    """An executor behind a thread of its own, which ends with `close`, and with the process.
 
-    Args:
-        open_model: opens the model; called in the thread.
-        post: takes what a step brought, in the thread; an empty list where only `state` changed. It
-            must neither raise nor wait. After `failed` and `stopped` no request has further events.
-        log: takes a sentence about a step that failed.
+    A step that fails is done again. After several in a row, or where it cannot succeed any more,
+    every request in flight gets the error; later requests are tried again.
     """
 
-    replicas: ReplicaCounts | None = None
-    """None: there are no replicas."""
-
-    def __init__(
-        self,
-        open_model: Callable[[], LLM],
-        post: Callable[[Sequence[Event]], None],
-        log: Callable[[str], None],
-    ) -> None:
-        self._open, self._post, self._log = open_model, post, log
-        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._in_flight: dict[int, int] = {}
-        """Output tokens that each request has reported."""
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._process = os.getpid()
+        self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._texts: dict[int, _Text] = {}
+        self._call: _Call[Any] | None = None
         self._failures = 0
-        self._llm: LLM | None = None
-        self._caller: Caller
-        self.state: State = "loading"
-        self.failure: BaseException | None = None
-        """Why the state is `failed`."""
+        self._lost = False
+        """Other ranks are, for good."""
+        self._ended = False
+        self.log: Callable[[str], object] = _log.warning
+        """Takes a sentence about a step that failed."""
+        self.on_failure: Callable[[BaseException], object] = lambda error: None
+        """Takes what all requests in flight were given up for, before they get it."""
+        executor.interrupted = self._interrupted
+        _OPEN.add(self)
         self._thread = threading.Thread(target=self._run, name="trtla-engine", daemon=True)
-
-    def start(self) -> None:
-        """Begin to open the model."""
         self._thread.start()
 
-    @property
-    def llm(self) -> LLM:
-        """The model, to make requests with and to read limits from.
+    def check(self) -> None:
+        """Raise `TrtlaError` in a forked process, and within a step of this executor."""
+        check_process(self._process)
+        if threading.current_thread() is self._thread:
+            raise TrtlaError(
+                "the model is used from within one of its own steps",
+                "use it when the step has ended, or open the model a second time",
+            )
 
-        Raises:
-            TrtlaError: it is not open.
-        """
-        if self._llm is None or self.state != "ready":
-            raise TrtlaError(f"the model is {self.state}", "see its log")
-        return self._llm
-
-    def submit(self, requests: Iterable[Request], whole: bool = False) -> None:
-        """Decode requests of this model; a request that is refused gets its error as an event.
-
-        Args:
-            whole: nobody reads the texts before their ends; here that is all the same.
-        """
-        for request in requests:
-            self._put(lambda request=request: self._submit(request))  # type: ignore[misc]
+    def submit(self, requests: Iterable[Request], receive: Receive) -> None:
+        """Decode requests; one that the executor refuses gets an output with the error."""
+        asked = tuple(requests)
+        self._put(lambda: self._submit(asked, receive))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
-        """End requests before the next step; no events of these follow."""
+        """End requests before the next forward; none of their events follow. Never raises."""
         ids = tuple(request_ids)
-        self._put(lambda: self._cancel(ids))
+        if ids and not self._ended and os.getpid() == self._process:
+            self._put(lambda: self._cancel(ids))
 
     def ask(self, work: Callable[[Executor], T]) -> Future[T]:
         """Do something with the executor between two steps."""
-        future: Future[T] = Future()
+        return self._asked(work)
 
-        def answer() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(self.llm.executor.call(work))
-            except Exception as error:
-                future.set_exception(error)
+    def call(self, work: Callable[[Executor], T]) -> T:
+        """`ask`, and wait for the answer."""
+        self.check()
+        future = self._asked(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+            future.left = True
 
-        self._put(answer)
+    def _asked(self, work: Callable[[Executor], T]) -> _Call[T]:
+        future: _Call[T] = _Call()
+        self._put(lambda: self._answer(work, future))
         return future
 
-    def _put(self, command: Callable[[], None]) -> None:
-        """Have the thread do something; where it has ended, let that fail here."""
-        self._commands.put(command)
-        if self.state in ("failed", "stopped"):
-            self._end()
+    def close(self, timeout: float | None = None) -> bool:
+        """End after the forward it is in, and free the executor; False where that takes longer.
 
-    def stats(self) -> Future[ExecutorStats]:
-        """The executor's counters, between two steps."""
-        return self.ask(lambda executor: executor.stats())
+        Requests that have not ended get a `TrtlaError`. Does nothing in a forked process.
+        """
+        if os.getpid() != self._process:
+            return True
+        self.check()
+        self.stop(timeout)
+        if not self._ended:
+            return False
+        self._executor.close()
+        return True
 
-    def stop(self, timeout: float | None = None) -> bool:
-        """End the thread after its step and free the model; False where it goes on."""
+    def stop(self, timeout: float | None = 0) -> None:
+        """Let the thread end, and wait for that."""
         self._commands.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if timeout != 0:
+            self._thread.join(timeout)
+
+    def _put(self, command: Callable[[], object]) -> None:
+        """Have the thread do something; where it has ended, let that fail here."""
+        check_process(self._process)
+        self._commands.put(command)
+        if self._ended:
+            self._drain()
 
     def _run(self) -> None:
         try:
-            with self._open() as self._llm:
-                self._caller = Caller()
-                self._change("ready")
-                while self._obey():
-                    self._step()
-            self._change("stopped")
-        except BaseException as error:  # whatever it is, nobody may wait for ever
-            self.failure = error
-            self._change("failed")
-        self._end()
+            while self._obey():
+                self._step()
+        finally:
+            self._ended = True
+            self._give_up(_closed())
+            self._drain()
 
-    def _change(self, state: State) -> None:
-        self.state = state
-        self._post([])
+    def _drain(self) -> None:
+        """Let nobody wait for what will not be done."""
+        with suppress(Empty):
+            while True:
+                command = self._commands.get_nowait()
+                command() if command else None
+
+    def _interrupted(self) -> bool:
+        """Whether the executor should return before it is done."""
+        return not self._commands.empty() if self._call is None else self._call.left
 
     def _obey(self) -> bool:
-        """Do what others ask for, and wait for them where nothing is in flight; False: end."""
-        while not self._in_flight or not self._commands.empty():
+        """Do what others ask for, and wait for them where nothing is in flight; False: end.
+
+        Streams and callers take turns: what comes meanwhile is done after the next step.
+        """
+        left = self._commands.qsize()
+        while left > 0 or not self._texts:
             command = self._next_command()
             if command is None:
                 return False
             command()
+            left -= 1
         return True
 
-    def _next_command(self) -> Callable[[], None] | None:
-        """Wait for it; raises `RankLost` where the model is lost meanwhile."""
+    def _next_command(self) -> Callable[[], object] | None:
         while True:
             try:
-                return self._commands.get(timeout=_LOOK_EVERY_S)
+                return self._commands.get(timeout=None if self._lost else _LOOK_EVERY_S)
             except Empty:
-                self.llm.executor.call(lambda executor: executor.check_ranks())
+                try:
+                    self._executor.check_ranks()
+                except Exception as error:
+                    self._lost = True
+                    self._give_up(error)
 
-    def _submit(self, request: Request) -> None:
-        try:
-            self.llm.executor.submit([request], self._caller)
-        except Exception as error:
-            self.llm.executor.drop(self._caller, [request.request_id])
-            self._post([(request.request_id, _as_error(error))])
-        else:
-            self._in_flight[request.request_id] = 0
+    def _submit(self, requests: Sequence[Request], receive: Receive) -> None:
+        for request in requests:
+            if self._ended:
+                receive([(request.request_id, _closed())])
+                continue
+            try:
+                self._executor.submit(request)
+            except BaseException as error:  # whatever it is, nobody may wait indefinitely
+                receive([(request.request_id, _refusal(request, error))])
+            else:
+                self._texts[request.request_id] = _Text(receive, len(request.begun))
 
     def _cancel(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
-            self._in_flight.pop(request_id, None)
-        if self.state != "ready":  # with the model all of them have ended
+            if self._texts.pop(request_id, None) is not None:
+                try:
+                    self._executor.cancel(request_id)
+                except BaseException as error:  # the next step cancels it
+                    self.log(f"a cancelled request did not end: {sentence(error)}")
+
+    def _answer(self, work: Callable[[Executor], T], future: _Call[T]) -> None:
+        if not future.set_running_or_notify_cancel():
             return
+        self._call = future
         try:
-            self.llm.executor.abandon(self._caller, request_ids)
-        except Exception as error:  # the next step cancels them
-            self._log(f"a cancelled request did not end: {sentence(error)}")
+            if self._ended:
+                raise _closed()
+            future.set_result(work(self._executor))
+        except BaseException as error:
+            future.set_exception(error)
+        self._call = None
 
     def _step(self) -> None:
-        """Decode until there are outputs, and post all there are."""
+        """Decode until there are outputs, or something else is to be done."""
         try:
-            outputs = [self.llm.executor.receive(self._caller)]
-        except RankLost:  # no step will ever succeed
-            raise
-        except Exception as error:
-            self._failures += 1
-            self._log(f"a step failed ({self._failures} in a row): {sentence(error)}")
-            if self._failures >= _MOST_FAILURES:
-                raise
+            outputs = self._executor.poll()
+            if not outputs and self._commands.empty():
+                raise TrtlaError(
+                    "the executor has nothing in flight, and a request has not ended",
+                    "ask again; if that does not help, open the model again",
+                )
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._deliver(outputs)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failures += 1
+        if isinstance(error, RankLost):  # no step will ever succeed
+            self._give_up(error)
             return
-        with suppress(Empty):
-            while True:
-                output = self._caller.inbox.get_nowait()
-                outputs += [] if output is None else [output]
-        news = [output for output in outputs if self._is_news(output)]
-        if news:  # else a failed step had the last ones sent once more
-            self._failures = 0
-        self._post([(one.request_id, one) for one in outputs if one.request_id in self._in_flight])
+        self.log(f"a step failed ({self._failures} in a row): {sentence(error)}")
+        if self._failures >= _MOST_FAILURES:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """End all requests in flight with an error."""
+        texts, self._texts, self._failures = self._texts, {}, 0
+        for request_id in texts:
+            with suppress(BaseException):  # the next step cancels it
+                self._executor.cancel(request_id)
+        if not self._ended:
+            self.on_failure(error)
+        for request_id, text in texts.items():
+            text.receive([(request_id, error)])
+
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        """Hand out what a step brought; after one that failed the executor sends all once more."""
+        posts: dict[Receive, list[Event]] = {}
         for output in outputs:
+            text = self._texts.get(output.request_id)
+            if text is None or output.start < text.length:
+                continue
+            self._failures = 0
+            text.length = output.start + len(output.new_tokens)
             if output.finish_reason is not None:
-                self._in_flight.pop(output.request_id, None)
-                self.llm.executor.forget(output.request_id)
-
-    def _is_news(self, output: Output) -> bool:
-        """Whether it goes on where a request's last one ended, which it then is."""
-        known = self._in_flight.get(output.request_id)
-        length = output.start + len(output.new_tokens)
-        if known is None or (output.finish_reason is None and length <= known):
-            return False
-        self._in_flight[output.request_id] = length
-        return True
-
-    def _end(self) -> None:
-        """Let nobody wait for what will not be done."""
-        self._in_flight.clear()
-        with suppress(Empty):
-            while True:
-                command = self._commands.get_nowait()
-                with suppress(TrtlaError):
-                    command() if command else None
+                del self._texts[output.request_id]
+            posts.setdefault(text.receive, []).append((output.request_id, output))
+        for receive, events in posts.items():
+            receive(events)
 
 
-def _as_error(error: Exception) -> TrtlaError:
-    return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))
+def _refusal(request: Request, error: BaseException) -> Output:
+    why = as_trtla_error(error)
+    if why is not error:
+        why.__cause__ = error
+    start = len(request.begun)
+    return Output(request.request_id, (), "failed", RequestStats(), start=start, error=why)
+
+
+def _closed() -> TrtlaError:
+    return TrtlaError("the model is closed", "open it again")
+
+
+@atexit.register
+def _end_all() -> None:
+    """Python's end must not come within a step."""
+    for engine in tuple(_OPEN):
+        engine.stop(_LONGEST_STEP_S)

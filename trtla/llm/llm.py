@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, overload
 
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
 from trtla.llm.asked import asked, warn_unread
 from trtla.llm.corpus import Corpus
+from trtla.llm.engine_thread import EngineThread, Event
 from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
 from trtla.llm.prompt import ExpectedOutput, Prompt, conversations
 from trtla.llm.request_maker import RequestMaker
-from trtla.llm.shared_executor import Caller, SharedExecutor
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.request import DrafterWatch
+from trtla.runtime.request import DrafterWatch, Output
 from trtla.runtime.stats import ExecutorStats
 from trtla.settings.arguments import keywords_of, named_arguments, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
@@ -38,10 +40,10 @@ class LLM(RequestMaker):
     """An engine directory or a Hugging Face folder, ready to generate. A context manager.
 
     Every method may be called from any number of threads at the same time: all requests share the
-    running batch. There is no thread inside: who waits for outputs computes for all, so what fails
-    in a step is raised in one thread, and the streams of the others go on. One stream is read by
-    one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so does all
-    use in a forked process, where the model has to be opened anew.
+    running batch, which a thread of the model's own decodes. A step that fails is done again; when
+    it fails three times in a row, all streams that have not ended raise its error. One stream is
+    read by one thread at a time. After `close` streams that have not ended raise `TrtlaError`; so
+    does all use in a forked process, where the model has to be opened again.
 
     Args:
         model: an engine directory, or a GGUF file, Hugging Face folder or name on the hub.
@@ -72,7 +74,8 @@ class LLM(RequestMaker):
             warn_unread(["corpus", *unread] if options.corpus else unread)
         self._corpus = Corpus(self.engine, self.tokenizer)
         self._executor = open_drafting(self.engine, options, self._corpus.read(options.corpus))
-        self.executor = SharedExecutor(self._executor)
+        self.executor = EngineThread(self._executor)
+        weakref.finalize(self, self.executor.stop).atexit = False
 
     def save_corpus(self, path: str | Path) -> None:
         """Write the texts that drafts are taken from, corpus and outputs, for a later `corpus`.
@@ -192,13 +195,13 @@ class LLM(RequestMaker):
     ) -> Iterator[Chunk]:
         """Like `generate`, but yields what each step brings; checks come first. `watch` looks at
         every prompt's drafts; on torch engines only."""
-        answers = self._answers(
+        answers = self.answers_to(
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
             logprobs=logprobs, private=private, margins=margins, names=names, watch=watch,
         )  # fmt: skip
         return self._run({answer.request.request_id: answer for answer in answers})
 
-    def _answers(
+    def answers_to(
         self, *prompts: object, margins: bool = False, watch: DrafterWatch | None = None, **how: Any
     ) -> list[Answer]:
         """What `stream` is asked for at its beginning, checked."""
@@ -251,41 +254,39 @@ class LLM(RequestMaker):
         return super().encode(prompt, name, most)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
-        caller = Caller()
-        try:
-            try:
-                yield from self._chunks(answers, caller)
-            finally:  # the consumer may stop early
-                self.executor.abandon(caller, answers)
-        finally:
-            self.executor.drop(caller, answers)  # an interrupt may have come before that was done
-
-    def _chunks(self, answers: dict[int, Answer], caller: Caller) -> Iterator[Chunk]:
         """Decode; the answers that have ended are taken out."""
-        self.executor.submit([answer.request for answer in answers.values()], caller)
-        while answers:
-            output = self.executor.receive(caller)
-            answer = answers.get(output.request_id)
-            if answer is None or output.start < answer.length:
-                continue  # it comes once more: a step was interrupted
-            if output.finish_reason is not None:
-                self.executor.forget(output.request_id)
-                del answers[output.request_id]
-            if output.error is not None:
-                raise output.error
-            yield answer.add(output)
+        inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
+        try:
+            self.executor.submit([one.request for one in answers.values()], inbox.put)
+            while answers:
+                self.executor.check()
+                for request_id, event in inbox.get():
+                    yield chunk_of(answers, request_id, event)
+        finally:  # the consumer may stop early
+            self.executor.cancel(answers)
 
     def __dir__(self) -> list[str]:
         """What is offered to users; the package's own parts use the rest."""
         return [name for name in super().__dir__() if name not in _INSIDE]
 
     def close(self) -> None:
-        """Free the model, after the step that another thread may be in."""
-        if not self.executor.is_foreign:
-            self.executor.call(lambda executor: executor.close())
+        """Free the model, after the forward that it may be in."""
+        self.executor.close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def chunk_of(answers: dict[int, Answer], request_id: int, event: Output | BaseException) -> Chunk:
+    """What an event adds to its answer, which is taken out at its end."""
+    if isinstance(event, BaseException):
+        raise event
+    answer = answers[request_id]
+    if event.finish_reason is not None:
+        del answers[request_id]
+    if event.error is not None:
+        raise event.error
+    return answer.add(event)

@@ -93,10 +93,9 @@ class RequestMaker:
         for sampling in others:
             yield replace(request, sampling=sampling, request_id=next(self._ids))
 
-    def answer(self, index: int, one: Asked) -> Answer:
-        """The answer to a prompt that has one."""
-        (answer,) = self.answers(index, one)
-        return answer
+    def spell(self, token: int) -> bytes:
+        """The bytes of a token; none without a tokenizer."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
     def request(
         self,

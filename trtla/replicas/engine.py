@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from trtla.errors import TrtlaError, sentence
-from trtla.llm.engine_thread import Event, ReplicaCounts, State
+from trtla.llm.background import ReplicaCounts, State
+from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
@@ -84,13 +85,13 @@ class _Text:
 
 
 class ReplicaEngine:
-    """As `EngineThread`; requests are handed in on the server's event loop.
+    """As `BackgroundLLM`; requests are handed in on the server's event loop.
 
     Args:
         new_maker: what makes requests, from the model's folder.
         plan: of the replicas, for a maker and a cluster.
         cluster: connects to Ray.
-        post: as of `EngineThread`.
+        post: as of `BackgroundLLM`.
         log: takes a sentence about what goes wrong.
     """
 

@@ -12,7 +12,8 @@ from threading import Thread
 
 from trtla.errors import TrtlaError, UsageError
 from trtla.formats.engine import model_digest
-from trtla.llm.engine_thread import EngineThread, Event
+from trtla.llm.background import BackgroundLLM
+from trtla.llm.engine_thread import Event
 from trtla.llm.llm import LLM
 from trtla.replicas.wire import Opened, Report, light, plain, unpacked
 from trtla.runtime.request import Output, Request
@@ -55,17 +56,17 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
-        self.error: TrtlaError | None = None
+        self.error: BaseException | None = None
         self.news = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def put(self, event: Output | TrtlaError) -> None:
+    def put(self, event: Output | BaseException) -> None:
         """Take what came."""
-        if isinstance(event, TrtlaError):
+        if isinstance(event, BaseException):
             self.error = event
         else:
             self.outputs.append(light(event))
-        if isinstance(event, TrtlaError) or event.finish_reason is not None:
+        if isinstance(event, BaseException) or event.finish_reason is not None:
             self.ended.set()
         self.news.set()
 
@@ -92,7 +93,7 @@ class Replica:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._heard: float | None = None  # from the opening on
-        self._engine = EngineThread(open_model, self._post, print)
+        self._engine = BackgroundLLM(open_model, self._post, print)
         self._start()
 
     def _start(self) -> None:
@@ -142,10 +143,10 @@ class Replica:
                 ended = inbox.error is not None or any(one.finish_reason for one in outputs)
                 if outputs:
                     yield outputs
+                if self._engine.state != "ready" and not outputs:
+                    raise ReplicaLost(self._why())
                 if inbox.error is not None:
                     yield plain(inbox.error)
-                elif not outputs and self._engine.state != "ready":
-                    raise ReplicaLost(self._why())
                 elif not ended:
                     await self._gather(inbox, whole)
         finally:

@@ -31,7 +31,8 @@ class Executor(ABC):
     """Continuous batching behind a few verbs. No threads: work happens inside `poll`.
 
     `submit` checks the request and raises `UsageError` without changing anything. `poll` works
-    until there is something to report; an empty list means that nothing is in flight. `cancel` ends
+    until there is something to report; an empty list means that nothing is in flight, or that
+    `interrupted` asked for it. `cancel` ends
     a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
     everything. One thread at a time may be inside. It is a context manager.
 
@@ -47,6 +48,8 @@ class Executor(ABC):
         """False in the ranks of an MPI run that only serve: they may `close`, and nothing else."""
         self._closed = False
         self._process = os.getpid()
+        self.interrupted: Callable[[], bool] = lambda: False
+        """Asked between forwards; True ends a `poll` early, and any other work with an error."""
 
     @property
     def limits(self) -> ExecutorLimits:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from trtla.api.answers import Labels, Writer
-from trtla.api.asking import chat_answers, check_name, completion_answers
 from trtla.api.errors import ApiError, unavailable
+from trtla.api.generation import answers_to, check_name
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
-from trtla.llm.answer import Answer
-from trtla.llm.request_maker import RequestMaker
 from trtla.serve.generation import CHAT, TEXTS, Model
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
@@ -169,28 +166,22 @@ def _model_card(served: Served) -> dict[str, Any]:
 def _answer_texts(app: FastAPI, served: Served) -> None:
     @app.post("/v1/chat/completions", response_class=Response, responses=_TEXTS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        prepare = partial(chat_answers, body, space=served.space(request))
-        return await _answer(served, request, body, prepare, body.n)
+        return await _answer(served, request, body, body.n)
 
     @app.post("/v1/completions", response_class=Response, responses=_TEXTS)
     async def completions(body: CompletionBody, request: Request) -> Response:
-        count = body.n * len(body.prompts)
-        prepare = partial(completion_answers, body, space=served.space(request))
-        return await _answer(served, request, body, prepare, count)
+        return await _answer(served, request, body, body.n * len(body.prompts))
 
 
 async def _answer(
-    served: Served,
-    request: Request,
-    body: ChatBody | CompletionBody,
-    prepare: Callable[[RequestMaker, float], list[Answer]],
-    count: int,
+    served: Served, request: Request, body: ChatBody | CompletionBody, count: int
 ) -> Response:
     check_name(body.model, served.name, _WHO)
     model, log = served.model, request.scope["trtla"]
     lane = CHAT if isinstance(body, ChatBody) else TEXTS
     if len(await request.body()) > LONG:
         lane = f"long-{lane}"
+    prepare = partial(answers_to, body, space=served.space(request))
     work = model.generate(prepare, count, lane, not body.stream)
     generation = await while_there(request.receive, work)
     log["prompt_tokens"] = generation.prompt_tokens
@@ -202,7 +193,7 @@ async def _answer(
             log["ttft_ms"] = round(1000 * (generation.first - generation.started), 1)
 
     labels = Labels(secrets.token_hex(12), int(time.time()), served.name)
-    writer = Writer(body, labels, generation, model.spell)
+    writer = Writer(body, labels, generation, model.engine.llm.spell)
     return Answering(generation, writer, body.stream, model.timeout_s, close)
 
 

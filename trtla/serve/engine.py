@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from trtla.llm.engine_thread import Event, ReplicaCounts, State
+from trtla.llm.background import ReplicaCounts, State
+from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.request import Request
 from trtla.runtime.stats import ExecutorStats
 
 
 class Engine(Protocol):
-    """As `llm.engine_thread.EngineThread` describes it."""
+    """As `llm.background.BackgroundLLM` describes it."""
 
     state: State
     failure: BaseException | None

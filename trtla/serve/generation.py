@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
+from trtla.api.generation import Generation
 from trtla.console import counted
-from trtla.errors import TrtlaError
+from trtla.errors import as_trtla_error
 from trtla.llm.answer import Answer, Chunk
 from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
@@ -25,43 +27,14 @@ CHAT, TEXTS = "chat", "texts"
 """Lanes of requests that are being made ready."""
 
 
-class Generation:
-    """The choices of one request while they grow.
-
-    Args:
-        answers: the choices at their beginning; taken over.
-        started: when the request came, on the monotonic clock in seconds.
-        timeout_s: what a choice that timed out is reported with.
-    """
+class Live(Generation):
+    """The choices of one request, as the event loop reads them; arguments as of `Generation`."""
 
     def __init__(self, answers: Sequence[Answer], started: float, timeout_s: float) -> None:
-        self.answers, self.started = answers, started
-        self.first: float | None = None
-        """When the first token came."""
-        self.tokens = 0
-        self._timeout_s = timeout_s
-        self._growing = {answer.request.request_id: answer for answer in answers}
+        super().__init__(answers, started, timeout_s)
         self._latest: dict[int, float] = {}
-        self._known: dict[int, int] = {}
-        self._new: list[tuple[int, Output | ApiError]] = []
+        self._new: deque[tuple[int, Output | ApiError]] = deque()
         self._news = asyncio.Event()
-        self._nudged = False
-
-    @property
-    def request_ids(self) -> tuple[int, ...]:
-        """Of the choices that have not ended."""
-        return tuple(self._growing)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of all prompts, each as often as it is answered."""
-        return sum(len(answer.request.given_ids) for answer in self.answers)
-
-    def is_new(self, output: Output) -> bool:
-        """Whether it was not reported before a step was interrupted; asked once for each."""
-        request_id, known = output.request_id, self._known.get(output.request_id, 0)
-        self._known[request_id] = max(known, output.start + len(output.new_tokens))
-        return output.start >= known
 
     def clock(self, request_id: int) -> tuple[float, float | None]:
         """Seconds since the request came, and since the last call for this choice, if any."""
@@ -74,14 +47,8 @@ class Generation:
         self._new.append((request_id, what))
         self._news.set()
 
-    @property
-    def ended(self) -> bool:
-        """Whether all choices have."""
-        return not self._growing
-
     def nudge(self) -> None:
         """Let `next` return, whether something came or not."""
-        self._nudged = True
         self._news.set()
 
     async def next(self) -> list[Chunk]:
@@ -90,41 +57,20 @@ class Generation:
         Raises:
             ApiError: a choice failed or took too long.
         """
-        chunks: list[Chunk] = []
-        while self._growing and not chunks:
-            await self._news.wait()
-            if self._nudged and not self._new:
-                self._nudged = False
-                self._news.clear()
-                return []
-            while self._new:
-                request_id, what = self._new[0]
-                if isinstance(what, ApiError) and chunks:
-                    return chunks  # it is raised by the next call
-                del self._new[0]
-                chunks += self._chunk(request_id, what)
-            self._news.clear()
-        return chunks
-
-    def _chunk(self, request_id: int, what: Output | ApiError) -> list[Chunk]:
-        """What an output adds, if it is not known already: a step may have been interrupted."""
-        answer = self._growing.get(request_id)
-        if isinstance(what, ApiError):
-            raise what
-        if answer is None or what.start < answer.length:
+        if self.ended:
             return []
-        if what.finish_reason is not None:
-            del self._growing[request_id]
-        if what.error is not None:
-            raise refused(what.error)
-        if what.finish_reason == "timed_out":
-            raise too_late(self._timeout_s)
-        self.first = self.first or time.monotonic()
-        self.tokens += len(what.new_tokens)
-        try:
-            return [answer.add(what)]
-        except TrtlaError as error:
-            raise refused(error) from None
+        await self._news.wait()
+        chunks: list[Chunk] = []
+        while self._new:
+            request_id, what = self._new[0]
+            if isinstance(what, ApiError) and chunks:
+                return chunks  # it is raised by the next call
+            self._new.popleft()
+            if isinstance(what, ApiError):
+                raise what
+            chunks.append(self.add(request_id, what))
+        self._news.clear()
+        return chunks
 
 
 class Model:
@@ -154,7 +100,7 @@ class Model:
         self.draining = False
         self.changed = asyncio.Event()
         """The thread's state is another than when it began."""
-        self._waiting: dict[int, Generation] = {}
+        self._waiting: dict[int, Live] = {}
         self._reserved = 0
         self._preparing = Preparing()
         self._templates: TemplateProcess | None = None
@@ -169,12 +115,11 @@ class Model:
             generation = self._waiting.get(request_id)
             if generation is None:
                 continue
-            if isinstance(event, TrtlaError):
-                generation.put(request_id, refused(event))
+            if isinstance(event, BaseException):
+                generation.put(request_id, refused(as_trtla_error(event)))
                 del self._waiting[request_id]
                 continue
-            if generation.is_new(event):
-                self._metrics.output(event, *generation.clock(request_id))
+            self._metrics.output(event, *generation.clock(request_id))
             generation.put(request_id, event)
             if event.finish_reason is not None:
                 del self._waiting[request_id]
@@ -228,11 +173,6 @@ class Model:
             raise self.absence()
         return self.engine.llm
 
-    def spell(self, token: int) -> bytes:
-        """The bytes of a token."""
-        tokenizer = self.engine.llm.tokenizer
-        return b"" if tokenizer is None else tokenizer.token_bytes(token)
-
     @property
     def num_in_flight(self) -> int:
         """Texts that were taken and have not ended."""
@@ -244,7 +184,7 @@ class Model:
         count: int,
         lane: str,
         whole: bool = False,
-    ) -> Generation:
+    ) -> Live:
         """Queue what a request asks for; where this is cancelled, nothing is.
 
         Args:
@@ -273,7 +213,7 @@ class Model:
             started = time.monotonic()
             work = self._preparing.submit(lane, partial(prepare, llm, self.timeout_s))
             answers = await asyncio.wait_for(asyncio.wrap_future(work), self.timeout_s)
-            generation = Generation(answers, started, self.timeout_s)
+            generation = Live(answers, started, self.timeout_s)
         except asyncio.TimeoutError:
             raise too_late(self.timeout_s) from None
         finally:
@@ -290,7 +230,7 @@ class Model:
         """Have work done in a thread, after other such work."""
         return await asyncio.wrap_future(self._preparing.submit("aside", work))
 
-    def cancel(self, generation: Generation) -> None:
+    def cancel(self, generation: Live) -> None:
         """Nobody wants its texts any more; does nothing to those that have ended."""
         left = [one for one in generation.request_ids if self._waiting.pop(one, None)]
         if left:

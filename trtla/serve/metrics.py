@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from trtla.api.protocol import FINISH_REASONS
-from trtla.llm.engine_thread import ReplicaCounts
+from trtla.llm.background import ReplicaCounts
 from trtla.runtime.request import Output
 from trtla.runtime.stats import COUNTERS, ExecutorStats, RequestStats, SourceCounts
 

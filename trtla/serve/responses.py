@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from trtla.api.answers import Writer, dumps, event
 from trtla.api.errors import ApiError, gone, too_late
 from trtla.serve.connection import abort
-from trtla.serve.generation import Generation
+from trtla.serve.generation import Live
 from trtla.serve.log import note_error
 
 KEEP_ALIVE_S = 15.0
@@ -64,11 +64,11 @@ class Answering(Response):
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Live,
         writer: Writer,
         stream: bool,
         timeout_s: float,
-        close: Callable[[Generation], None],
+        close: Callable[[Live], None],
     ) -> None:
         kind = "text/event-stream" if stream else "application/json"
         self._named = {"x-request-id": writer.id}

@@ -117,7 +117,7 @@ class TrtllmExecutor(Executor):
         self._check_open()
         self._record.begin(self._recover)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._running and not self._record.new:
+        while self._running and not self._record.new and not self.interrupted():
             self._await()
             self._take()
             self._end_late_ones()

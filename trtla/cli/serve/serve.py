@@ -154,9 +154,9 @@ def _check_isolation(given: ServeFlags) -> None:
 
 
 def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:
-    from trtla.llm.engine_thread import EngineThread
+    from trtla.llm.background import BackgroundLLM
 
-    return partial(EngineThread, partial(_open, given, models))
+    return partial(BackgroundLLM, partial(_open, given, models))
 
 
 def _replicas(given: ServeFlags, models: list[str]) -> NewEngine:

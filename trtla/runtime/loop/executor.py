@@ -26,6 +26,7 @@ from trtla.runtime.loop.drafting import CostSource, Drafting
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.loop.scores import text_log_probs
 from trtla.runtime.loop.step import Step, Stepper
+from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.load import synchronize
@@ -38,7 +39,7 @@ from trtla.runtime.request import (
     Output,
     Request,
 )
-from trtla.runtime.sequence import RequestFailed, Sequence
+from trtla.runtime.sequence import Feed, RequestFailed, Sequence
 from trtla.runtime.stats import DraftTotals, ExecutorStats, RequestStats
 from trtla.settings.sampling import BeamSettings
 
@@ -180,7 +181,7 @@ class TorchExecutor(Executor):
     def poll(self, timeout: float | None = None) -> list[Output]:
         self._check_open()
         self._begin()
-        while not self._record.new and self._advance():
+        while not self._record.new and not self.interrupted() and self._advance():
             pass
         if self._ahead:
             self._begin_step()
@@ -318,7 +319,7 @@ class TorchExecutor(Executor):
 
     def measure_costs(self, plan: CostPlan) -> CostTable:
         self._check_open()
-        place = (self._stepper.forward, self._cache, self._limits)
+        place = (self._forward, self._cache, self._limits)
         table = self._between_steps(lambda: measure_costs(*place, plan))
         if table is None:
             raise TrtlaError(
@@ -336,7 +337,7 @@ class TorchExecutor(Executor):
 
     def beam_search(self, request: Request, settings: BeamSettings) -> list[Hypothesis]:
         self._check(request)
-        place = (self._stepper.forward, self._cache)
+        place = (self._forward, self._cache)
         sizes = (settings.num_beams, self._limits.max_num_tokens)
 
         def search() -> list[Hypothesis]:
@@ -349,8 +350,14 @@ class TorchExecutor(Executor):
     def log_probs(self, request: Request, output_ids: Tokens[int]) -> list[float]:
         self._check(request)
         self._limits.check_ids(output_ids, request.label)
-        place, most = (self._stepper.forward, self._cache), self._limits.max_num_tokens
+        place, most = (self._forward, self._cache), self._limits.max_num_tokens
         return self._between_steps(lambda: text_log_probs(*place, request, output_ids, most))
+
+    def _forward(self, feeds: Tokens[Feed]) -> Forwarded:
+        """A forward, unless nobody waits any more for what it is for."""
+        if self.interrupted():
+            raise TrtlaError("it was interrupted", "ask again")
+        return self._stepper.forward(feeds)
 
     def _between_steps(self, work: Callable[[], T]) -> T:
         """Do something with blocks of its own, while requests are in flight."""

@@ -1,24 +1,25 @@
-"""From a request's body to answers at their beginning: prompts, settings and the room for them.
+"""A request of OpenAI's API from its checked body to the ends of its choices.
 
-Everything is checked against the engine here, before anything is queued.
+Everything is checked against the engine before anything is queued.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from operator import gt
 from typing import Any
 
-from trtla.api.errors import ApiError, refused
+from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, UsageError
-from trtla.llm.answer import Answer
+from trtla.llm.answer import Answer, Chunk, Completion
 from trtla.llm.asked import Asked
 from trtla.llm.request_maker import RequestMaker
+from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.sampling import BEYOND, SamplingParams
@@ -29,55 +30,119 @@ _COMPLETION_LEN = 16
 """Most tokens of /v1/completions where a request does not say; OpenAI's default."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt's ids, and how errors and OpenAI call it."""
-
-    ids: tuple[int, ...]
-    name: str
-    param: str
-
-
-def chat_answers(
-    body: ChatBody, llm: RequestMaker, timeout_s: float | None = None, space: int = 0
-) -> list[Answer]:
-    """The choices of a conversation; with a timeout they end then, waiting included.
+class Generation:
+    """The choices of one request while they grow.
 
     Args:
+        answers: the choices at their beginning; those of the first prompt first.
+        started: when the request came, on the monotonic clock in seconds.
+        timeout_s: what a choice that timed out is reported with.
+    """
+
+    def __init__(
+        self, answers: Sequence[Answer], started: float | None = None, timeout_s: float = 0.0
+    ) -> None:
+        self.answers = answers
+        self.started = time.monotonic() if started is None else started
+        self.first: float | None = None
+        """When the first token came."""
+        self.tokens = 0
+        """Written so far."""
+        self.done: list[Completion] = []
+        self._timeout_s = timeout_s
+        self._growing = {answer.request.request_id: answer for answer in answers}
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of the choices that have not ended."""
+        return tuple(self._growing)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have."""
+        return not self._growing
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each as often as it is answered."""
+        return sum(len(answer.request.given_ids) for answer in self.answers)
+
+    def add(self, request_id: int, output: Output) -> Chunk:
+        """What came for a choice.
+
+        Raises:
+            ApiError: the choice failed or took too long.
+        """
+        answer = self._growing[request_id]
+        if output.finish_reason is not None:
+            del self._growing[request_id]
+        if output.error is not None:
+            raise refused(output.error)
+        if output.finish_reason == "timed_out":
+            raise too_late(self._timeout_s)
+        self.first = self.first or time.monotonic()
+        self.tokens += len(output.new_tokens)
+        chunk = answer.add(output)
+        if chunk.completion is not None:
+            self.done.append(chunk.completion)
+        return chunk
+
+
+def answers_to(
+    body: ChatBody | CompletionBody,
+    llm: RequestMaker,
+    timeout_s: float | None = None,
+    space: int = 0,
+) -> list[Answer]:
+    """The choices that a body asks for, those of the first prompt first.
+
+    Args:
+        timeout_s: after which they end, waiting included.
         space: whose K/V blocks and drafts they share.
 
     Raises:
         ApiError: the request does not fit the model.
     """
+    with _naming("logit_bias"):
+        llm.limits.check_ids([int(token) for token in body.logit_bias], "logit_bias")
+    seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed % _SEEDS
+    how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
+    own = (body.tops, body.cache == "private", space)
+    param = "messages" if isinstance(body, ChatBody) else "prompt"
+    answers: list[Answer] = []
+    for index, (name, ids) in enumerate(_prompts(llm, body)):
+        sampling = _sampling(llm, body, timeout_s, _room(llm, ids, name, body), seed)
+        with _naming(param):
+            answers += llm.answers(index, Asked(ids, sampling, *how, name, *own))
+    for answer in answers:
+        if body.prediction is not None and not answer.request.adaptive:
+            raise ApiError(
+                400, "prediction is a source of drafts for lookahead auto alone", "prediction"
+            )
+        if body.ignore_eos:
+            answer.request = replace(answer.request, end_ids=frozenset())
+    return answers
+
+
+def _prompts(
+    llm: RequestMaker, body: ChatBody | CompletionBody
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What errors call each prompt, and its ids."""
+    most = llm.limits.max_prompt_len
+    if isinstance(body, CompletionBody):
+        for index, prompt in enumerate(body.prompts):
+            name = f"prompt {index}" if len(body.prompts) > 1 else "the prompt"
+            with _naming("prompt"):
+                ids = llm.encode(prompt, name, most)
+            yield name, ids
+        return
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ApiError(
             400, "this model has no chat template; POST texts to /v1/completions", "messages"
         )
-    messages = [_message(one) for one in body.messages]
     with _naming("messages"):
-        ids = llm.encode(messages, "messages", llm.limits.max_prompt_len)
-        prompt = _Prompt(ids, "messages", "messages")
-    return _answers(llm, body, [prompt], body.length, timeout_s, space)
-
-
-def completion_answers(
-    body: CompletionBody, llm: RequestMaker, timeout_s: float | None = None, space: int = 0
-) -> list[Answer]:
-    """The choices of one prompt or several, those of the first prompt first.
-
-    Args:
-        space: as of `chat_answers`.
-
-    Raises:
-        ApiError: the request does not fit the model.
-    """
-    prompts = []
-    for index, prompt in enumerate(body.prompts):
-        name = f"prompt {index}" if len(body.prompts) > 1 else "the prompt"
-        with _naming("prompt"):
-            ids = llm.encode(prompt, name, llm.limits.max_prompt_len)
-            prompts.append(_Prompt(ids, name, "prompt"))
-    return _answers(llm, body, prompts, body.max_tokens or _COMPLETION_LEN, timeout_s, space)
+        ids = llm.encode([_message(one) for one in body.messages], "messages", most)
+    yield "messages", ids
 
 
 def check_name(asked: str | None, name: str, who: str) -> None:
@@ -99,38 +164,6 @@ def check_name(asked: str | None, name: str, who: str) -> None:
         )
 
 
-def _answers(
-    llm: RequestMaker,
-    body: ChatBody | CompletionBody,
-    prompts: Sequence[_Prompt],
-    length: int | None,
-    timeout_s: float | None,
-    space: int,
-) -> list[Answer]:
-    with _naming("logit_bias"):
-        llm.limits.check_ids([int(token) for token in body.logit_bias], "logit_bias")
-    choose = partial(_sampling, llm, body, timeout_s)
-    seed = secrets.randbelow(_SEEDS) if body.seed is None else body.seed
-    how = (_lookahead(llm, body), _drafter(llm, body), _expected(llm, body))
-    answers: list[Answer] = []
-    for prompt in prompts:
-        room = _room(llm, prompt, length)
-        for choice in range(body.n):
-            sampling = choose(room, (seed + choice) % _SEEDS)
-            own = (body.tops, body.cache == "private", space)
-            asked = Asked(prompt.ids, sampling, *how, prompt.name, *own)
-            with _naming(prompt.param):
-                answer = llm.answer(len(answers), asked)
-            if body.prediction is not None and not answer.request.adaptive:
-                raise ApiError(
-                    400, "prediction is a source of drafts for lookahead auto alone", "prediction"
-                )
-            if body.ignore_eos:
-                answer.request = replace(answer.request, end_ids=frozenset())
-            answers.append(answer)
-    return answers
-
-
 def _sampling(
     llm: RequestMaker, body: Body, timeout_s: float | None, length: int, seed: int
 ) -> SamplingParams:
@@ -145,24 +178,31 @@ def _sampling(
             max_output_len=length,
             seed=seed,
             stop=body.stop or (),
+            n=body.n,
             **({} if llm.force_greedy else sampled),
             **{name: getattr(body, name) for name in BEYOND},
             allotted_time_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
         )
 
 
-def _room(llm: RequestMaker, prompt: _Prompt, length: int | None) -> int:
+def _room(
+    llm: RequestMaker, ids: tuple[int, ...], name: str, body: ChatBody | CompletionBody
+) -> int:
     """Tokens of a choice: what is asked for, or all that the context leaves."""
-    with _naming(prompt.param):
-        start, _ = llm.engine.request_ids(prompt.ids)
+    if isinstance(body, ChatBody):
+        length, param = body.length, "messages"
+    else:
+        length, param = body.max_tokens or _COMPLETION_LEN, "prompt"
+    with _naming(param):
+        start, _ = llm.engine.request_ids(ids)
     given, most = len(start), llm.limits.max_text_len
     if given > llm.limits.max_input_len or given + (length or 1) > most:
         raise ApiError(
             400,
-            f"{prompt.name} has {given} tokens and {length or 1} more are asked for, but the model "
+            f"{name} has {given} tokens and {length or 1} more are asked for, but the model "
             f"takes {llm.limits.max_input_len} of a prompt and {most} in all; shorten it, or lower "
             "max_tokens",
-            prompt.param,
+            param,
             "context_length_exceeded",
         )
     return length or most - given
