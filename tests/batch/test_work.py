@@ -129,7 +129,7 @@ def test_a_choice_that_fails_fails_its_line_alone(
     real = work.Writer.add
 
     def add(self: Any, chunk: Any) -> Any:
-        if self.id.endswith(LABELLING.labels(lines[1]).key) and chunk.index == 1:
+        if self.id.endswith(LABELLING.labels(lines[1]).key) and chunk.choice == 1:
             raise TrtlaError("it is lost", "ask again")
         return real(self, chunk)
 

@@ -199,6 +199,7 @@ class EngineThread:
             try:
                 self._executor.submit(request)
             except BaseException as error:  # whatever it is, nobody may wait indefinitely
+                self._drop(request.request_id)
                 receive([(request.request_id, _refusal(request, error))])
             else:
                 self._texts[request.request_id] = _Text(receive, len(request.begun))
@@ -206,10 +207,13 @@ class EngineThread:
     def _cancel(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
             if self._texts.pop(request_id, None) is not None:
-                try:
-                    self._executor.cancel(request_id)
-                except BaseException as error:  # the next step cancels it
-                    self.log(f"a cancelled request did not end: {sentence(error)}")
+                self._drop(request_id)
+
+    def _drop(self, request_id: int) -> None:
+        try:
+            self._executor.cancel(request_id)
+        except BaseException as error:  # the next step cancels it
+            self.log(f"a cancelled request did not end: {sentence(error)}")
 
     def _answer(self, work: Callable[[Executor], T], future: _Call[T]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -250,8 +254,7 @@ class EngineThread:
         """End all requests in flight with an error."""
         texts, self._texts, self._failures = self._texts, {}, 0
         for request_id in texts:
-            with suppress(BaseException):  # the next step cancels it
-                self._executor.cancel(request_id)
+            self._drop(request_id)
         if not self._ended:
             self.on_failure(error)
         for request_id, text in texts.items():
