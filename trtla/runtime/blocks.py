@@ -19,8 +19,6 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A kept block; the root of all texts is none (-1)."""
-
     block: int
     tokens: Tokens
     parent: _Kept | None
@@ -45,7 +43,6 @@ class KeptBlocks:
 
     @property
     def num_unused(self) -> int:
-        """Kept blocks that no sequence reads."""
         return len(self._unused)
 
     def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:
@@ -151,11 +148,7 @@ class BlockPool:
         self._kept = KeptBlocks(TOKENS_PER_BLOCK)
 
     def reserve(self) -> int:
-        """Take the last block for good: `reset` gives it to nobody, and it counts no more.
-
-        Raises:
-            ValueError: it is in use.
-        """
+        """Take the last block for good: `reset` gives it to nobody, and it counts no more."""
         last = self.num_blocks - 1
         if last not in self._free:
             raise ValueError(f"block {last} is in use")
@@ -165,7 +158,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence owns."""
         return len(self._free) + self._kept.num_unused
 
     def find(self, text: Sequence[int], space: int = 0) -> tuple[int, ...]:

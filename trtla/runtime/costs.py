@@ -49,7 +49,6 @@ class CostPlan:
     """Fed tokens of all sequences, at most, where they are needed."""
 
     def top(self, sequences: int) -> int:
-        """The largest size that is timed in any case."""
         return max(1, min(self.needed, self.max_tokens // sequences))
 
     def sizes_of(self, sequences: int) -> list[int]:
@@ -65,9 +64,6 @@ class CostTable:
 
     A row holds what a number of sequences costs: (fed tokens over all, seconds), tokens rising,
     seconds never falling. Past its ends a row goes on with its last slope.
-
-    Raises:
-        ValueError: a row is empty, not in order, or holds a time below a nanosecond.
     """
 
     rows: tuple[tuple[int, tuple[Point, ...]], ...]
@@ -90,7 +86,6 @@ class CostTable:
 
     @classmethod
     def of(cls, points: Sequence[Point], sequences: int = 1) -> CostTable:
-        """A table of one row."""
         return cls(((sequences, tuple(points)),))
 
     def seconds(self, tokens: float, sequences: int = 1) -> float:
@@ -140,7 +135,6 @@ class NodePrices:
     """Tokens that the row of a fed node is worth later, whether it is right or not."""
 
     def seconds(self, nodes: int) -> float:
-        """A step's time with so many nodes."""
         return _along(self.knots, nodes)
 
 

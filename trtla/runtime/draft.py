@@ -63,12 +63,10 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Draft:
-        """Tokens one below the other."""
         return cls(tuple(tokens), tuple(range(len(tokens))))
 
     @property
     def size(self) -> int:
-        """Fed tokens, the input token included."""
         return len(self.tokens) + 1
 
     @property
@@ -86,7 +84,6 @@ class Draft:
         return tuple(reversed(found))
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
-        """The tokens of that path."""
         return tuple(self.tokens[one - 1] for one in self.path(node))
 
     def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
@@ -192,7 +189,6 @@ class NoDrafter(Drafter):
     """Plain autoregressive decoding: nothing is proposed."""
 
     def propose(self) -> Draft:
-        """The input token alone."""
         return NO_DRAFT
 
 

@@ -89,14 +89,7 @@ class ExecutorLimits:
         return request.lookahead or self.lookahead
 
     def check(self, request: Request) -> None:
-        """Refuse a request that does not fit, before anything is queued.
-
-        Raises:
-            UsageError: the prompt is empty or too long, prompt + output do not fit, a token id, a
-                biased one too, is outside the vocabulary, the lookahead triple exceeds the default
-                one, too many log probabilities are asked for, or these, sampling, penalties,
-                adaptive steps, drafters or privacy of an executor that has none.
-        """
+        """Refuse a request that does not fit, before anything is queued."""
         length, name = len(request.input_ids), request.label
         if not length or not request.given_ids:
             raise UsageError(f"{name} has an empty prompt", "give at least one token")
@@ -174,11 +167,7 @@ class ExecutorLimits:
             )
 
     def check_ids(self, ids: Sequence[int], name: str) -> None:
-        """Refuse ids of another vocabulary.
-
-        Raises:
-            UsageError: one is outside.
-        """
+        """Refuse ids of another vocabulary."""
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise UsageError(

@@ -105,7 +105,6 @@ class Request:
 
     @property
     def label(self) -> str:
-        """The name errors use."""
         return self.name or f"request {self.request_id}"
 
     @property

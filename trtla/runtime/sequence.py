@@ -61,7 +61,6 @@ class Written:
         return self._numbers[2, : len(self._places)]
 
     def follow(self, output_ids: Seq[int]) -> None:
-        """Count what the output has grown by."""
         self._add(output_ids[self._length :], 1)
         self._length = len(output_ids)
 
@@ -117,7 +116,6 @@ class Sequence:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The prompt's tokens."""
         return self.request.input_ids
 
     @property
@@ -134,12 +132,10 @@ class Sequence:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it has ended; None: it goes on."""
         return self.outputs[-1].finish_reason if self.outputs else None
 
     @property
     def cached_text(self) -> tuple[int, ...]:
-        """The tokens whose keys and values are in the cache."""
         return (*self.prompt, *self.output_ids)[: self.num_cached]
 
     @property
@@ -163,11 +159,7 @@ class Sequence:
         return self.written
 
     def propose(self) -> Draft:
-        """What its drafter proposes for the next step.
-
-        Raises:
-            RequestFailed: the drafter has raised an `Exception`.
-        """
+        """What its drafter proposes for the next step."""
         try:
             draft = self.drafter.propose()
             if self.recorder is not None:
@@ -227,14 +219,12 @@ class Feed:
 
     @classmethod
     def step(cls, sequence: Sequence, draft: Draft) -> Feed:
-        """The last committed token and the draft below it."""
         if not draft.tokens:
             return cls(sequence, (sequence.output_ids[-1],), (0,), draft)
         return cls(sequence, (sequence.output_ids[-1], *draft.tokens), draft.rows, draft)
 
     @property
     def length(self) -> int:
-        """Fed tokens."""
         return len(self.tokens)
 
     @property

@@ -93,7 +93,6 @@ class DraftTotals:
     _with_entropy: int = 0
 
     def add(self, step: DraftStep) -> None:
-        """Count a step."""
         self.steps += 1
         self.drafted += step.drafted
         self.accepted += step.accepted
@@ -136,7 +135,6 @@ class SourceCounts:
 
     @property
     def calibration(self) -> float | None:
-        """Expected over accepted; None where nothing was accepted."""
         accepted = sum(self.accepted)
         return self.expected / accepted if accepted else None
 
@@ -223,7 +221,6 @@ class RequestStats(RequestCounters):
 
     @property
     def tokens_per_step(self) -> float:
-        """S, the step compression."""
         return tokens_per_step(self.decoded, self.steps)
 
     @property

@@ -65,7 +65,6 @@ def beam_search(
 def _continued(
     beam: Hypothesis, place: int, row: LogProbs, count: int, end_ids: frozenset[int]
 ) -> list[Hypothesis]:
-    """A hypothesis with each of its most probable next tokens that can follow at all."""
     likely = heapq.nsmallest(count, range(len(row)), key=lambda token: (-row[token], token))
     return [
         Hypothesis((*beam.tokens, token), beam.log_prob + row[token], token in end_ids, place)
@@ -75,8 +74,6 @@ def _continued(
 
 
 def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesis]:
-    """The best of them, each text once."""
-
     def order(beam: Hypothesis) -> tuple[float, tuple[int, ...]]:
         return -settings.score(beam), beam.tokens
 
@@ -92,9 +89,6 @@ class CachedBeams:
         cache: where the blocks come from.
         num_beams: most hypotheses at a time.
         max_num_tokens: prompt tokens of one forward.
-
-    Raises:
-        TrtlaError: too few blocks are free.
     """
 
     def __init__(
@@ -133,13 +127,11 @@ class CachedBeams:
         self.close()
 
     def close(self) -> None:
-        """Give all blocks back."""
         for blocks in (*self._free, *(beam.blocks for beam in self._live)):
             self._cache.pool.release(blocks)
         self._free, self._live = [], []
 
     def start(self) -> list[float]:
-        """Log probabilities after the prompt."""
         beam = self._beam(self._free.pop(), 0)
         self._live = [beam]
         return self._log_probs(prompt_logits(self._forward, beam, self._chunk), 0)[0]
@@ -163,7 +155,6 @@ class CachedBeams:
         return Beam(self._request, AUTOREGRESSIVE, NoDrafter(), [], num_cached, blocks)
 
     def _rearrange(self, parents: Sequence[int]) -> None:
-        """Make the live hypotheses children of these; a parent's first child takes its blocks."""
         before = self._live
         self._free += [b.blocks for place, b in enumerate(before) if place not in parents]
         taken: set[int] = set()

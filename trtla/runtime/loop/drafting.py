@@ -57,7 +57,6 @@ class Drafting:
         return self.cost_table
 
     def reset(self) -> None:
-        """Begin anew, without any sequence."""
         self.drafters.reset()
         self.drafters.add_texts(self._texts)
         self.adaptive = AdaptiveSteps(self.costs, self._most_nodes)
@@ -76,7 +75,6 @@ class Drafting:
             sequence.observe((), sequence.output_ids)
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
         self.adaptive.leave(sequence)
         sequence.drafter.close()
 
@@ -88,7 +86,6 @@ class Drafting:
             sequence.drafter.close()
 
     def check_memory(self, memory: DraftMemory) -> None:
-        """Refuse a memory of another executor."""
         if memory.held is not None and memory.held[0] is not self:
             raise UsageError(
                 "this memory of drafts was made for another model, with other token ids",
@@ -109,6 +106,5 @@ class Drafting:
         memory.num_texts = len(self._texts)
 
     def add_texts(self, texts: list[tuple[int, ...]]) -> None:
-        """Draft from these texts too."""
         self._texts += texts
         self.drafters.add_texts(texts)

@@ -62,9 +62,6 @@ class TorchExecutor(Executor):
         ahead: begin the next step before outputs are reported, so that a device computes while
             they are read; None: where there is one.
         ranks: that run the model together; this process is rank 0, and decides for all.
-
-    Raises:
-        TrtlaError: the cache cannot hold a single request of the largest size.
     """
 
     def __init__(
@@ -147,7 +144,6 @@ class TorchExecutor(Executor):
         self._limits.check(request)
 
     def _join(self, sequence: Sequence) -> None:
-        """Queue a sequence with a drafter that knows its text so far."""
         self._drafting.join(sequence, may_measure=self._begun is None)
         if sequence.deadline is not None:
             self._deadlines[sequence.request.request_id] = sequence.deadline
@@ -188,7 +184,6 @@ class TorchExecutor(Executor):
         return self._record.report()
 
     def _begin(self) -> None:
-        """Begin a change, with no step on its way."""
         self._record.begin(self._recover)
         self._end_cancelled()
         self._end_step()
@@ -214,7 +209,6 @@ class TorchExecutor(Executor):
         return bool(plan)
 
     def _end_step(self) -> None:
-        """Commit the step that was begun, if any."""
         step = self._begun
         if step is None:
             return
@@ -265,7 +259,6 @@ class TorchExecutor(Executor):
             self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Let go of what an ended sequence holds."""
         self._deadlines.pop(sequence.request.request_id, None)
         self._scheduler.finish(sequence)
         self._drafting.leave(sequence)
@@ -380,7 +373,6 @@ class TorchExecutor(Executor):
 
 
 def _fail(sequence: Sequence, cause: BaseException | None) -> None:
-    """End a request that is not in the queue for what it has raised."""
     if sequence.finish_reason is None:
         error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
         sequence.end("failed", error)

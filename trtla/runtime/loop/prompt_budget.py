@@ -32,8 +32,6 @@ _FIRST_PLAIN = 4  # the same, where none was seen in batches of that size
 
 
 class _Read(NamedTuple):
-    """What a step with prompts has shown."""
-
     tokens: int
     each_s: float
     """What each of them added to the step."""
@@ -72,7 +70,6 @@ class PromptBudget:
         return max(_LEAST_TOKENS, min(MAX_CHUNK, int(LONGEST_S / max(each_s, 1e-9))))
 
     def stepped(self, prompt_tokens: int, generating: int, seconds: float) -> None:
-        """Learn from a finished step."""
         size = _size(generating)
         if not prompt_tokens:
             self._plain[size].append(seconds)
@@ -84,7 +81,6 @@ class PromptBudget:
             self._reads.append(_Read(prompt_tokens, (seconds - plain) / prompt_tokens))
 
     def _plain_s(self, generating: int) -> float:
-        """Seconds of a step without prompts, of the batch of about that size that is known."""
         wanted = _size(generating)
         return median_low(self._plain[min(self._plain, key=lambda size: abs(size - wanted))])
 

@@ -40,11 +40,9 @@ class SplitSteps:
         self._step, self._cache = step, cache
 
     def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
-        """The step alone."""
         return step_message(feeds, moves)
 
     def run(self, message: list[int]) -> Forwarded:
-        """The logits of all wanted rows."""
         feeds, moves = read_step(message)
         self._cache.move_later(moves)
         return self._step(feeds)
@@ -74,12 +72,10 @@ class Leader:
         self._failure: RankLost | None = None
 
     def __call__(self, feeds: Sequence[Feed]) -> Forwarded:
-        """Run a step; raises `RankLost` where another rank has ended."""
         message = self._steps.message(feeds, self._cache.take_moves())
         return self._thread.submit(self._run, message).result()
 
     def check(self) -> None:
-        """Raise `RankLost` where another rank is known to have ended."""
         if self._failure is not None:
             raise self._failure
         self._ranks.world.check()
@@ -96,7 +92,6 @@ class Leader:
             raise self._failure from error
 
     def close(self) -> None:
-        """Let the other ranks end."""
         self._thread.submit(self._stop).result()
         self._thread.shutdown()
         give_back_cores()

@@ -161,17 +161,14 @@ class Answers:
         self._rows, self._chosen = rows, rows[:, :2].tolist()
 
     def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row."""
         token: int = self._chosen[row][0]
         return token
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token, drawn with what was told."""
         token: int = self._chosen[row][1]
         return token
 
     def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        """The most probable tokens of rows, and the logarithms of their probabilities."""
         found = self._rows[list(rows), 2:].int()
         ids, logs = found[:, :count], found[:, count:]
         return ids.contiguous(), logs.contiguous().view(torch.float32)

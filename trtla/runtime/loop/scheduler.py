@@ -37,7 +37,6 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Fed tokens of prompts."""
         return sum(feed.length for feed in self.prompts)
 
 
@@ -72,16 +71,13 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences in flight."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
         return len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
         self._waiting.append(sequence)
 
     @property
@@ -151,16 +147,13 @@ class Scheduler:
         return self._blocks.find(sequence.prompt[:-1], sequence.request.space)
 
     def _shares(self, one: Sequence, other: Sequence) -> bool:
-        """Whether one's blocks may be read by the other, which reads those of others."""
         return self._reuses(one) and one.request.space == other.request.space
 
     def _reuses(self, sequence: Sequence) -> bool:
-        """Whether it reads blocks of others, and others may read its own."""
         private = sequence.request.private
         return not private and len(sequence.prompt) <= self._max_reused_len
 
     def _read_by_others(self, sequence: Sequence) -> tuple[int, ...]:
-        """As much of its cached text as others may read."""
         return sequence.cached_text[: self._max_reused_len] if self._reuses(sequence) else ()
 
     def stepped(self, feeds: Tokens[Feed], seconds: float) -> None:
@@ -188,7 +181,6 @@ class Scheduler:
 
 
 def _blocks_alike(text: Tokens[int], other: Tokens[int]) -> int:
-    """How many full blocks both begin with."""
     ends = range(TOKENS_PER_BLOCK, min(len(text), len(other)) + 1, TOKENS_PER_BLOCK)
     pieces = (slice(end - TOKENS_PER_BLOCK, end) for end in ends)
     return sum(1 for _ in takewhile(lambda piece: text[piece] == other[piece], pieces))

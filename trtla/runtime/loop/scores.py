@@ -39,9 +39,6 @@ def text_log_probs(
         cache: where the blocks come from; all are given back.
         output_ids: at least one.
         max_num_tokens: tokens of one forward.
-
-    Raises:
-        TrtlaError: too few blocks are free, or the logits of a token are not finite.
     """
     length = len(request.input_ids) + len(output_ids)
     blocks = cache.pool.allocate(length)
@@ -87,9 +84,6 @@ def log_prob_rows(logits: Tensor, label: str, places: Sequence[int]) -> Tensor:
         logits: [rows, vocab].
         label: what errors call the text.
         places: the output token that each row is for, counted from 0.
-
-    Raises:
-        TrtlaError: a row holds NaN or +inf, or nothing but -inf.
     """
     rows = logits.double().log_softmax(dim=-1)
     broken: list[bool] = rows.isnan().any(dim=-1).tolist()  # any such logit makes its row NaN

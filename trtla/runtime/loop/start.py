@@ -111,11 +111,7 @@ def _ranks(
     arithmetic: torch.dtype,
     device: torch.device,
 ) -> Ranks:
-    """The ranks, where all open the same model in the same way.
-
-    Raises:
-        UsageError: they do not, or the model cannot be split over so many.
-    """
+    """The ranks, where all open the same model in the same way."""
     config, whole = engine.config.pretrained_config, options.lookahead_parallel is not None
     same: dict[str, object] = {
         "parallelism": "lookahead" if whole else "tensor",

@@ -48,11 +48,9 @@ class ForwardClock:
         """When the host came back too late to have timed the forward itself."""
 
     def launched(self) -> None:
-        """All of the forward has been given to the device."""
         self._end = self._event()
 
     def resumed(self) -> None:
-        """The host is there again, and begins to choose."""
         if self._end is not None and self._end.query():  # type: ignore[no-untyped-call]
             self._resumed = time.perf_counter()
 
@@ -152,7 +150,6 @@ class Stepper:
         return step.draft_s + forward_s + time.perf_counter() - predicted
 
     def _predict(self, step: Step) -> list[Prediction]:
-        """The target's choices at the rows that a step's feeds want."""
         step.clock.resumed()
         logits, sampler = step.done.logits, step.done.sampler or self.model.row_sampler
         tops = top_rows(step.feeds, logits, sampler)
@@ -215,14 +212,12 @@ class Stepper:
             stats.drafted = (stats.drafted or 0) + drafted
 
     def _count(self, feed: Feed, output: Output) -> None:
-        """Count what was committed; of all requests together it is summed up when asked for."""
         stats = feed.sequence.stats
         stats.step_lengths.append(len(output.new_tokens))
         stats.steps += feed.draft is not None
         stats.accepted += output.accepted
 
     def _move_accepted(self, moves: list[_Move]) -> None:
-        """Have accepted drafts' keys and values brought right behind the input token's."""
         for sequence, base, nodes in moves:
             order = self._cache.table(sequence.blocks).order
             sources = (order[base + node] for node in nodes)
@@ -252,7 +247,6 @@ def _accept(feed: Feed, prediction: Prediction) -> Accepted:
 
 
 def _read(feed: Feed, prediction: Prediction) -> list[int]:
-    """What the drafter wants to know of the target."""
     if feed.draft is None or not feed.draft.read:
         return []
     said = prediction.draws if feed.draft.drawn else prediction.greedy

@@ -56,7 +56,6 @@ class AttentionGroup:
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        """Attention outputs of the group's rows."""
         return attend(queries, keys, values, self, scale)
 
 

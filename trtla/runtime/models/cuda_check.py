@@ -110,7 +110,6 @@ def problem(
 
 
 def _key(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> str:
-    """What the result depends on."""
     facts = (
         *(config.head_size, config.num_attention_heads, config.num_key_value_heads),
         *(config.hidden_size, config.intermediate_size, config.norm_epsilon),
@@ -161,7 +160,6 @@ def _small(config: CheckpointConfig, products: bool) -> Iterator[CheckpointConfi
 
 
 def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
-    """Random ones, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     hidden = config.hidden_size
     yield "transformer.vocab_embedding.weight", _random((config.vocab_size, hidden), generator)
@@ -186,7 +184,6 @@ def _weights(config: CheckpointConfig) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shapes(config: CheckpointConfig) -> dict[str, tuple[int, int]]:
-    """[out, in] of a layer's linears."""
     hidden, size, inner = config.hidden_size, config.head_size, config.intermediate_size
     heads = config.num_attention_heads
     return {
@@ -227,7 +224,6 @@ def _difference(
 
 
 def _texts(cache: KVCache) -> list[Decoded]:
-    """Two, in blocks of a cache, with nothing in it yet."""
     texts = []
     for which, length in enumerate((_CACHED, _SHORT)):
         prompt = tuple((7 * i + 3 * which) % _VOCABULARY for i in range(length))
@@ -275,7 +271,6 @@ class CudaPath:
 
     @property
     def fast(self) -> bool:
-        """Attention over pages, CUDA graphs, fused kernels."""
         return self.problem is None
 
     def __str__(self) -> str:

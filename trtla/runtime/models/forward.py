@@ -65,7 +65,6 @@ class Model(ABC):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Type of the K/V cache."""
         return self.dtype
 
     @property
@@ -118,11 +117,9 @@ class PackedModel(Model):
         """Query heads that share a K/V head (GQA)."""
 
     def use_plain_path(self) -> None:
-        """Run by PyTorch's operations from now on."""
         self.fast = False
 
     def use_plain_sampler(self) -> None:
-        """Let PyTorch's operations choose tokens from now on."""
         raise NotImplementedError  # of models that have a `StepSampler`
 
     @abstractmethod
@@ -130,7 +127,6 @@ class PackedModel(Model):
         """Run one packed batch."""
 
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
-        """Pack the feeds and run them."""
         batch = make_batch(feeds, cache, self.group_size, self.dtype)
         return self.forward_batch(batch, cache)
 

@@ -39,7 +39,6 @@ class SlotTable:
 
     @classmethod
     def of(cls, blocks: tuple[int, ...], device: torch.device) -> SlotTable:
-        """The table of a sequence that owns these blocks."""
         consecutive = list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
         first, size = blocks[0] * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
         order: Sequence[int] = range(first, first + len(blocks) * size)
@@ -87,7 +86,6 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where the cache lies."""
         return self.data.device
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -122,12 +120,10 @@ class KVCache:
         self._moves += moves
 
     def take_moves(self) -> list[tuple[int, int]]:
-        """What the forward that calls this has to move."""
         moves, self._moves = self._moves, []
         return moves
 
     def move_now(self) -> None:
-        """Do what was to be moved later."""
         if self._moves:
             slots = torch.tensor(self.take_moves())
             if self.device.type == "cuda":  # from pinned memory nobody waits for the copy
@@ -154,13 +150,11 @@ class Fp8KVCache(KVCache):
         self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Round and store fed tokens' keys and values, as `KVCache.write`."""
         scale = self._scales[layer]
         numbers = (quantize(part, scale).view(torch.uint8) for part in (keys, values))
         super().write(layer, slots, *numbers)
 
     def scale(self, layer: int) -> Tensor | None:
-        """The layer's scale, float32 without dimensions."""
         return self._scales[layer]
 
 
@@ -181,17 +175,14 @@ class CacheNeed:
 
     @property
     def blocks(self) -> int:
-        """Of one sequence."""
         return -(-self.max_seq_len // TOKENS_PER_BLOCK)
 
     @property
     def bytes(self) -> int:
-        """Of one sequence."""
         return self.blocks * self.block_bytes
 
     @property
     def place(self) -> tuple[str, int]:
-        """The device with its number."""
         return self.device.type, self.device.index or 0
 
 
@@ -210,9 +201,6 @@ def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1
 
     Args:
         ranks: that share this machine's memory, each with caches like these; a GPU is of one rank.
-
-    Raises:
-        TrtlaError: not even one sequence fits.
     """
     free = {need.place: _free_bytes(need.device) for need in needs}
     if ("cpu", 0) in free:
@@ -223,7 +211,6 @@ def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1
 
 
 def _blocks(need: CacheNeed, needs: Sequence[CacheNeed], free: int, max_batch_size: int) -> int:
-    """Those of one cache, whose share is that of its sequences."""
     beside = [other for other in needs if other.place == need.place]
     share = free * need.bytes // sum(other.bytes for other in beside)
     affordable = share // need.block_bytes
@@ -254,7 +241,6 @@ def _too_small(
 
 
 def _free_bytes(device: torch.device) -> int:
-    """That caches and forwards may take."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading has freed is PyTorch's own until then
         return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)

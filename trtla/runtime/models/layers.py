@@ -65,7 +65,6 @@ class Linear:
         return cls(packed, weight.t().contiguous() if twice else None, bias)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """The product for states [tokens, in]: [tokens, out]."""
         if self.packed is None or (self.transposed is not None and len(states) == 1):
             assert self.transposed is not None
             return _product(states, self.transposed, self.bias)
@@ -121,7 +120,6 @@ class LinearPair:
         return cls(Linear.of(torch.cat(tuple(weights)), torch.cat(present) if present else None))
 
     def __call__(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Both products, each [tokens, out]."""
         first, second = self.stacked(states).chunk(2, dim=-1)
         return first, second
 
@@ -167,7 +165,6 @@ class Fp8Pair:
 
     @classmethod
     def of(cls, first: Fp8Linear, second: Fp8Linear) -> Fp8Pair:
-        """Two linears that read the same input."""
         return cls(first, second, torch.equal(first.input_scale, second.input_scale))
 
     @property
@@ -243,14 +240,12 @@ class PlainOperations:
         epsilon: float,
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Operations`."""
         total = states if delta is None else states + delta
         return total, F.rms_norm(total, weight.shape, weight, epsilon)
 
     def rotate_write(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
     ) -> Tensor:
-        """As `Operations`."""
         kv_heads, size = cache.layer(layer)[0].shape[1:]
         heads = qkv.view(len(qkv), -1, size)
         rotated = rotate(heads[:, :-kv_heads], *rotary)
@@ -258,13 +253,10 @@ class PlainOperations:
         return rotated[:, :-kv_heads]
 
     def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
-        """As `Operations`."""
         return F.silu(gate) * up
 
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
-        """As `Operations`: the product quantises them."""
         return states
 
     def move(self, cache: KVCache, moves: Tensor) -> None:
-        """As `Operations`."""
         cache.move(*moves)

@@ -98,28 +98,23 @@ class LlamaModel(PackedModel):
         self._sampler = device_sampler(self._device)
 
     def use_plain_path(self) -> None:
-        """Run by PyTorch's operations from now on."""
         super().use_plain_path()
         self.fused = False
         self.use_plain_sampler()
 
     def use_plain_sampler(self) -> None:
-        """Let PyTorch's operations choose tokens from now on."""
         self._sampler = None
 
     @property
     def row_sampler(self) -> DeviceSampler | None:
-        """On the device, on the fast path."""
         return self._sampler
 
     @property
     def group_size(self) -> int:
-        """Query heads that share a K/V head (GQA)."""
         return self._heads[0] // self._heads[1]
 
     @property
     def arithmetic(self) -> str:
-        """Such as `float32`, or `FP8 matrix products, bfloat16 activations, FP8 K/V cache`."""
         ranks = "" if self._world is None else f", on {self._world.place.size} ranks"
         return f"{self._products_in}{', FP8 K/V cache' if self.config.fp8_kv_cache else ''}{ranks}"
 
@@ -136,21 +131,17 @@ class LlamaModel(PackedModel):
 
     @property
     def weight_bytes(self) -> int:
-        """In the model's type; FP8 weights count as FP8 where they are multiplied in it."""
         return weight_bytes(self.config, self.dtype, fp8=self.config.fp8 and self._products)
 
     @property
     def weight_type(self) -> str:
-        """FP8 where it is multiplied as such, else the arithmetic's."""
         return "FP8" if self.config.fp8 and self._products else super().weight_type
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Type of the K/V cache: FP8 where the checkpoint says so, else that of activations."""
         return E4M3 if self.config.fp8_kv_cache else self.dtype
 
     def scratch_bytes(self, limits: ExecutorLimits, step_sizes: Sequence[int] = ()) -> int:
-        """Of the device's memory that forwards and graphs take beside weights and cache."""
         if self._device.type == "cpu":
             return 0
         widens = self.dtype == torch.float32 or self._lm_head.widens
@@ -161,7 +152,6 @@ class LlamaModel(PackedModel):
         return memory.plain_scratch_bytes(limits, sizes)
 
     def new_cache(self, num_blocks: int) -> KVCache:
-        """A K/V cache for this model, on its device."""
         config = self.config
         sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_size)
         if config.fp8_kv_cache:
@@ -170,7 +160,6 @@ class LlamaModel(PackedModel):
 
     @torch.inference_mode()
     def forward_batch(self, batch: Batch, cache: KVCache) -> Forwarded:
-        """Write the fed tokens' keys and values, return float32 logits [batch.rows, vocab]."""
         # Triton launches on the current device, and not every caller is a `GraphRunner`, which
         # sets it itself because replays and copies go to its current stream.
         with torch.cuda.device_of(batch.tokens):  # type: ignore[no-untyped-call]
@@ -204,12 +193,10 @@ class LlamaModel(PackedModel):
         return Forwarded(logits, self._stacked(hidden))
 
     def _sum(self, part: Tensor) -> Tensor:
-        """A product whose inputs are shared out over the ranks."""
         return part if self._world is None else self._world.sum(part)
 
 
 def _attend(queries: Tensor, batch: Batch, cache: KVCache, index: int) -> Tensor:
-    """Attention outputs of all groups over a layer's keys and values."""
     keys, values = cache.layer(index)
     scale = cache.scale(index)
     parts = [group.attend(queries[group.rows], keys, values, scale) for group in batch.groups]

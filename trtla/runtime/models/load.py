@@ -55,7 +55,6 @@ def load_model(
 
 
 def _prepare(device: torch.device) -> None:
-    """Set PyTorch up for a device."""
     if device.type == "cuda":
         # cuDNN's attention is compiled anew for every length: on Hopper 30 ms for each token.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -135,9 +134,6 @@ def resolve_device(device: str, flag: str = "--device") -> torch.device:
 
     Args:
         flag: what the hint of an error asks to change.
-
-    Raises:
-        UsageError: the name is unknown or there is no such device here.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,9 +174,6 @@ def resolve_dtype(dtype: str, engine_dtype: str, device: torch.device) -> torch.
 
     auto takes the engine's, but float32 on a CPU that has no arithmetic for that type: emulated
     half precision is slower there than float32.
-
-    Raises:
-        UsageError: the name is unknown.
     """
     if dtype == "auto":
         chosen = _DTYPES[engine_dtype]
@@ -200,11 +193,7 @@ def _cpu_computes(dtype: torch.dtype) -> bool:
 
 
 def set_threads(count: int | None) -> None:
-    """Compute with so many threads on a CPU from now on; None changes nothing.
-
-    Raises:
-        UsageError: they are more than any machine has use for.
-    """
+    """Compute with so many threads on a CPU from now on; None changes nothing."""
     if count is None:
         return
     if not is_whole(count) or not 1 <= count <= _MOST_THREADS:

@@ -58,11 +58,7 @@ def _exponents(head_size: int) -> Tensor:
 
 
 def frequencies(config: CheckpointConfig) -> Tensor:
-    """Inverse frequencies at the trained length, float32 [head_size / 2].
-
-    Raises:
-        UsageError: the scaling is not supported.
-    """
+    """Inverse frequencies at the trained length, float32 [head_size / 2]."""
     inverse = 1.0 / config.rotary_base ** _exponents(config.head_size)
     scaling = config.rotary_scaling or {}
     match config.rope_type:

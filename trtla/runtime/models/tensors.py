@@ -60,7 +60,6 @@ class ModelTensors:
         return embedding, embedding if _equal(head, embedding) else head
 
     def layer(self, index: int) -> LayerTensors:
-        """Remove the tensors of a layer."""
         prefix = f"layers.{index}."
         names = [name for name in self._tensors if name.startswith(prefix)]
         own = {name.removeprefix(prefix): self._tensors.pop(name) for name in names}
@@ -107,11 +106,9 @@ class LayerTensors:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the weights of q, k and v are one."""
         return "attention.qkv.weight" in self.tensors
 
     def is_fp8(self, name: str) -> bool:
-        """Whether a weight is kept in FP8."""
         return _is_fp8(name, self._weight(f"{name}.weight"))
 
     def take(self, name: str) -> tuple[Weight, Tensor | None]:

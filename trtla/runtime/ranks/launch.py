@@ -31,7 +31,6 @@ class Started:
     """In this process; only this machine reaches it."""
 
     def problem(self) -> str | None:
-        """Which of them has ended, and how."""
         for rank, process in enumerate(self.processes, 1):
             if process.poll() is not None:
                 hint = ", as it often does out of memory" if process.returncode == -9 else ""
@@ -39,13 +38,11 @@ class Started:
         return None
 
     def let_go(self) -> None:
-        """Hold no pipe any more: they end when nobody does."""
         for process in self.processes:
             if process.stdin is not None:
                 process.stdin.close()
 
     def end(self) -> None:
-        """Let all end; who does not is killed."""
         self.let_go()
         for process in self.processes:
             try:

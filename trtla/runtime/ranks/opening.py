@@ -39,7 +39,6 @@ class Ranks:
         return self.world.place.on_machine
 
     def leave(self) -> None:
-        """Let the others know that this rank has ended, wherever they wait for it."""
         if self.shared is not None:
             self.shared.leave()
         self.world.close()
@@ -50,9 +49,6 @@ def check_same(world: World, what: dict[str, object]) -> None:
 
     Args:
         what: by the name that an error calls it; values that JSON can hold.
-
-    Raises:
-        UsageError: another rank has something else.
     """
     mine = {**what, "version of trtla": __version__, "version of PyTorch": torch.__version__}
     for rank, theirs in enumerate(world.gather(mine)):

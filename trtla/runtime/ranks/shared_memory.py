@@ -40,11 +40,7 @@ class Room:
     vocabulary: int
 
     def check(self, tokens: int, rows: int) -> None:
-        """Refuse a step that is larger.
-
-        Raises:
-            TrtlaError: it feeds too many tokens, or wants too many rows.
-        """
+        """Refuse a step that is larger."""
         if tokens > self.tokens or rows > self.rows:
             raise TrtlaError(
                 f"a step of {tokens} tokens and {rows} rows of logits is larger than the ranks "
@@ -58,9 +54,6 @@ class SharedMemory:
 
     Args:
         file: a descriptor of the memory; this closes it once it is made.
-
-    Raises:
-        OSError: there is no room for it.
     """
 
     def __init__(self, file: int, world: World, room: Room) -> None:
@@ -84,7 +77,6 @@ class SharedMemory:
 
 
 def _starts(ranks: int, room: Room) -> tuple[int, ...]:
-    """Where token, arrivals, parts and logits begin, and the end."""
     arrivals = mmap.PAGESIZE
     parts = arrivals + _pages(ranks * _LINE)
     logits = parts + _pages(2 * ranks * room.tokens * room.hidden * 4)

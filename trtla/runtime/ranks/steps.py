@@ -56,7 +56,6 @@ def _some(numbers: Iterator[int], count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _request(prompt_len: int) -> Request:
-    """A request of a prompt of this length: a forward depends on no more of it."""
     return Request(0, (0,) * prompt_len)
 
 
@@ -183,7 +182,6 @@ class Shares:
         return own
 
     def _nodes(self, feeds: Sequence[Feed], shared: bool) -> list[Sequence[int]]:
-        """Of each feed, what this rank feeds of it."""
         found: list[Sequence[int]] = []
         for turn, feed in enumerate(feeds):
             if feed.draft is None or (not shared and self._rank == 0):
@@ -220,7 +218,6 @@ class Shares:
         self._places[slot], self._here[slot] = place, place == slot
 
     def _note(self, feed: Feed, nodes: Sequence[int], own: Feed) -> None:
-        """Remember where the rows of a step will lie."""
         order, base = self._order(feed.sequence.blocks), feed.sequence.num_cached
         for slot in order[own.sequence.num_cached : base]:
             self._put(slot, slot)

@@ -55,16 +55,11 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks are on this machine."""
         return self.on_machine == self.size
 
 
 def torchrun_place() -> Place | None:
-    """What torchrun says of this process; None: it did not start it.
-
-    Raises:
-        UsageError: its variables are no numbers, or do not fit each other.
-    """
+    """What torchrun says of this process; None: it did not start it."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(name in os.environ for name in names):
         return None
@@ -166,9 +161,6 @@ class World:
         store: where they meet.
         device: that this rank computes on.
         others: the processes of the other ranks, where this one has started them; they end with it.
-
-    Raises:
-        TrtlaError: they do not find each other.
     """
 
     def __init__(
@@ -233,7 +225,6 @@ class World:
             self._broadcast(told)
 
     def hear(self) -> list[int]:
-        """What rank 0 tells next."""
         frame = torch.empty(_FRAME, dtype=torch.int64)
         self._broadcast(frame)
         if frame[0] >= _FRAME:
@@ -262,7 +253,6 @@ class World:
         return total.to(part.dtype)
 
     def exchange(self, part: Tensor) -> list[Tensor]:
-        """Every rank's integers, alike in shape, in the order of the ranks."""
         return self._all(part, self._serving)
 
     def join_columns(self, part: Tensor, width: int) -> Tensor:
@@ -290,13 +280,11 @@ class World:
             others.let_go()
 
     def check(self) -> None:
-        """Raise `RankLost` where a rank that this process has started has ended."""
         problem = None if self._others is None else self._others.problem()
         if problem is not None:
             raise _rank_lost(problem)
 
     def failure(self, error: BaseException) -> RankLost:
-        """What a step that raised this means to all that follow it."""
         if isinstance(error, RankLost):
             return _explained(error, self._others)
         return RankLost(

@@ -42,11 +42,7 @@ class Build:
 
 
 def find_compiler() -> str:
-    """The path of `CXX`, or else of g++ or clang++.
-
-    Raises:
-        NotCompiled: there is none.
-    """
+    """The path of `CXX`, or else of g++ or clang++."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -58,12 +54,7 @@ def find_compiler() -> str:
 
 
 def make(builds: Sequence[Build], progress: Progress) -> None:
-    """Make libraries beside their places and move them there, so no one ever finds half of one.
-
-    Raises:
-        NotCompiled: the compiler failed.
-        OSError: a library's folder cannot be written.
-    """
+    """Make libraries beside their places and move them there, so no one ever finds half of one."""
     for build in builds:
         build.library.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(builds[0].library.parent, ".compile-") as folder:

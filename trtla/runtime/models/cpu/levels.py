@@ -61,11 +61,7 @@ NATIVE = Level("native", ("-march=native",), frozenset())
 
 
 def chosen_level() -> Level:
-    """The fastest level of this processor, or what `TRTLA_MARCH` names.
-
-    Raises:
-        UnknownLevel: it names none of this processor's.
-    """
+    """The fastest level of this processor, or what `TRTLA_MARCH` names."""
     own = own_levels()
     named = os.environ.get("TRTLA_MARCH")
     if not named:
@@ -105,6 +101,5 @@ def _features() -> frozenset[str]:
 
 
 def _tiles_are_given() -> bool:
-    """Ask Linux for matrix tiles (AMX), which a process has only then."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)

@@ -134,12 +134,10 @@ class Library:
         """Whether the processor multiplies bfloat16."""
 
     def most_probable(self, logits: Tensor, row: int) -> int:
-        """The argmax of a row of [rows, vocab]; NO_TOKEN where its logits are not finite."""
         token: int = self._most_probable(*_row(logits, row))
         return token
 
     def top_rows(self, logits: Tensor, rows: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        """The most probable tokens of these rows of [rows, vocab], and their log probabilities."""
         import torch
 
         shape, places = (len(rows), count), (c_int64 * len(rows))(*rows)
@@ -155,10 +153,6 @@ class Library:
         return ids, logs
 
     def draw(self, logits: Tensor, row: int, params: SamplingParams, noise: float) -> int:
-        """A row's token for its noise in [0, 1): temperature, top-k, top-p, min-p, Gumbel noise.
-
-        NO_TOKEN where its logits are not finite.
-        """
         top_k = min(params.top_k, logits.shape[1])
         least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         filters = Filters(params.temperature, top_k, params.top_p, least)
@@ -167,7 +161,6 @@ class Library:
 
 
 def _row(logits: Tensor, row: int) -> tuple[int, int]:
-    """Where a row of contiguous float32 logits begins, and how many there are."""
     size = logits.shape[1]
     return logits.data_ptr() + row * size * logits.itemsize, size
 

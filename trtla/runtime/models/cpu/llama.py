@@ -129,7 +129,6 @@ class NativeLlama(Model):
         )
 
     def _qkv(self, parts: list[Weight], bias: Tensor | None) -> Iterator[native.Matrix]:
-        """One matrix where all weights are of one type."""
         parts = merged(self._alike(*parts, mixed_blocks=True))
         sizes = [part.shape[0] for part in parts]
         biases = [None] * len(parts) if bias is None else torch.split(bias, sizes)
@@ -154,7 +153,6 @@ class NativeLlama(Model):
 
     @property
     def arithmetic(self) -> str:
-        """Such as `float32 on float16 weights, compiled`."""
         ranks = "" if self._shared is None else f", on {self._shared.place.size} ranks"
         return f"{self._own_arithmetic}, compiled{ranks}"
 
@@ -181,12 +179,10 @@ class NativeLlama(Model):
 
     @property
     def weight_type(self) -> str:
-        """The type of most bytes; of dequantised FP8 weights the arithmetic's."""
         return super().weight_type if self.config.fp8 else self._stored_types[0]
 
     @property
     def _stored_types(self) -> list[str]:
-        """The types of weights in the checkpoint, that of most bytes first."""
         sizes: Counter[str] = Counter()
         for matrix in self._matrices:
             sizes[matrix.stored] += matrix.weight.nbytes
@@ -194,12 +190,10 @@ class NativeLlama(Model):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Type of the K/V cache."""
         return self._cache_dtype
 
     @property
     def compute_type(self) -> str:
-        """Of weights in blocks int8."""
         return "int8" if self._in_blocks else super().compute_type
 
     @property
@@ -216,7 +210,6 @@ class NativeLlama(Model):
         )
 
     def forward(self, feeds: Sequence[Feed], cache: KVCache) -> Forwarded:
-        """Write the fed tokens' keys and values, return float32 logits [wanted rows, vocab]."""
         positions = [feed.positions() for feed in feeds]
         cosine, sine, rope_rows = self._rotary.of(feeds, positions)
         tables = [cache.table(feed.sequence.blocks) for feed in feeds]  # alive during the call
@@ -248,7 +241,6 @@ class NativeLlama(Model):
         return Forwarded(logits[:rows], hidden if self.taps else None)
 
     def _room(self, tokens: int, rows: int) -> Tensor:
-        """Where a step's logits go."""
         if self._shared is not None:
             self._shared.room.check(tokens, rows)
             return self._shared.logits
@@ -264,7 +256,6 @@ _CACHE_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
 def _exchange(shared: SharedMemory, outputs: int) -> native.Exchange:
-    """This rank's, whose lm_head has so many outputs."""
     rank = shared.place.rank
     return native.Exchange(
         rank=rank,

@@ -64,7 +64,6 @@ class NativeCode:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What is compiled."""
         return tuple(sorted(self.folder.glob("*.cpp")))
 
     def load(self) -> ctypes.CDLL:
@@ -83,11 +82,7 @@ class NativeCode:
             raise NotCompiled(str(error)) from None
 
     def compiled(self) -> Path:
-        """The library that this machine has compiled, now unless it is in the cache and whole.
-
-        Raises:
-            NotCompiled: no compiler, or it failed; it is not tried again.
-        """
+        """The library that this machine has compiled, now unless it is in the cache and whole."""
         level = _level()
         library = self._place(level)
         if library in self._failed:
@@ -120,7 +115,6 @@ class NativeCode:
         return Build(library, (compiler, *level.flags, *self.flags, *flags), self.files)
 
     def is_prebuilt(self) -> bool:
-        """Whether a wheel has brought it."""
         return _is_whole(PREBUILT / self.file_name(_level()))
 
     def is_there(self) -> bool:
@@ -151,11 +145,7 @@ class NativeCode:
         return f"{made} for {_level().name}"
 
     def file_name(self, level: Level) -> str:
-        """That of its library: another one for other sources, flags or levels.
-
-        Raises:
-            NotCompiled: the sources cannot be read.
-        """
+        """That of its library: another one for other sources, flags or levels."""
         return f"{self._name}-{level.name}-{self._digest(level)}.so"
 
     def _place(self, level: Level) -> Path:

@@ -47,7 +47,6 @@ class Packed:
 
     @property
     def matrix(self) -> Matrix:
-        """What the forward gets."""
         bias = None if self.bias is None else self.bias.data_ptr()
         kind = _TYPES.index(self.type)
         return Matrix(self.weight.data_ptr(), bias, self.outputs, self.inputs, kind)

@@ -43,7 +43,6 @@ class FusedOperations:
         epsilon: float,
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `layers.Operations`."""
         from trtla.runtime.models.cuda import fused_kernels
 
         tokens, size = states.shape
@@ -69,7 +68,6 @@ class FusedOperations:
     def rotate_write(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
     ) -> Tensor:
-        """As `layers.Operations`."""
         from trtla.runtime.models.cuda import fused_kernels
 
         (keys, values), scale = cache.layer(layer), cache.scale(layer)
@@ -96,7 +94,6 @@ class FusedOperations:
         return queries
 
     def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
-        """As `layers.Operations`."""
         from trtla.runtime.models.cuda import fused_kernels
 
         tokens, size = gate.shape
@@ -115,7 +112,6 @@ class FusedOperations:
         return _typed(out, scale)
 
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
-        """As `layers.Operations`."""
         if scale is None:
             return states
         from trtla.runtime.models.cuda import fused_kernels
@@ -127,7 +123,6 @@ class FusedOperations:
         return out.view(E4M3)
 
     def move(self, cache: KVCache, moves: Tensor) -> None:
-        """As `layers.Operations`."""
         from trtla.runtime.models.cuda import fused_kernels
 
         layers, both, slots = cache.data.shape[:3]
@@ -147,7 +142,6 @@ class FusedOperations:
 
 
 def _output(like: Tensor, scale: Tensor | None) -> Tensor:
-    """Room for as many numbers of the same type, or for FP8's bytes."""
     return like.new_empty(like.shape, dtype=like.dtype if scale is None else torch.uint8)
 
 
@@ -156,7 +150,6 @@ def _typed(numbers: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _power(size: int) -> int:
-    """The least power of 2 that is not below a size."""
     return 1 << (size - 1).bit_length()
 
 

@@ -85,7 +85,6 @@ class Bucket:
     sequences: int
 
     def holds(self, tokens: int, sequences: int) -> bool:
-        """Whether a step fits."""
         return tokens <= self.tokens and sequences <= self.sequences
 
 
@@ -134,7 +133,6 @@ class GraphRunner:
 
     @property
     def captured(self) -> list[Bucket]:
-        """Those that there are graphs of."""
         return list(self._graphs)
 
     @property
@@ -225,7 +223,6 @@ class GraphRunner:
         return moves
 
     def _graph(self, bucket: Bucket) -> _Graph | None:
-        """The bucket's, captured unless it was; None where graphs cannot be had."""
         wanted = bucket not in self._graphs and bucket.tokens <= self.most_tokens
         if wanted and self._capture is not None and not self._has_memory(bucket, self._capture):
             self._shrink(bucket)

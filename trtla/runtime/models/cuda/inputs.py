@@ -70,12 +70,10 @@ class Room:
 
     @property
     def words(self) -> int:
-        """Words of a row's mask."""
         return -(-self.longest_tree // WORD) or 1
 
     @property
     def sequences(self) -> int:
-        """All of them."""
         return self.prompts + self.trees
 
 
@@ -156,12 +154,10 @@ class StepInputs:
 
 
 def _num_blocks(feed: Feed) -> int:
-    """Blocks that hold what is cached and what is fed."""
     return -(-feed.total // TOKENS_PER_BLOCK)
 
 
 def _parts(buffer: Tensor, room: Room) -> _Parts:
-    """Views of a buffer's parts."""
     parts, at = [], 0
     for size in _sizes(room):
         parts.append(buffer[at : at + size])

@@ -150,7 +150,6 @@ def _store(
     HEAD_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Write the tile's outputs and, for `combine`, the logarithms of their weights."""
     divisor = tl.where(total == 0.0, 1.0, total)
     result = (sums / divisor[:, None]).to(out.dtype.element_ty)
     lanes = tl.arange(0, HEAD_SIZE)

@@ -94,7 +94,6 @@ class ForwardMemory:
 
 
 def _widths(config: CheckpointConfig) -> tuple[int, int]:
-    """Numbers of a token's queries, and of its keys and values together."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return heads * config.head_size, 2 * kv_heads * config.head_size
 

@@ -109,8 +109,6 @@ def paged_attend(
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Sizes of one launch."""
-
     group_size: int
     kv_heads: int
     head_size: int

@@ -48,8 +48,6 @@ def largest_difference(
 
 
 class _Case:
-    """What the operations of one model are given, and their results."""
-
     def __init__(
         self, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, products: bool
     ) -> None:
@@ -77,7 +75,6 @@ class _Case:
         yield _FUSED.rounded(attended, self._scale), attended
 
     def rotations(self) -> Results:
-        """Queries, and what is in the cache then."""
         config, device = self._config, self._device
         shape = (1, config.num_key_value_heads, config.head_size, 1)
         plain = KVCache(*shape, self._dtype, device)

@@ -25,11 +25,7 @@ from trtla.runtime.models.t5.model import (
 
 
 def load_t5(engine: EncoderDecoder, dtype: torch.dtype, device: torch.device) -> T5Model:
-    """Load a model of the T5 family.
-
-    Raises:
-        UsageError: transformers cannot read the weights.
-    """
+    """Load a model of the T5 family."""
     kind, hint = "AutoModelForSeq2SeqLM", "copy the folder again"
     theirs = load_model(kind, engine.path, dtype, hint).requires_grad_(False).to(device)
     config = engine.t5

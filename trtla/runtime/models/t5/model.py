@@ -119,7 +119,6 @@ class FeedForward:
     activation: Activation
 
     def __call__(self, states: Tensor) -> Tensor:
-        """The net's output [tokens, d_model]."""
         up = self.activation(self.up(states))
         inner = up if self.gate is None else up * self.gate(states)
         return self.down(inner.to(self.down_dtype))
@@ -190,16 +189,13 @@ class T5Model(Model):
 
     @property
     def arithmetic(self) -> str:
-        """Such as `float32, encoder of transformers`."""
         return f"{str(self.dtype).removeprefix('torch.')}, encoder of transformers"
 
     @property
     def weight_bytes(self) -> int:
-        """Of the decoder's weights; of the embedding only rows are read."""
         return self._weights.nbytes
 
     def new_cache(self, num_blocks: int) -> KVCache:
-        """A K/V cache for this decoder, on its device."""
         sizes = (len(self._weights.layers), self._shape.heads, self._shape.head_size)
         return KVCache(*sizes, num_blocks, self.dtype, self._device)
 
@@ -258,7 +254,6 @@ class T5Model(Model):
         return layer.cross_out(attend_prompts(queries, prompts, counts))
 
     def _prompt_states(self, prompt: tuple[int, ...]) -> PromptStates:
-        """Run the encoder, and each layer's projections of what it says."""
         read = self._encode(prompt)
         return tuple(self._layer_states(layer, read) for layer in self._weights.layers)
 
@@ -297,11 +292,7 @@ class EncodedPrompts:
         return len(self._by_request)
 
     def of(self, request: Request) -> PromptStates:
-        """Those of a request's prompt.
-
-        Raises:
-            TrtlaError: the request brings nothing for the encoder.
-        """
+        """Those of a request's prompt."""
         key = id(request)  # not used anew while the request lives, and forgotten when it ends
         found = self._by_request.get(key)
         if found is None:
