@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -29,7 +30,14 @@ from tests.support.ranks import (
 )
 from trtla import LLM, SamplingParams
 from trtla.errors import RankLost, UsageError
-from trtla.runtime.loop.replica import Answers, Asked, answers, asked_message, read_asked, width
+from trtla.runtime.loop.replica import (
+    RowAnswers,
+    RowQuery,
+    answer_rows,
+    query_message,
+    read_queries,
+    width,
+)
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.predict import ranked_rows
@@ -44,29 +52,29 @@ MODELS = (
 
 
 @st.composite
-def asked(draw):
+def queries(draw):
     """What can be asked of a row: what is drawn has filters and noise."""
     greedy, top = draw(st.booleans()), draw(st.sampled_from((0, 3)))
     if draw(st.booleans()):
-        return Asked(greedy, top=top)
+        return RowQuery(greedy, top=top)
     filters = {
         "top_k": draw(st.sampled_from((0, 2, 9))),
         "top_p": draw(st.sampled_from((0.3, 0.9, 1.0))),
         "min_p": draw(st.sampled_from((0.0, 0.3))),
     }
     params = SamplingParams(temperature=draw(st.floats(0.01, 3.0)), **filters)
-    return Asked(greedy, params, draw(st.integers(0, 2**53 - 1)) * 2.0**-53, top)
+    return RowQuery(greedy, params, draw(st.integers(0, 2**53 - 1)) * 2.0**-53, top)
 
 
 @examples(100)
-@given(st.lists(asked(), max_size=8))
+@given(st.lists(queries(), max_size=8))
 def test_what_is_asked_arrives_and_is_answered(rows):
-    assert read_asked(asked_message(rows)) == rows
+    assert read_queries(json.loads(json.dumps(query_message(rows)))) == rows
     if not rows:
         return
     logits = torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(len(rows)))
     for sampler in (None, library()):
-        said = Answers(answers(logits, rows, width(rows), sampler))
+        said = RowAnswers(answer_rows(logits, rows, width(rows), sampler))
         for row, one in enumerate(rows):
             alone = logits[row : row + 1]
             if one.greedy:

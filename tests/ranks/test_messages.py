@@ -1,6 +1,8 @@
-"""Steps survive being encoded as integers and decoded again."""
+"""Steps survive being sent as JSON and decoded again."""
 
 from __future__ import annotations
+
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,6 @@ def seen(feed):
 @examples(200)
 @given(st.lists(feeds(), max_size=5), st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999))))
 def test_feeds_and_moves_arrive_as_they_are(given_feeds, moves):
-    found, moved = read_step(step_message(given_feeds, moves))
+    found, moved = read_step(json.loads(json.dumps(step_message(given_feeds, moves))))
     assert [seen(one) for one in found] == [seen(one) for one in given_feeds]
     assert moved == moves

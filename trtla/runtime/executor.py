@@ -249,11 +249,7 @@ class Record(Generic[RecordedT]):
             )
 
     def begin(self, recover: Callable[[], None]) -> None:
-        """Begin a change: `unfinished` is False again when it has ended as it should.
-
-        Args:
-            recover: makes all again from the record, if the last change has not ended.
-        """
+        """Begin a change: `unfinished` until it ends. If the last one has not, recover first."""
         if self.unfinished:
             recover()
         else:

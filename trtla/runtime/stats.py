@@ -42,9 +42,6 @@ def accepted_per_pos(requests: Iterable[Sequence[int] | None]) -> list[float] | 
     """Item i: in how many of all steps a draft's token at depth i + 1 was accepted; None: unknown.
 
     It never rises, and adds up to accepted / steps.
-
-    Args:
-        requests: the accepted lengths of each.
     """
     steps, counts = 0, list[int]()
     for lengths in requests:

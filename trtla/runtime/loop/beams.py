@@ -82,14 +82,7 @@ def _best(found: Sequence[Hypothesis], settings: BeamSettings) -> list[Hypothesi
 
 
 class CachedBeams:
-    """Live hypotheses of one request's prompt; a context that gives its blocks back.
-
-    Args:
-        forward: runs a step's feeds.
-        cache: where the blocks come from.
-        num_beams: most hypotheses at a time.
-        max_num_tokens: prompt tokens of one forward.
-    """
+    """Live hypotheses of one request's prompt; a context that gives its blocks back."""
 
     def __init__(
         self,

@@ -22,13 +22,7 @@ now. For 0 sequences it measures nothing: what is remembered.
 
 
 class Drafting:
-    """Drafters of requests, and what they share.
-
-    Args:
-        drafters: makes each request's drafter.
-        most_nodes: as `TorchExecutor`.
-        ask_costs: what forwards of up to so many sequences cost; None: that is not known now.
-    """
+    """Drafters of requests, and what they share."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class TorchExecutor(Executor):
                 f"{cache.pool.num_blocks} cache blocks cannot hold a request of {largest} tokens",
                 "rebuild with a smaller --max-seq-len",
             )
-        together = "" if ranks is None else ranks.said
+        together = "" if ranks is None else ranks.description
         super().__init__(limits, f"torch on {cache.device}, {model.arithmetic}{together}")
         self._cache, self._cost_source = cache, costs
         self._stepper = Stepper(model, cache, limits, draft_totals or DraftTotals(), ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from trtla.errors import RankLost, TrtlaError
 from trtla.runtime.executor import Executor
@@ -20,16 +20,14 @@ from trtla.runtime.request import Output, Request
 from trtla.runtime.sequence import Feed
 from trtla.runtime.stats import ExecutorStats
 
-_STOP: list[int] = []
-
 
 class RankSteps(Protocol):
     """How one rank takes part in steps."""
 
-    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
+    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
         """A step as rank 0 tells it."""
 
-    def run(self, message: list[int]) -> Forwarded:
+    def run(self, message: list[Any]) -> Forwarded:
         """Run a step that was told: what rank 0's caller needs of it."""
 
 
@@ -39,10 +37,10 @@ class SplitSteps:
     def __init__(self, step: StepForward, cache: KVCache) -> None:
         self._step, self._cache = step, cache
 
-    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
+    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
         return step_message(feeds, moves)
 
-    def run(self, message: list[int]) -> Forwarded:
+    def run(self, message: list[Any]) -> Forwarded:
         feeds, moves = read_step(message)
         self._cache.move_later(moves)
         return self._step(feeds)
@@ -60,10 +58,6 @@ class Leader:
 
     They run in a thread of their own, as they were told: what happens to the caller meanwhile, such
     as Ctrl-C between any two instructions, leaves no rank waiting for what never comes.
-
-    Args:
-        steps: this rank's own.
-        cache: its cache, whose moves are every rank's.
     """
 
     def __init__(self, ranks: Ranks, steps: RankSteps, cache: KVCache) -> None:
@@ -80,7 +74,7 @@ class Leader:
             raise self._failure
         self._ranks.world.check()
 
-    def _run(self, message: list[int]) -> Forwarded:
+    def _run(self, message: list[Any]) -> Forwarded:
         if self._failure is not None:
             raise self._failure
         try:
@@ -99,7 +93,7 @@ class Leader:
     def _stop(self) -> None:
         if self._failure is None:
             with suppress(RankLost):  # who has ended need not be told
-                self._ranks.world.tell(_STOP)
+                self._ranks.world.tell(None)
             self._ranks.leave()
 
 
@@ -107,7 +101,7 @@ class Follower(Executor):
     """Another rank's executor: it may be closed, and runs rank 0's steps until that one closes."""
 
     def __init__(self, ranks: Ranks, model: Model, cache: KVCache, limits: ExecutorLimits) -> None:
-        description = f"torch on {cache.device}, {model.arithmetic}{ranks.said}"
+        description = f"torch on {cache.device}, {model.arithmetic}{ranks.description}"
         super().__init__(limits, description, is_leader=False)
         self._ranks = ranks
         self._steps = rank_steps(ranks, model, model.step_forward(cache, limits), cache)
@@ -115,7 +109,7 @@ class Follower(Executor):
     def _release(self) -> None:
         """Run what rank 0 tells, until it stops; raises `RankLost` where it ends otherwise."""
         try:
-            while message := self._ranks.world.hear():
+            while (message := self._ranks.world.hear()) is not None:
                 self._steps.run(message)
         finally:
             self._ranks.leave()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +32,8 @@ _GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What rank 0 wants to know of one row: what else `predict` and `top_rows` may ask.
-
-    Args:
-        greedy: the argmax.
-        params: filters of a draw; greedy: nothing is drawn.
-        noise: of the draw.
-        top: so many of the most probable tokens.
-    """
+class RowQuery:
+    """What rank 0 wants to know of one row: what else `predict` and `top_rows` may ask."""
 
     greedy: bool
     params: SamplingParams = _GREEDY
@@ -56,101 +50,72 @@ def needs_logits(feed: Feed) -> bool:
     return reported or ranked or changed
 
 
-def asked_of(feeds: Sequence[Feed]) -> list[Asked]:
+def queries_of(feeds: Sequence[Feed]) -> list[RowQuery]:
     """What may be asked of each row that the feeds want."""
     top = max(feed.sequence.drafter.top_rows for feed in feeds)
-    found: list[Asked] = []
+    found: list[RowQuery] = []
     for feed in feeds:
         count = top if feed.sequence.drafter.top_rows else 0
         if feed.sequence.request.sampling.greedy:
-            found += [Asked(True, top=count)] * len(feed.rows)
+            found += [RowQuery(True, top=count)] * len(feed.rows)
             continue
         draws = {draw.row: draw for draw in row_draws([feed])}
         read = () if feed.tree.drawn else feed.tree.read
         for place, node in enumerate(feed.rows):
             draw = draws.get(place, Draw(place, _GREEDY, 0.0))
-            found.append(Asked(node in read, draw.params, draw.noise, count))
+            found.append(RowQuery(node in read, draw.params, draw.noise, count))
     return found
 
 
-def asked_message(asked: Sequence[Asked]) -> list[int]:
-    """As integers; equal settings are sent once."""
-    alike = list(dict.fromkeys((one.greedy, one.params.law, one.top) for one in asked))
-    message = [len(alike)]
-    for greedy, (temperature, top_k, top_p, min_p), top in alike:
-        message += (greedy, _bits(temperature), top_k, _bits(top_p), _bits(min_p), top)
-    for one in asked:
-        message.append(alike.index((one.greedy, one.params.law, one.top)))
-        if not one.params.greedy:
-            message.append(_bits(one.noise))
-    return message
+def query_message(queries: Sequence[RowQuery]) -> list[Any]:
+    """As JSON."""
+    return [(one.greedy, one.params.law, one.noise, one.top) for one in queries]
 
 
-def read_asked(message: Sequence[int]) -> list[Asked]:
-    """What an `asked_message` asks."""
-    numbers = iter(message)
-    alike = [_read_alike(numbers) for _ in range(next(numbers))]
-    found = []
-    for kind in numbers:
-        greedy, params, top = alike[kind]
-        noise = 0.0 if params.greedy else _number(next(numbers))
-        found.append(Asked(greedy, params, noise, top))
-    return found
+def read_queries(message: Sequence[Any]) -> list[RowQuery]:
+    """Those of a `query_message`."""
+    return [RowQuery(greedy, _params(*law), noise, top) for greedy, law, noise, top in message]
 
 
-def _read_alike(numbers: Iterator[int]) -> tuple[bool, SamplingParams, int]:
-    greedy, temperature, top_k, top_p, min_p, top = (next(numbers) for _ in range(6))
-    heat, share, least = map(_number, (temperature, top_p, min_p))
-    params = SamplingParams(temperature=heat, top_k=top_k, top_p=share, min_p=least)
-    return bool(greedy), params, top
+@lru_cache(maxsize=64)
+def _params(temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
-def _bits(number: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
-
-
-def _number(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
-
-def width(asked: Sequence[Asked]) -> int:
+def width(queries: Sequence[RowQuery]) -> int:
     """Integers of one row's answer: argmax, draw, most probable tokens and their logarithms."""
-    return 2 + 2 * max((one.top for one in asked), default=0)
+    return 2 + 2 * max((one.top for one in queries), default=0)
 
 
-def answers(
-    logits: Tensor, asked: Sequence[Asked], size: int, sampler: RowSampler | StepSampler | None
+def answer_rows(
+    logits: Tensor, queries: Sequence[RowQuery], size: int, sampler: RowSampler | StepSampler | None
 ) -> Tensor:
-    """Of rows of logits [rows, vocab], int64 [rows, size].
-
-    Args:
-        sampler: the model's.
-    """
-    found = torch.full((len(asked), size), NO_TOKEN, dtype=torch.int64)
+    """Of rows of logits [rows, vocab], int64 [rows, size]."""
+    found = torch.full((len(queries), size), NO_TOKEN, dtype=torch.int64)
     draws = [
-        Draw(row, one.params, one.noise) for row, one in enumerate(asked) if not one.params.greedy
+        Draw(row, one.params, one.noise) for row, one in enumerate(queries) if not one.params.greedy
     ]
-    read = [row for row, one in enumerate(asked) if one.greedy]
+    read = [row for row, one in enumerate(queries) if one.greedy]
     if sampler is None:
         greedy = argmax(logits).tolist() if read else []
         tokens = drawn(draws, logits)
     elif isinstance(sampler, StepSampler):
         greedy, tokens = sampler.choose(logits, draws)
     else:
-        greedy = [sampler.most_probable(logits, r) if a.greedy else 0 for r, a in enumerate(asked)]
+        greedy = [sampler.most_probable(logits, r) if r in read else 0 for r in range(len(queries))]
         tokens = [sampler.draw(logits, d.row, d.params, d.noise) for d in draws]
     for row in read:
         found[row, 0] = greedy[row]
     for draw, token in zip(draws, tokens, strict=True):
         found[draw.row, 1] = token
-    top = [row for row, one in enumerate(asked) if one.top]
+    top = [row for row, one in enumerate(queries) if one.top]
     if top:
-        ids, logs = ranked_rows(logits, top, asked[top[0]].top, sampler)
+        ids, logs = ranked_rows(logits, top, queries[top[0]].top, sampler)
         found[top, 2:] = torch.cat((ids, logs.contiguous().view(torch.int32)), dim=1).long()
     return found
 
 
-class Answers:
+class RowAnswers:
     """All rows' answers, in place of logits: a `RowSampler` for what was asked.
 
     Args:
@@ -175,12 +140,7 @@ class Answers:
 
 
 class Replica:
-    """Runs this rank's share of steps.
-
-    Args:
-        step: its own forward.
-        cache: its cache.
-    """
+    """Runs this rank's share of steps."""
 
     def __init__(self, world: World, model: Model, step: StepForward, cache: KVCache) -> None:
         self._world, self._model, self._step, self._cache = world, model, step, cache
@@ -189,37 +149,34 @@ class Replica:
             place.rank, place.size, cache.data.shape[2], lambda blocks: cache.table(blocks).order
         )
 
-    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
+    def message(self, feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
         """A step as rank 0 tells it.
 
         Trees are shared out unless logits are needed, which are not exchanged: then, and where
         there is no tree, rank 0 feeds all and the others keep up.
         """
-        step = step_message(feeds, moves)
         shared = any(feed.tree.parents for feed in feeds) and not any(map(needs_logits, feeds))
-        asked = asked_message(asked_of(feeds)) if shared else []
-        return [len(step), *step, *asked]
+        return [step_message(feeds, moves), query_message(queries_of(feeds)) if shared else None]
 
-    def run(self, message: Sequence[int]) -> Forwarded:
+    def run(self, message: Sequence[Any]) -> Forwarded:
         """Run a step: on rank 0 all rows' answers, or its logits where nothing was shared out."""
-        end = 1 + message[0]
-        feeds, moves = read_step(message[1:end])
-        shared = len(message) > end
+        (feeds, moves), queries = read_step(message[0]), message[1]
+        shared = queries is not None
         owners = self._shares.owners(feeds, shared)
         self._cache.move_later(self._shares.moved(moves))
         done = self._step(self._shares.taken(feeds, shared))
-        return self._exchanged(done, owners, message[end:]) if shared else done
+        return self._exchanged(done, owners, read_queries(queries)) if shared else done
 
     def _exchanged(
-        self, done: Forwarded, owners: Sequence[int], message: Sequence[int]
+        self, done: Forwarded, owners: Sequence[int], queries: Sequence[RowQuery]
     ) -> Forwarded:
-        asked, place = read_asked(message), self._world.place
+        place = self._world.place
         rows = [[row for row, owner in enumerate(owners) if owner == r] for r in range(place.size)]
-        mine, size = [asked[row] for row in rows[place.rank]], width(asked)
-        own = answers(done.logits[: len(mine)], mine, size, self._model.row_sampler)
+        mine, size = [queries[row] for row in rows[place.rank]], width(queries)
+        own = answer_rows(done.logits[: len(mine)], mine, size, self._model.row_sampler)
         room = torch.zeros((max(map(len, rows)), size), dtype=torch.int64)
         room[: len(own)] = own
-        said = torch.empty((len(owners), size), dtype=torch.int64)
+        told = torch.empty((len(owners), size), dtype=torch.int64)
         for part, places in zip(self._world.exchange(room), rows, strict=True):
-            said[places] = part[: len(places)]
-        return Forwarded(done.logits[:0], sampler=Answers(said))
+            told[places] = part[: len(places)]
+        return Forwarded(done.logits[:0], sampler=RowAnswers(told))

@@ -44,9 +44,6 @@ class Scheduler:
     """The queue, the running sequences and their blocks.
 
     Args:
-        max_batch_size: most sequences in flight.
-        max_num_tokens: most tokens of a forward.
-        blocks: those of the cache.
         max_reused_len: longest prompt that starts behind kept blocks, and longest stretch of a text
             that is kept, from when its prompt is read; 0: neither is done.
         bounded: limit the prompt tokens beside running texts, so that these do not stand still.

@@ -33,13 +33,7 @@ def text_log_probs(
     output_ids: Sequence[int],
     max_num_tokens: int,
 ) -> list[float]:
-    """Log probability of each output token after the request's prompt and those before it.
-
-    Args:
-        cache: where the blocks come from; all are given back.
-        output_ids: at least one.
-        max_num_tokens: tokens of one forward.
-    """
+    """Log probability of each output token after the request's prompt and those before it."""
     length = len(request.input_ids) + len(output_ids)
     blocks = cache.pool.allocate(length)
     if blocks is None:

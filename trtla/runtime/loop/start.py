@@ -61,7 +61,7 @@ def open_torch_executor(
     ranks = None if world is None else _ranks(world, engine, options, limits, arithmetic, on)
     split = None if ranks is None else ranks.split
     model = load_engine(engine, arithmetic, on, options.kv_cache_dtype, split)
-    said = "" if ranks is None else ranks.said
+    together = "" if ranks is None else ranks.description
     if ranks is not None:
         check_same(ranks.world, {"forward": model.arithmetic})
     drafts = {name: load_draft_model(one, limits, **place) for name, one in draft_engines.items()}
@@ -79,7 +79,7 @@ def open_torch_executor(
         return Follower(ranks, model, cache, limits)
     totals, sizes = DraftTotals(), dict(zip(drafts, rest, strict=True))
     models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
-    costs = cost_source(engine, lambda: _arithmetic(model) + said, on)
+    costs = cost_source(engine, lambda: _arithmetic(model) + together, on)
     drafters = Drafters(limits, options.draft_options, models)
     reused = _max_reused_len(checkpoint, limits) if options.block_reuse else 0
     made = (model, cache, limits, drafters, costs, reused, totals, options.draft_options.nodes)

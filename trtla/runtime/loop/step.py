@@ -249,5 +249,5 @@ def _accept(feed: Feed, prediction: Prediction) -> Accepted:
 def _read(feed: Feed, prediction: Prediction) -> list[int]:
     if feed.draft is None or not feed.draft.read:
         return []
-    said = prediction.draws if feed.draft.drawn else prediction.greedy
-    return [max(0, said[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted
+    tokens = prediction.draws if feed.draft.drawn else prediction.greedy
+    return [max(0, tokens[node]) for node in feed.draft.read]  # NO_TOKEN is never drafted

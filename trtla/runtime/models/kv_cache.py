@@ -112,11 +112,7 @@ class KVCache:
         self.data.index_copy_(2, target, self.data.index_select(2, source))
 
     def move_later(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Have accepted drafts' keys and values copied by the next forward, before it reads any.
-
-        Args:
-            moves: pairs of slots, from which and to which.
-        """
+        """Have accepted drafts' keys and values copied by the next forward, before it reads any."""
         self._moves += moves
 
     def take_moves(self) -> list[tuple[int, int]]:
@@ -187,11 +183,7 @@ class CacheNeed:
 
 
 def block_bytes(config: CheckpointConfig, dtype: torch.dtype) -> int:
-    """Bytes of a cache's block.
-
-    Args:
-        dtype: of the cache.
-    """
+    """Bytes of a cache's block."""
     rows = 2 * config.num_hidden_layers * config.num_key_value_heads * TOKENS_PER_BLOCK
     return rows * row_size(config.head_size, dtype) * dtype.itemsize
 

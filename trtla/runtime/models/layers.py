@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -197,8 +196,8 @@ def _sizes_fit(config: CheckpointConfig) -> bool:
     return all(size % _MULTIPLE == 0 for size in sizes)
 
 
-class Operations(Protocol):
-    """What a layer computes between its matrix products and its attention.
+class PlainOperations:
+    """What a layer computes between its matrix products and its attention, in PyTorch.
 
     A `scale` is that of an FP8 product that follows: the result may then be quantised with it.
     """
@@ -212,40 +211,14 @@ class Operations(Protocol):
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sum of states and delta [tokens, hidden] (None: nothing), and its RMS norm."""
-
-    def rotate_write(
-        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
-    ) -> Tensor:
-        """Rotate queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_size], write keys and
-        values to a layer's slots; the queries, [tokens, heads, head_size]."""
-
-    def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
-        """silu(gate) * up, each [tokens, size], their rows equally far apart."""
-
-    def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
-        """The states [tokens, size] themselves, or quantised."""
-
-    def move(self, cache: KVCache, moves: Tensor) -> None:
-        """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""
-
-
-class PlainOperations:
-    """`Operations` in PyTorch, on any device."""
-
-    def add_norm(
-        self,
-        states: Tensor,
-        delta: Tensor | None,
-        weight: Tensor,
-        epsilon: float,
-        scale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
         total = states if delta is None else states + delta
         return total, F.rms_norm(total, weight.shape, weight, epsilon)
 
     def rotate_write(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int
     ) -> Tensor:
+        """Rotate queries and keys of qkv [tokens, (heads + 2 kv_heads) * head_size], write keys and
+        values to a layer's slots; the queries, [tokens, heads, head_size]."""
         kv_heads, size = cache.layer(layer)[0].shape[1:]
         heads = qkv.view(len(qkv), -1, size)
         rotated = rotate(heads[:, :-kv_heads], *rotary)
@@ -253,10 +226,13 @@ class PlainOperations:
         return rotated[:, :-kv_heads]
 
     def silu_mul(self, gate: Tensor, up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """silu(gate) * up, each [tokens, size], their rows equally far apart."""
         return F.silu(gate) * up
 
     def rounded(self, states: Tensor, scale: Tensor | None) -> Tensor:
+        """The states [tokens, size] themselves, or quantised."""
         return states
 
     def move(self, cache: KVCache, moves: Tensor) -> None:
+        """Copy keys and values of all layers: int64 [2, moves], from which slots and to which."""
         cache.move(*moves)

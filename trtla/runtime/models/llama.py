@@ -27,7 +27,6 @@ from trtla.runtime.models.layers import (
     Fp8Pair,
     Linear,
     LinearPair,
-    Operations,
     PlainOperations,
     fp8_products,
 )
@@ -165,7 +164,7 @@ class LlamaModel(PackedModel):
         with torch.cuda.device_of(batch.tokens):  # type: ignore[no-untyped-call]
             return self._forward(batch, cache, _FUSED if self.fused else _PLAIN)
 
-    def _forward(self, batch: Batch, cache: KVCache, small: Operations) -> Forwarded:
+    def _forward(self, batch: Batch, cache: KVCache, small: PlainOperations) -> Forwarded:
         """A product's result is added to the states by the norm that follows, in one operation."""
         hidden: dict[int, Tensor] = {}
         epsilon = self.config.norm_epsilon
@@ -238,11 +237,7 @@ def _fp8_linear(tensors: LayerTensors, name: str) -> Fp8Linear:
 
 
 def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = False) -> int:
-    """Bytes of a model whose weights are all held in one type.
-
-    Args:
-        fp8: whether the layers' products run on FP8 weights.
-    """
+    """Bytes of a model whose weights are all held in one type."""
     hidden, head = config.hidden_size, config.head_size
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = hidden * head * (2 * heads + 2 * kv_heads)

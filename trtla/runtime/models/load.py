@@ -35,12 +35,7 @@ def load_model(
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> LlamaModel | NativeLlama:
-    """The model that is fastest here; what keeps it from being compiled is no error.
-
-    Args:
-        kv_cache_dtype: auto, or what `check_cache_dtype` has let pass.
-        ranks: that run the model together; config and weights are this one's part.
-    """
+    """The model that is fastest here; what keeps it from being compiled is no error."""
     _prepare(device)
     world, shared = (None, None) if ranks is None else (ranks.world, ranks.shared)
     compiled = device.type == "cpu" and not_compiled(config, dtype) is None

@@ -20,14 +20,7 @@ def numbers(weight: Weight) -> Tensor:
 
 
 class ModelTensors:
-    """The tensors of a complete model.
-
-    Args:
-        weights: (checkpoint name, tensor) of the complete model; each is placed in turn.
-        place: brings a tensor to the model's type, and to its device where it is not there; FP8
-            weights and scales stay as they are.
-        dtype: of FP8 weights that are dequantised.
-    """
+    """The tensors of a complete model."""
 
     def __init__(
         self,

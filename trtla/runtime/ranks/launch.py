@@ -57,11 +57,6 @@ def start_ranks(module: str, given: Any, size: int, threads: int) -> Started:
 
     They import from where this process does, whatever lies in the folder that it is in, and are no
     part of its terminal: Ctrl-C there is this process's own.
-
-    Args:
-        module: of this package.
-        given: what they open; it is pickled.
-        threads: that each computes with.
     """
     store, port = _listening_store()
     started = Started([], store)

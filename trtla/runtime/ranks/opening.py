@@ -29,7 +29,7 @@ class Ranks:
         return None if self.whole else self
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What a description says of them; models that are split say it themselves."""
         return f", lookahead on {self.world.place.size} ranks" if self.whole else ""
 
@@ -45,11 +45,7 @@ class Ranks:
 
 
 def check_same(world: World, what: dict[str, object]) -> None:
-    """Compare what all ranks must have in common.
-
-    Args:
-        what: by the name that an error calls it; values that JSON can hold.
-    """
+    """Compare what all ranks must have in common."""
     mine = {**what, "version of trtla": __version__, "version of PyTorch": torch.__version__}
     for rank, theirs in enumerate(world.gather(mine)):
         for name, value in mine.items():
@@ -62,11 +58,7 @@ def check_same(world: World, what: dict[str, object]) -> None:
 
 
 def joined(world: World, room: Room, compiled: bool) -> Ranks:
-    """The ranks, with shared memory where all have the compiled forward.
-
-    Args:
-        compiled: whether this rank has it.
-    """
+    """The ranks, with shared memory where all have the compiled forward."""
     together = all(world.gather(compiled))
     return Ranks(world, shared_memory(world, room) if together else None)
 

@@ -27,12 +27,7 @@ _TOKEN_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How large the memory is; pages that are never written take none.
-
-    Args:
-        tokens: most that a step feeds.
-        rows: most rows of logits of a step.
-    """
+    """How large the memory is; pages that are never written take none."""
 
     tokens: int
     hidden: int
@@ -50,11 +45,7 @@ class Room:
 
 
 class SharedMemory:
-    """One rank's view of the memory; `shared_memory` makes it.
-
-    Args:
-        file: a descriptor of the memory; this closes it once it is made.
-    """
+    """One rank's view of the memory; `shared_memory` makes it."""
 
     def __init__(self, file: int, world: World, room: Room) -> None:
         self.file, self.room, self.place = file, room, world.place

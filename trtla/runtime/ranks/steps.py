@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from trtla.runtime.draft import Draft, NoDrafter, depths
 from trtla.runtime.request import Request
@@ -19,39 +20,36 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 
 Move = tuple[int, int]
 """Slots of the cache, from which and to which rows are moved before the step."""
-_PROMPT = -1
 
 
-def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[int]:
-    """All that a forward depends on: tokens, positions, blocks, and what sees what."""
-    message = [len(moves), *(slot for move in moves for slot in move), len(feeds)]
+def step_message(feeds: Sequence[Feed], moves: Sequence[Move]) -> list[Any]:
+    """All that a forward depends on, as JSON: tokens, positions, blocks, and what sees what."""
+    fed = []
     for feed in feeds:
-        sequence, parents = feed.sequence, feed.tree.parents
-        drafted = _PROMPT if feed.draft is None else len(parents)
-        counts = (feed.length, len(feed.rows), len(sequence.blocks), drafted)
-        message += (*counts, sequence.num_cached, len(sequence.prompt))
-        message += (*feed.tokens, *feed.rows, *sequence.blocks, *parents)
-    return message
+        sequence, parents = feed.sequence, None if feed.draft is None else feed.draft.parents
+        place = (sequence.num_cached, len(sequence.prompt), sequence.blocks)
+        fed.append((feed.tokens, feed.rows, parents, *place))
+    return [fed, moves]
 
 
-def read_step(message: Sequence[int]) -> tuple[list[Feed], list[Move]]:
+def read_step(message: Sequence[Any]) -> tuple[list[Feed], list[Move]]:
     """The feeds and moves of a `step_message`."""
-    numbers = iter(message)
-    moves = [(next(numbers), next(numbers)) for _ in range(next(numbers))]
-    return [_read_feed(numbers) for _ in range(next(numbers))], moves
+    fed, moves = message
+    return [_read_feed(*one) for one in fed], [(source, target) for source, target in moves]
 
 
-def _read_feed(numbers: Iterator[int]) -> Feed:
-    length, rows, blocks, drafted, num_cached, prompt_len = (next(numbers) for _ in range(6))
-    tokens, wanted, owned = (_some(numbers, count) for count in (length, rows, blocks))
-    draft = None if drafted == _PROMPT else Draft(tokens[1:], _some(numbers, drafted))
-    request = _request(prompt_len)
-    sequence = FedSequence(request, AUTOREGRESSIVE, NoDrafter(), [], num_cached, owned)
-    return Feed(sequence, tokens, wanted, draft)
-
-
-def _some(numbers: Iterator[int], count: int) -> tuple[int, ...]:
-    return tuple(next(numbers) for _ in range(count))
+def _read_feed(
+    tokens: list[int],
+    rows: list[int],
+    parents: list[int] | None,
+    num_cached: int,
+    prompt_len: int,
+    blocks: list[int],
+) -> Feed:
+    draft = None if parents is None else Draft(tuple(tokens[1:]), tuple(parents))
+    sequence = FedSequence(_request(prompt_len), AUTOREGRESSIVE, NoDrafter())
+    sequence.num_cached, sequence.blocks = num_cached, tuple(blocks)
+    return Feed(sequence, tuple(tokens), tuple(rows), draft)
 
 
 @lru_cache(maxsize=64)
@@ -135,10 +133,6 @@ class Shares:
     knows the token whose keys and values belong there, and where its own cache has them: there,
     somewhere else (a drafted node, behind fewer others), or nowhere. What it lacks of a text it
     feeds when it feeds that text next.
-
-    Args:
-        slots: of the cache.
-        order: the slots of a sequence's blocks.
     """
 
     def __init__(

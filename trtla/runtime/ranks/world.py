@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ from trtla.errors import RankLost, TrtlaError, UsageError, first_line, sentence
 OPENING = timedelta(minutes=15)
 """How long a rank waits for the others while the model is opened."""
 _SERVING = timedelta(days=365)
-_FRAME = 1024
-"""Integers that a message has room for in one broadcast; a longer one takes a second."""
+_FRAME, _HEAD = 8192, 8
+"""Bytes of a message that one broadcast brings, and of its length; a longer one takes a second."""
 _LOOK_EVERY_S, _LOOKS = 0.1, 10
 _LOOPBACK = "127.0.0.1"
 _models = count()
@@ -41,12 +41,7 @@ _models = count()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rank this process is.
-
-    Args:
-        on_machine: ranks on this machine.
-        local_rank: among these.
-    """
+    """Which rank this process is."""
 
     rank: int
     size: int
@@ -155,13 +150,7 @@ def _explained(error: RankLost, others: Processes | None) -> RankLost:
 
 
 class World:
-    """All ranks, as one of them sees them. One thread at a time may be inside.
-
-    Args:
-        store: where they meet.
-        device: that this rank computes on.
-        others: the processes of the other ranks, where this one has started them; they end with it.
-    """
+    """All ranks, as one of them sees them. One thread at a time may be inside."""
 
     def __init__(
         self,
@@ -198,7 +187,7 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, which JSON can hold, in the order of the ranks."""
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        data = _bytes(json.dumps(value).encode())
         return _watching(lambda: self._gather(data), self._others)
 
     def _gather(self, data: Tensor) -> list[Any]:
@@ -215,23 +204,25 @@ class World:
             (group or self._opening).allgather([parts], [own.contiguous()]).wait()
         return parts
 
-    def tell(self, message: Sequence[int]) -> None:
-        """Say integers to all ranks; rank 0 alone does."""
-        frame = torch.zeros(_FRAME, dtype=torch.int64)
-        told = torch.tensor([len(message), *message])
+    def tell(self, message: Any) -> None:
+        """Say to all ranks what JSON can hold; rank 0 alone does."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        told = _bytes(len(data).to_bytes(_HEAD, "little") + data)
+        frame = torch.zeros(_FRAME, dtype=torch.uint8)
         frame[: len(told)] = told[:_FRAME]
         self._broadcast(frame)
         if len(told) > _FRAME:
             self._broadcast(told)
 
-    def hear(self) -> list[int]:
-        frame = torch.empty(_FRAME, dtype=torch.int64)
+    def hear(self) -> Any:
+        """What rank 0 tells next."""
+        frame = torch.empty(_FRAME, dtype=torch.uint8)
         self._broadcast(frame)
-        if frame[0] >= _FRAME:
-            frame = torch.empty(1 + int(frame[0]), dtype=torch.int64)
+        end = _HEAD + int.from_bytes(bytes(frame[:_HEAD].tolist()), "little")
+        if end > _FRAME:
+            frame = torch.empty(end, dtype=torch.uint8)
             self._broadcast(frame)
-        message: list[int] = frame[1 : 1 + int(frame[0])].tolist()
-        return message
+        return json.loads(frame[_HEAD:end].numpy().tobytes())
 
     def _broadcast(self, frame: Tensor) -> None:
         with _lost():
@@ -303,6 +294,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
 def _gloo(store: Store, place: Place, timeout: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
@@ -330,6 +325,7 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        said = first_line(error)
-        closed = "closed by peer" in said or "reset by peer" in said
-        raise _rank_lost("its connection has closed" if closed else said) from error
+        why = first_line(error)
+        if "closed by peer" in why or "reset by peer" in why:
+            why = "its connection has closed"
+        raise _rank_lost(why) from error

@@ -20,12 +20,7 @@ _TIMEOUT_S = 300
 
 
 class NotCompiled(Exception):
-    """Why there is no compiled library, in one line.
-
-    Args:
-        cause: it.
-        hint: what to do about it.
-    """
+    """Why there is no compiled library, in one line."""
 
     def __init__(self, cause: str, hint: str = "name another compiler with CXX") -> None:
         super().__init__(cause)

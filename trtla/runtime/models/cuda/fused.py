@@ -14,6 +14,7 @@ from trtla.formats.config import CheckpointConfig
 from trtla.formats.tensors import E4M3
 from trtla.runtime.models.cuda.paged_attention import paged_problem
 from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.layers import PlainOperations
 
 _LARGEST_HIDDEN = 16384  # what a program's registers hold
 _LANE = 8  # numbers of a thread: 16 bytes of a half type
@@ -22,18 +23,14 @@ _MOVED = 2048  # numbers that a program moves
 
 
 def fused_problem(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a model cannot run on these kernels and those of attention; None: nothing is known.
-
-    Args:
-        dtype: type of the activations.
-    """
+    """Why a model cannot run on these kernels and those of attention; None: nothing is known."""
     if config.hidden_size > _LARGEST_HIDDEN:
         return f"the hidden size {config.hidden_size} is above {_LARGEST_HIDDEN}"
     return paged_problem(config.head_size, dtype, device, config.fp8_kv_cache)
 
 
-class FusedOperations:
-    """`layers.Operations` with one launch each, on the current CUDA device."""
+class FusedOperations(PlainOperations):
+    """The same with one launch each, on the current CUDA device."""
 
     def add_norm(
         self,

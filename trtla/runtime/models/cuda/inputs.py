@@ -110,11 +110,7 @@ class StepInputs:
         """The forward's input, always the same tensors."""
 
     def fill(self, feeds: Seq[Feed], moves: Seq[tuple[int, int]] = ()) -> Batch:
-        """Write feeds, prompts first, and send them to the device without waiting.
-
-        Args:
-            moves: pairs of slots, from which and to which keys and values are moved before.
-        """
+        """Write feeds, prompts first, and send them to the device without waiting."""
         tokens = rows = 0
         for index, feed in enumerate(feeds):
             self._write(index, feed, tokens, rows)

@@ -58,11 +58,7 @@ class PagedGroup:
 def paged_problem(
     head_size: int, dtype: torch.dtype, device: torch.device, fp8: bool
 ) -> str | None:
-    """Why the kernels cannot run for a model; None: they can.
-
-    Args:
-        fp8: whether the K/V cache is FP8.
-    """
+    """Why the kernels cannot run for a model; None: they can."""
     if device.type != "cuda":
         return f"the device is {device}"
     if find_spec("triton") is None:

@@ -36,11 +36,7 @@ Results = Iterator[tuple[Tensor, Tensor]]
 def largest_difference(
     config: CheckpointConfig, dtype: torch.dtype, device: torch.device, products: bool
 ) -> float:
-    """Of all results, as a share of the largest number, beside what FP8 rounds off.
-
-    Args:
-        products: whether the model's products are in FP8, so that their inputs are rounded.
-    """
+    """Of all results, as a share of the largest number, beside what FP8 rounds off."""
     case = _Case(config, dtype, device, products)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         results = (*case.norms(), *case.activations(), *case.rotations())

@@ -166,12 +166,7 @@ class T5Shape:
 
 
 class T5Model(Model):
-    """A decoder whose requests bring `encoder_ids`.
-
-    Args:
-        encode: the encoder, called once a request.
-        dtype: type of activations and of the K/V cache.
-    """
+    """A decoder whose requests bring `encoder_ids`."""
 
     def __init__(
         self,
@@ -278,11 +273,7 @@ PromptStates = tuple[LayerStates, ...]
 
 
 class EncodedPrompts:
-    """Keys and values of the prompts in flight.
-
-    Args:
-        encode: makes them; called once a request.
-    """
+    """Keys and values of the prompts in flight."""
 
     def __init__(self, encode: Callable[[tuple[int, ...]], PromptStates]) -> None:
         self._encode = encode
