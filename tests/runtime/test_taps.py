@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from tests.support.compiled import config_of, pair, sequences
-from tests.support.encoder_decoders import KINDS, folder, load, sequence
 from tests.support.real_models import folder_and_model
+from tests.support.toys import Made, request, run, tokens_of
 from trtla.formats.engine import engine_from_hugging_face
-from trtla.runtime.draft import Draft
+from trtla.runtime.draft import Draft, NoDrafter
+from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
+from trtla.settings.lookahead import LookaheadConfig
 
 CPU = torch.device("cpu")
 PROMPTS = [(3, 1, 4, 1, 5), (2, 6)]
@@ -67,13 +70,37 @@ def test_they_are_the_outputs_of_transformers_layers():
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_encoder_decoders_have_them_too():
-    model = load(folder(KINDS[0]))
-    own = sequence((5, 6, 7), (1, 2, 3), 0)
-    plain = model.forward([Feed.prompt(own, 3, True)], model.new_cache(2))
-    model.taps = (0, 1)
-    tapped = model.forward([Feed.prompt(own, 3, True)], model.new_cache(2))
-    assert plain.hidden is None
-    assert tapped.hidden.shape[:2] == (2, 3)
-    assert torch.equal(plain.logits, tapped.logits)
-    assert not torch.equal(tapped.hidden[0], tapped.hidden[1])
+class Head(NoDrafter):
+    """Proposes tokens of a known text, and a wrong one at times."""
+
+    def __init__(self, text):
+        self.text, self.done, self.states = text, 0, []
+
+    def propose(self):
+        right = self.text[self.done : self.done + 2]
+        return Draft((1, *right), (0, 0, 2)[: 1 + len(right)])
+
+    def observe(self, greedy, committed):
+        self.done += len(committed)
+
+    def saw_hidden(self, states):
+        self.states.append(states)
+
+
+@compiles
+def test_a_drafter_sees_the_states_of_the_input_and_the_accepted_tokens():
+    for model in pair(config_of(num_hidden_layers=3)):
+        limits = ExecutorLimits(2, 64, 96, 64, 96, LookaheadConfig(3, 3, 2))
+        asked = request(PROMPTS[0], 11)
+        plain = TorchExecutor(model, model.new_cache(24), limits, Made(lambda *_: NoDrafter()))
+        text = tokens_of(run(plain, [asked])[0])
+        model.taps, head = (0, 2), Head(text)
+        tapped = TorchExecutor(model, model.new_cache(24), limits, Made(lambda *_, head=head: head))
+        assert tokens_of(run(tapped, [asked])[0]) == text
+        assert (
+            len(head.states) == 1 + 4
+        )  # the prompt, and steps of 3, 3, 3 and 1 tokens, the last of them fed
+        (whole,) = sequences(cache := model.new_cache(4), [(*PROMPTS[0], *text)])
+        wanted = model.forward([Feed.prompt(whole, len(whole.prompt), True)], cache).hidden
+        states = torch.cat(head.states, 1)
+        torch.testing.assert_close(states, wanted[:, 4:], rtol=1e-4, atol=1e-4)

@@ -181,6 +181,13 @@ class Drafter(ABC):
             rows: after node 0, the path, and maybe others.
         """
 
+    def saw_hidden(self, states: Tensor) -> None:  # noqa: B027
+        """Learn from `Model.taps`, if any, at the input and each accepted node; before `observe`.
+
+        Args:
+            states: float [taps, nodes, hidden size].
+        """
+
     def close(self) -> None:  # noqa: B027
         """Release what others wait for, such as blocks of a cache: the request has ended."""
 

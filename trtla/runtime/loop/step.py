@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.limits import ExecutorLimits
@@ -136,12 +137,15 @@ class Stepper:
         self.stats.forward_s = (self.stats.forward_s or 0.0) + forward_s
         self.stats.steps += 1
         moves: list[_Move] = []
+        start, hidden = 0, step.done.hidden
         for feed, prediction in zip(step.feeds, predictions, strict=True):
+            fed = None if hidden is None else hidden[:, start : start + feed.length]
+            start += feed.length
             if feed.sequence.finish_reason is not None:
                 continue
             if feed.rows:
                 try:
-                    self._commit(feed, prediction, moves, new)
+                    self._commit(feed, prediction, moves, new, fed)
                 except Exception as error:
                     raise RequestFailed(feed.sequence) from error
             else:
@@ -158,7 +162,12 @@ class Stepper:
         return predictions
 
     def _commit(
-        self, feed: Feed, prediction: Prediction, moves: list[_Move], new: list[Output]
+        self,
+        feed: Feed,
+        prediction: Prediction,
+        moves: list[_Move],
+        new: list[Output],
+        hidden: Tensor | None,
     ) -> None:
         """Decide what joins the output; cache, drafter and counters see exactly that."""
         sequence = feed.sequence
@@ -197,6 +206,8 @@ class Stepper:
         if prediction.tops is not None:
             nodes = accepted.nodes[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
+        if hidden is not None:
+            sequence.drafter.saw_hidden(hidden[:, (feed.rows[0], *accepted.nodes[:count])])
         sequence.observe(_read(feed, prediction), tokens)
 
     def _count_fed(self, feed: Feed) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class Model(ABC):
     dtype: torch.dtype
     """Type of activations."""
     fast: bool = False
-    """Whether steps run through CUDA graphs over pages, which `cuda.path` has tested."""
+    """Whether steps run through CUDA graphs over pages, which `cuda_check` has tested."""
     taps: tuple[int, ...] = ()
-    """Layers whose output `Forwarded.hidden` holds; set them before the model is run."""
+    """Layers of a Llama whose output drafters see, for trained heads; set before it is run."""
     graphs: str = ""
     """Which steps run as graphs, such as `graphs` or `graphs of up to 96 tokens`; `step_forward`
     finds out."""
@@ -71,10 +71,6 @@ class Model(ABC):
     def row_sampler(self) -> RowSampler | StepSampler | None:
         """Chooses tokens, of single rows or of all at once; None: PyTorch's operations do."""
         return None
-
-    def _stacked(self, outputs: Mapping[int, Tensor]) -> Tensor | None:
-        """The tapped layers' outputs, each [fed tokens, hidden size], as `Forwarded.hidden`."""
-        return torch.stack([outputs[layer] for layer in self.taps]).float() if self.taps else None
 
     @abstractmethod
     def new_cache(self, num_blocks: int) -> KVCache:

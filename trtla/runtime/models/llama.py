@@ -92,7 +92,7 @@ class LlamaModel(PackedModel):
         self._sampler: DeviceSampler | None = None
 
     def use_fast_path(self) -> None:
-        """Run by graphs and fused kernels, and choose tokens on the device; see `cuda.path`."""
+        """Run by graphs and fused kernels, and choose tokens on the device; see `cuda_check`."""
         self.fast = self.fused = True
         self._sampler = device_sampler(self._device)
 
@@ -189,7 +189,8 @@ class LlamaModel(PackedModel):
         logits = self._lm_head.wide(normed.index_select(0, batch.rows))
         if self._world is not None:
             logits = self._world.join_columns(logits, self.config.vocab_size)
-        return Forwarded(logits, self._stacked(hidden))
+        tapped = torch.stack([hidden[tap] for tap in self.taps]).float() if self.taps else None
+        return Forwarded(logits, tapped)
 
     def _sum(self, part: Tensor) -> Tensor:
         return part if self._world is None else self._world.sum(part)

@@ -205,7 +205,6 @@ class T5Model(Model):
         batch = make_batch(feeds, cache, 1, self.dtype)
         relative = RelativeGroups(feeds, batch.groups, self._device)
         groups: list[AttentionGroup] = []
-        hidden: dict[int, Tensor] = {}
         states = F.embedding(batch.tokens, self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             if layer.bias is not None:
@@ -214,12 +213,9 @@ class T5Model(Model):
             ours = [prompt[index] for prompt in prompts]
             states = states + self._cross_attention(layer, states, ours, counts)
             states = states + layer.mlp(self._normalise(states, layer.mlp_norm))
-            if index in self.taps:
-                hidden[index] = states
         states = self._normalise(states.index_select(0, batch.rows), self._weights.norm)
         logits = self._weights.lm_head(states * self._shape.logit_scale)
-        wide = logits.to(torch.promote_types(self.dtype, torch.float32))
-        return Forwarded(wide, self._stacked(hidden))
+        return Forwarded(logits.to(torch.promote_types(self.dtype, torch.float32)))
 
     def _attention(
         self,
