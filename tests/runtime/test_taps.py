@@ -97,9 +97,7 @@ def test_a_drafter_sees_the_states_of_the_input_and_the_accepted_tokens():
         model.taps, head = (0, 2), Head(text)
         tapped = TorchExecutor(model, model.new_cache(24), limits, Made(lambda *_, head=head: head))
         assert tokens_of(run(tapped, [asked])[0]) == text
-        assert (
-            len(head.states) == 1 + 4
-        )  # a prompt, then steps of 3, 3, 3 and 1 tokens
+        assert len(head.states) == 1 + 4  # a prompt, then steps of 3, 3, 3 and 1 tokens
         (whole,) = sequences(cache := model.new_cache(4), [(*PROMPTS[0], *text)])
         wanted = model.forward([Feed.prompt(whole, len(whole.prompt), True)], cache).hidden
         states = torch.cat(head.states, 1)
