@@ -12,10 +12,10 @@ import torch
 
 from tests.support.real_models import folder_and_model
 from trtla import LLM
-from trtla.bench.arms import EngineArm, Run
-from trtla.bench.figures import Hardware, rows
-from trtla.bench.opened import measure, peak_bytes, read_bandwidth, reset_peak
+from trtla.bench.arms import ArmRun, EngineArm
 from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
+from trtla.bench.tables import rows
+from trtla.bench.turns import Hardware, measure, peak_bytes, read_bandwidth, reset_peak
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
@@ -31,7 +31,7 @@ from trtla.settings.sampling import SamplingParams
 CELL = Cell(
     device="cpu", dtype="float32", threads=1, batch_size=2, temperature=0.0, category="code"
 )
-PLAIN = Run(
+PLAIN = ArmRun(
     outputs=((1, 2, 3, 4, 5), (1, 1, 1, 1, 1)),
     time_s=2.0,
     first_s=(0.5, 0.7),
@@ -53,7 +53,7 @@ class FakeArm:
     own = True
     setting = None
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: ArmRun) -> None:
         self.name, self._run = name, run
         self.warmed_up = self.rounds = 0
         self.seeds: list[int] = []
@@ -67,7 +67,7 @@ class FakeArm:
     def begin_round(self) -> None:
         self.rounds += 1
 
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         self.seeds += [params.seed for params in sampling]
         return self._run
 
@@ -127,7 +127,7 @@ def test_a_sum_joins_every_field() -> None:
     )
     second = replace(first, peak_bytes=5, draft_model=DraftTotals(forwards=1, steps=1, _gammas=2))
     found = add([first, second])
-    assert {one.name for one in fields(Run) if getattr(found, one.name) is None} == set()
+    assert {one.name for one in fields(ArmRun) if getattr(found, one.name) is None} == set()
     assert (found.output_tokens, found.time_s, found.steps, found.drafted) == (20, 4.0, 16, 6)
     assert found.first_s == PLAIN.first_s * 2
     assert found.accepted_lengths == ((1, 0), (0,), (1, 0), (0,))

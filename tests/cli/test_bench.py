@@ -34,7 +34,7 @@ AXES = {
 @pytest.fixture(autouse=True)
 def _small_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     from trtla.bench import sweep
-    from trtla.bench.opened import read_bandwidth
+    from trtla.bench.turns import read_bandwidth
 
     monkeypatch.setattr(sweep, "read_bandwidth", lambda device: read_bandwidth(device, 2**22))
 
@@ -233,69 +233,20 @@ def test_bad_settings(engine: Path, model: Path, tmp_path: Path) -> None:
     refused(bench(tmp_path), 2, "config.json")
 
 
-@pytest.mark.parametrize("peer", ["llama.cpp", "llama.cpp-prompt-lookup"])
-@pytest.mark.parametrize("package", ["llama_cpp", "gguf"])
 def test_llama_cpp_is_refused_before_a_model_is_loaded(
-    package: str, peer: str, engine: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trtla.bench import sweep
 
     monkeypatch.setattr(sweep, "run_sweep", lambda *_: pytest.fail("a model is loaded"))
-    for module in ("llama_cpp", "gguf"):
-        monkeypatch.setitem(sys.modules, module, ModuleType(module))
-        sys.modules[module].__spec__ = ModuleSpec(module, None)
-    monkeypatch.setitem(sys.modules, package, None)
-    name = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}[package]
-    refused(bench(engine, "--compare", peer), 1, peer, f'"{name}"', "pip install 'trtla[bench]'")
-
-
-def test_llama_cpp_writes_the_engines_texts(engine: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    ran = bench(
-        engine, "--compare", "llama.cpp,llama.cpp-prompt-lookup", "--batch-size", "1,2",
-        "--lookahead", "2,2,1", "-o", "json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert ran.json["environment"]["llama_cpp_python"]
-    assert "note: llama.cpp does not take batches of 2" in ran.err
-    peers = [row for row in ran.json["rows"] if row["arm"].startswith("llama.cpp")]
-    arms = ["llama.cpp", "llama.cpp-prompt-lookup"]
-    assert [(row["arm"], row["temperature"]) for row in peers] == [
-        (arm, temperature) for temperature in (0.0, 0.5) for arm in arms
-    ]
-    for row in peers:
-        assert row["output_tokens"] == 16
-        assert row["equal_texts"] == (2 if row["temperature"] == 0.0 else None)
-        assert row["host_ms_per_step"] is not None
-    assert peers[0]["tokens_per_step"] == peers[0]["fed_per_step"] == 1.0
-    assert peers[1]["setting"].startswith("num_pred_tokens=")
-
-
-def test_llama_cpp_reads_fp8_dequantised_and_says_so(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    from tests.support.fp8_models import to_fp8
-    from trtla.build.engine import build_engine
-    from trtla.formats.engine_limits import BuildSettings
-
-    checkpoint = to_fp8(model, tmp_path / "checkpoint", fp8_kv_cache=True)
-    build_engine(checkpoint, tmp_path / "engine", BuildSettings(max_input_len=128))
-    ran = bench(
-        tmp_path / "engine", "--compare", "llama.cpp", "--temperature", "0",
-        "--dtype", "bfloat16", "--tokenizer-dir", model, "-o", "json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert "note: llama.cpp has no FP8: its weights, keys and values are bfloat16" in ran.err
-    assert [row["arm"] for row in ran.json["rows"]][-1] == "llama.cpp"
-
-
-def test_errors_are_json_with_json(engine: Path) -> None:
-    ran = bench(engine, "--batch-size", "9", "-o", "json")
-    assert ran.code == 2
-    assert "batch size 9" in json.loads(ran.out)["error"]["message"]
-
-
-def test_a_model_without_tokenizer(bare_engine: Path) -> None:
-    refused(bench(bare_engine), 2, "tokenizer", "--tokenizer-dir")
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    hint = "pip install 'trtla[bench]'"
+    for peer in ("llama.cpp", "llama.cpp-prompt-lookup"):
+        refused(bench(engine, "--compare", peer), 1, peer, '"llama-cpp-python"', hint)
+    module = ModuleType("llama_cpp")
+    module.__spec__ = ModuleSpec("llama_cpp", None)
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    refused(bench(engine, "--compare", peer), 2, "runs GGUF files", "--hf-model-dir MODEL.gguf")
 
 
 def test_rows_of_texts_that_end_at_once_say_so(tiny_llama: Path, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_long_commands_report_where_they_are(
     prompts = tmp_path / "two.jsonl"
     prompts.write_text("".join(f'{{"category": "own", "text": "{n}"}}\n' for n in (1, 2)))
     bench = ("bench", "-m", engine, "--prompts", prompts, "-n", "4", "--rounds", "2")
-    monkeypatch.setattr("trtla.bench.opened._SLOW", 0.0)
-    monkeypatch.setattr("trtla.bench.opened._LONG_S", 0.0)
+    monkeypatch.setattr("trtla.bench.turns._SLOW", 0.0)
+    monkeypatch.setattr("trtla.bench.turns._LONG_S", 0.0)
     ran = trtla(*bench)
     # At 2 temperatures both arms decode a prompt to warm up, then 2 prompts in 2 rounds.
     assert "bench: 0 of 20 decodings\n" in ran.err

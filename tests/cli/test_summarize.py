@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, Ran, process, refused, trtla
-from trtla.bench.summarize import Article, Measured, check_rouge1, load_articles, prompt_text
+from trtla.bench.arms import ArmRun
+from trtla.bench.summarize import Article, check_rouge1, load_articles, prompt_text, side
 from trtla.results.documents import Side
 
 SIDE_KEYS = {
@@ -83,13 +84,16 @@ def test_prompt_text() -> None:
 
 
 def test_rouge_is_that_of_rouge_score(model: Path) -> None:
-    from trtla.bench.summarize import _completion, score
     from trtla.llm.text import Tokenizer
 
     tokenizer = Tokenizer(model).inner
-    side = Measured("s", answers=[_completion((), tuple(tokenizer.encode("the cat sat")), 9)])
-    score(side, tokenizer, [Article(article="", highlights="the cat\nsat down")])
-    figures = side.figures()
+    ids = tuple(tokenizer.encode("the cat sat"))
+    run = ArmRun(
+        outputs=(ids,), time_s=1.0, first_s=(1.0,), last_s=(1.0,), steps=2, steps_each=(2,),
+        forwards=3,
+    )  # fmt: skip
+    article = Article(article="", highlights="the cat\nsat down")
+    figures = side("s", run, tokenizer, [article]).figures()
     assert figures.rouge1 == pytest.approx(100 * 2 * 3 / (3 + 4))
     assert figures.rouge2 == pytest.approx(100 * 2 * 2 / (2 + 3))
     assert figures.rougeLsum == pytest.approx(100 * 2 * 3 / (3 + 4))

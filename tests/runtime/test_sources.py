@@ -18,7 +18,7 @@ from tests.support.toys import (
 )
 from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.bench.arms import AR, EngineArm, engine_arms
-from trtla.bench.opened import measure
+from trtla.bench.turns import measure
 from trtla.results.bench_documents import Cell
 from trtla.results.metrics import total
 from trtla.runtime.costs import CostTable

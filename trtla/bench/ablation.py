@@ -1,4 +1,4 @@
-"""The ablation: every case decoded by all arms one after the other, each row written as it comes.
+"""The ablation: all arms take turns on every case; a row is on disk before the next begins.
 
 Plain decoding is the first of a case's arms and the base of the others' speed-up and equality. A
 case that an interruption left half-done is decoded plainly once more for that, without a new row.
@@ -14,10 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from trtla.bench.ablation_arms import AblationArm, Case
 from trtla.bench.ablation_table import (
+    COLUMNS,
     Cells,
-    RowFile,
     figures_of,
     grouped,
     means,
@@ -27,26 +29,33 @@ from trtla.bench.ablation_table import (
     run_id,
     typed,
 )
-from trtla.bench.arms import EngineArm, Run
-from trtla.bench.opened import Note, OpenedModel, Setup, alternate
+from trtla.bench.arms import ArmRun, EngineArm
+from trtla.bench.journal import Journal, fingerprint
+from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.summarize import rouge
+from trtla.bench.tables import csv_lines
+from trtla.bench.turns import Note, alternate
 from trtla.data.prompt_sets import Ids, Question
+from trtla.errors import UsageError
 from trtla.files import write_whole
 from trtla.results.bench_documents import AblationRow
 from trtla.results.metrics import SHORT_TEXT, add
 from trtla.runtime.loop.scores import perplexity
 from trtla.runtime.models.load import resolve_device, set_threads
-from trtla.settings.sampling import Processor, SamplingParams
+from trtla.settings.sampling import SamplingParams
 
 _WARM_UP_TOKENS = 8
 OnRow = Callable[[Cells, int, int], None]
 """Called with a new row, how many rows there are then, and how many there will be."""
 Watched = Callable[[int], AbstractContextManager[OnRow]]
 """Called, for every opened model, with the number of rows that were there before."""
+_RUN = TypeAdapter(ArmRun)
+_OPTIONS = ("kv_cache_dtype", "draft_device", "draft_dtype")
+"""What of the executor's options a row depends on, beside its columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ablation(Setup):
+class AblationPlan(Setup):
     """What to measure: in every device and type, all arms on every case."""
 
     arms: tuple[AblationArm, ...]
@@ -61,35 +70,72 @@ class Ablated:
 
     rows: dict[str, Cells] = field(default_factory=dict)
     """Lists that name a thing twice give each row once."""
-    runs: dict[str, Run] = field(default_factory=dict)
-    """What no cell holds; rows that were there before this run have none."""
+    runs: dict[str, ArmRun] = field(default_factory=dict)
 
     def overall(self) -> list[AblationRow]:
         """The means over all tasks, one row an arm, setting and processor."""
         groups = grouped([{**row, "task": ""} for row in self.rows.values()])
-        return [typed(means(members)[0], **self._beside(members)) for members in groups]
+        return [typed(means(members)[0], **self._sums(members)) for members in groups]
 
-    def _beside(self, members: Sequence[Cells]) -> dict[str, Any]:
-        """Figures of all decodings of a setting together; None where some are not of this run."""
-        runs = [self.runs.get(row["run_id"]) for row in members]
-        whole = None if None in runs else add(run for run in runs if run is not None)
+    def _sums(self, members: Sequence[Cells]) -> dict[str, Any]:
+        """Figures of all decodings of a setting together."""
+        whole = add(self.runs[row["run_id"]] for row in members)
         names = ("accepted_per_pos", "fed_per_step", "sources")
-        return {name: getattr(whole, name, None) for name in names}
+        return {name: getattr(whole, name) for name in names}
 
 
-def run_ablation(ablation: Ablation, watched: Watched, on_note: Note) -> Ablated:
+class _Rows:
+    """The CSV file of rows: a view of the journal beside it, which has the runs too.
+
+    Raises:
+        UsageError: the file is there and is not such a table, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.journal = Journal(
+            path.with_suffix(".jsonl"), fingerprint({"columns": COLUMNS}), "--output"
+        )
+        header = csv_lines(COLUMNS, [], header=True)
+        try:
+            there = path.read_text(encoding="utf-8") if path.exists() else ""
+            if not header.startswith(there) and not there.startswith(header):
+                raise UsageError(f"{path} is not an ablation's table", "give another --output")
+            if len(there) > len(header) and not self.journal.entries:
+                raise UsageError(
+                    f"{path} has rows, and {self.journal.path}, which they are kept in, has none",
+                    "give another --output, or move the file away",
+                )
+            write_whole(path, csv_lines(COLUMNS, map(self.row, self.journal.entries), header=True))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be used: {error}", "give another --output") from None
+
+    def row(self, name: str) -> Cells:
+        cells: Cells = self.journal.get(name)["row"]
+        return cells
+
+    def run(self, name: str) -> ArmRun:
+        return _RUN.validate_python(self.journal.get(name)["run"])
+
+    def append(self, row: Cells, run: ArmRun) -> None:
+        self.journal.put(row["run_id"], {"row": row, "run": _RUN.dump_python(run, mode="json")})
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            file.write(csv_lines(COLUMNS, [row]))
+
+
+def run_ablation(plan: AblationPlan, watched: Watched, on_note: Note) -> Ablated:
     """Measure what the output file does not hold yet; write the means.
 
     Raises:
         UsageError: the file, a setting or a prompt does not fit.
     """
-    table, found = RowFile(ablation.output), Ablated()
-    set_threads(next(iter(ablation.threads), None))
-    for device, dtype in product(ablation.devices, ablation.dtypes):
-        with ablation.open(device, dtype) as llm:
-            model = OpenedModel(llm, ablation, resolve_device(device), dtype)
-            _Decoder(ablation, model, table, found).run(watched, on_note)
-    write_whole(means_path(ablation.output), means_text(found.rows.values()))
+    table, found = _Rows(plan.output), Ablated()
+    set_threads(next(iter(plan.threads), None))
+    for device, dtype in product(plan.devices, plan.dtypes):
+        with plan.open(device, dtype) as llm:
+            model = OpenedModel(llm, plan, resolve_device(device), dtype)
+            _Decoder(plan, model, table, found).run(watched, on_note)
+    write_whole(means_path(plan.output), means_text(found.rows.values()))
     return found
 
 
@@ -97,13 +143,13 @@ class _Decoder:
     """All cases on one opened model."""
 
     def __init__(
-        self, ablation: Ablation, model: OpenedModel, table: RowFile, found: Ablated
+        self, plan: AblationPlan, model: OpenedModel, table: _Rows, found: Ablated
     ) -> None:
-        self._ablation, self._model, self._table, self._found = ablation, model, table, found
+        self._plan, self._model, self._table, self._found = plan, model, table, found
         own = model.llm.limits.lookahead
         self._arms = {
             EngineArm(model.llm, arm.lookahead, arm.drafting, arm.method, arm.options): arm
-            for arm in (replace(arm, lookahead=arm.lookahead or own) for arm in ablation.arms)
+            for arm in (replace(arm, lookahead=arm.lookahead or own) for arm in plan.arms)
         }
         self._warm: set[EngineArm] = set()
         self._perplexities: dict[tuple[Ids, Ids], float] = {}
@@ -112,7 +158,7 @@ class _Decoder:
         """Decode all cases."""
         work = [(case, ids, self._names(case, ids)) for case, ids in self._fitted(on_note)]
         names = {name for _, _, named in work for name in named.values()}
-        if kept := len(names & self._table.rows.keys()):
+        if kept := len(names & self._table.journal.entries.keys()):
             on_note(f"{kept} of {len(names)} rows are there already")
         with watched(kept) as on_row:
             for done, row in enumerate(self._new_rows(work), kept + 1):
@@ -122,21 +168,22 @@ class _Decoder:
             on_note(f"{short} of {len(tokens)} rows say nothing: their texts ended at once")
 
     def _new_rows(self, work: Iterable[tuple[Case, Ids, dict[EngineArm, str]]]) -> Iterator[Cells]:
-        begun: tuple[Processor, int] | None = None
+        begun: object = None
         for case, ids, named in work:
             if (case.processor, case.repeat) != begun:
                 begun = (case.processor, case.repeat)
                 for arm in self._arms:
                     arm.begin_round()
             yield from self._case(case, ids, named)
-            self._found.rows.update((name, self._table.rows[name]) for name in named.values())
+            self._found.rows.update((name, self._table.row(name)) for name in named.values())
+            self._found.runs.update((name, self._table.run(name)) for name in named.values())
 
     def _fitted(self, on_note: Note) -> list[tuple[Case, Ids]]:
-        prompts = dict.fromkeys(case.prompt for case in self._ablation.cases)
+        prompts = dict.fromkeys(case.prompt for case in self._plan.cases)
         questions = [Question((prompt.text,)) for prompt in prompts]
-        encoded = self._model.prompts(questions, self._ablation.sampling, on_note)
+        encoded = self._model.prompts(questions, self._plan.sampling, on_note)
         ids = dict(zip(prompts, encoded, strict=True))
-        return [(case, ids[case.prompt]) for case in self._ablation.cases]
+        return [(case, ids[case.prompt]) for case in self._plan.cases]
 
     def _names(self, case: Case, ids: Ids) -> dict[EngineArm, str]:
         """The run_id of each arm's row."""
@@ -145,21 +192,22 @@ class _Decoder:
 
     def _case(self, case: Case, ids: Ids, names: dict[EngineArm, str]) -> Iterator[Cells]:
         """Decode and write the rows of a case that are missing."""
-        missing = {name: arm for arm, name in names.items() if name not in self._table.rows}
+        kept = self._table.journal.entries
+        missing = {name: arm for arm, name in names.items() if name not in kept}
         if not missing:
             return
         first = next(iter(self._arms))
         wanted = list(dict.fromkeys((first, *missing.values())))
-        sampling = case.sampling(self._ablation.sampling)
+        sampling = case.sampling(self._plan.sampling)
         self._warm_up(wanted, ids, sampling)
-        plain: Run | None = None
+        plain: ArmRun | None = None
         for arm, run in alternate(wanted, [([ids], [sampling])], self._model.device):
             plain = plain or run
             if names[arm] in missing:
                 yield self._write(arm, case, ids, run, plain)
 
     def _warm_up(self, wanted: Sequence[EngineArm], ids: Ids, sampling: SamplingParams) -> None:
-        """An arm's first forwards are slower than the rest."""
+        """An arm's first forwards are slower than the others."""
         few = replace(sampling, max_output_len=min(_WARM_UP_TOKENS, sampling.max_output_len))
         for arm in wanted:
             if arm not in self._warm:
@@ -167,15 +215,14 @@ class _Decoder:
                 arm.warm_up([ids], [few])
                 arm.begin_round()
 
-    def _write(self, arm: EngineArm, case: Case, ids: Ids, run: Run, plain: Run) -> Cells:
+    def _write(self, arm: EngineArm, case: Case, ids: Ids, run: ArmRun, plain: ArmRun) -> Cells:
         output_ids, reference, scored = run.outputs[0], case.prompt.reference, None
         if reference is not None and find_spec("rouge_score") is not None:
             text = self._model.tokenizer.decode(output_ids)
             scored = rouge(text, reference, ("rougeL",))["rougeL"]
         figures = figures_of(run, plain, ids, scored, self._perplexity(ids, output_ids))
         row = row_of(self._settings(self._arms[arm], case, ids), figures)
-        self._found.runs[row["run_id"]] = run
-        self._table.append(row)
+        self._table.append(row, run)
         return row
 
     def _perplexity(self, ids: Ids, output_ids: Ids) -> float | None:
@@ -192,32 +239,22 @@ class _Decoder:
 
     def _settings(self, arm: AblationArm, case: Case, ids: Ids) -> dict[str, object]:
         """All that a row depends on; those that are columns become its cells."""
-        ablation = self._ablation
+        plan = self._plan
         return {
             **arm.cells,
-            "model": Path(ablation.model).resolve().name,
+            "model": Path(plan.model).resolve().name,
             "backend": self._model.llm.engine.backend,
             "device": str(self._model.device),
             "dtype": self._model.dtype_name,
             "use_cache": True,
             **case.cells,
             "prompt_tokens": len(ids),
-            "model_dir": ablation.model,
+            "model_dir": plan.model,
             "prompt_ids": ids,
-            "max_output_len": ablation.sampling.max_output_len,
-            "ignore_eos": ablation.ignore_eos,
+            "max_output_len": plan.sampling.max_output_len,
+            "ignore_eos": plan.ignore_eos,
             "drafting": asdict(arm.drafting),
-            **_optional(ablation, arm),
+            "draft_options": arm.options and asdict(arm.options),
+            "options": {name: getattr(plan.options, name) for name in _OPTIONS},
             "lookahead": str(arm.lookahead),
         }
-
-
-def _optional(ablation: Ablation, arm: AblationArm) -> dict[str, object]:
-    """What differs from its default: rows of files that are older than it stay known."""
-    names = ("draft_device", "draft_dtype", "kv_cache_dtype")
-    given: dict[str, object] = {name: getattr(ablation.options, name) for name in names}
-    if ablation.options.kv_cache_dtype == "auto":
-        del given["kv_cache_dtype"]
-    if arm.options is not None:
-        given["draft_options"] = asdict(arm.options)
-    return {name: value for name, value in given.items() if value is not None}

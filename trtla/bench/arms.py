@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, UsageError
+from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import is_gguf, shards
+from trtla.formats.hub import hub_folder
 from trtla.results.metrics import Metrics
 from trtla.runtime.request import DraftMemory
 from trtla.runtime.stats import DraftTotals
@@ -29,7 +33,7 @@ AR = "ar"
 """The arm that all others are compared with: the engine without lookahead."""
 Options = Mapping[str, Any]
 """What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
-Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "Run"]
+Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "ArmRun"]
 """A peer's decoding of a batch with options."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
@@ -39,12 +43,11 @@ HUGGING_FACE = ("hf", "hf-prompt-lookup", "hf-assisted")
 LLAMA_CPP_LOOKUP = "llama.cpp-prompt-lookup"
 LLAMA_CPP_CONVERTED = "llama.cpp-converted"
 LLAMA_CPP = ("llama.cpp", LLAMA_CPP_LOOKUP, LLAMA_CPP_CONVERTED)
-"""The first two run a GGUF file as it is, where the model is one."""
+"""They run a GGUF file; the first two as it is."""
 PEERS = (*HUGGING_FACE, *LLAMA_CPP)
 BATCHING = ("hf",)
 """The peers that decode several prompts together."""
 INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit the peer"
-_PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 
 
 def check_installed(names: Iterable[str]) -> None:
@@ -53,22 +56,40 @@ def check_installed(names: Iterable[str]) -> None:
     Raises:
         TrtlaError: a package that one of them needs is not installed.
     """
-    asked = [name for name in names if name in LLAMA_CPP]
-    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
-    if asked and missing:
+    needing = [name for name in names if name in LLAMA_CPP]
+    if needing and find_spec("llama_cpp") is None:
         raise TrtlaError(
-            f'--compare {asked[0]} needs the package "{missing[0]}"', INSTALL_LLAMA_CPP
+            f'--compare {needing[0]} needs the package "llama-cpp-python"', INSTALL_LLAMA_CPP
         )
 
 
+def gguf_of(model: str, hf_model_dir: str | None) -> Path:
+    """The GGUF file that llama.cpp runs: the one that is named for peers, or the model itself.
+
+    Raises:
+        UsageError: neither is one.
+    """
+    for named in filter(None, (hf_model_dir, model)):
+        path = hub_folder(named)
+        file = weight_file(path) or path
+        if is_gguf(file):
+            return shards(file)[0]
+    raise UsageError(
+        f"llama.cpp runs GGUF files, and {hf_model_dir or model} is none",
+        "give the model as one with --hf-model-dir MODEL.gguf",
+    )
+
+
 @dataclass(slots=True, kw_only=True)
-class Run(Metrics):
+class ArmRun(Metrics):
     """Metrics of one batch, or of several added up, with what only a benchmark asks for."""
 
     first_s: tuple[float, ...]
     """Seconds from the start to each request's first token."""
     last_s: tuple[float, ...]
     """Seconds from the start to each request's last token."""
+    steps_each: tuple[int, ...]
+    """Of each request; `steps` is their sum."""
     forwards: int
     forward_s: float | None = None
     """Seconds inside the forwards."""
@@ -132,7 +153,7 @@ class Arm:
     def begin_round(self) -> None:
         """Forget the texts that were decoded so far: a round decodes the same ones again."""
 
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         """Decode one batch, all prompts in flight at once where the arm can do that."""
         raise NotImplementedError
 
@@ -182,12 +203,16 @@ class EngineArm(Arm):
         """Forget what its drafts have learnt."""
         self._memory = DraftMemory(self._options)
 
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+    def use_memory(self) -> None:
+        """Let the executor draft from what this arm has learnt."""
+        self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
+
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         """Decode one batch, all in flight at once."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         done: dict[int, Completion] = {}
-        self._llm.executor.call(lambda executor: executor.use_memory(self._memory))
+        self.use_memory()
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
         given = (list(prompts), list(sampling), self._triple)
@@ -203,11 +228,12 @@ class EngineArm(Arm):
         if after.forward_s is not None:
             forward_s = after.forward_s - (before.forward_s or 0.0)
         drafts = after.draft_models.since(before.draft_models)
-        return Run.of(
+        return ArmRun.of(
             [done[i] for i in order],
             time_s,
             first_s=tuple(first[i] for i in order),
             last_s=tuple(last[i] for i in order),
+            steps_each=tuple(done[i].stats.steps for i in order),
             draft_model=drafts if self._drafter.draft_model else None,
             forwards=after.steps - before.steps,
             forward_s=forward_s,
@@ -262,7 +288,7 @@ class PeerArm(Arm):
                 self._choices, key=lambda one: self._decode_with(prompts, sampling, one).time_s
             )
 
-    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> Run:
+    def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         """Decode one batch."""
         return self._decode_with(prompts, sampling, self._chosen)
 

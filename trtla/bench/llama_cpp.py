@@ -1,193 +1,260 @@
-"""llama.cpp as a peer, through llama-cpp-python: plain decoding, and with prompt lookup.
+"""llama.cpp as a peer: `generate` of llama-cpp-python, plain and with its prompt lookup.
 
-It runs the GGUF file that a model was read from as it is, or the engine's own weights from a file
-that lives only while they are loaded, on the same ids and threads. Its C functions are called
-directly: the time is llama.cpp's, not Python's.
+It runs a GGUF file as it is, or dequantised by llama.cpp itself. Forwards are counted and timed
+around `Llama.eval`.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from unittest.mock import patch
 
 from trtla.bench.arms import (
+    INSTALL_LLAMA_CPP,
     LLAMA_CPP_CONVERTED,
     LLAMA_CPP_LOOKUP,
     LOOKUP_TOKENS,
     Arm,
+    ArmRun,
     Options,
     PeerArm,
-    Run,
 )
-from trtla.bench.llama_cpp_model import Context, Model
 from trtla.data.prompt_sets import Ids
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.config import DTYPES
+from trtla.formats.gguf.header import Header, read_header
+from trtla.formats.gguf.weights import PLAIN
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
-    from trtla.formats.engine import Engine
-
 _GRAIN = 256
 """Room for texts is made in steps of so many tokens."""
+_LOG_ERROR = 4
+"""GGML_LOG_LEVEL_ERROR of ggml.h."""
+_FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
 
-Text = npt.NDArray[np.intc]
-Draft = Callable[[Text], Sequence[int]]
-"""Given the text so far, guesses what comes next."""
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise TrtlaError(
+            f"llama-cpp-python does not load: {sentence(error)}", INSTALL_LLAMA_CPP
+        ) from None
+    library.llama_log_set(_log_callback(library), None)
+    return library
+
+
+@cache
+def _log_callback(library: Any) -> Any:
+    """llama.cpp's errors go to stderr, the rest nowhere; cached, since C keeps no reference."""
+
+    @library.llama_log_callback  # type: ignore[untyped-decorator]
+    def callback(level: int, text: bytes, _: Any) -> None:
+        if level == _LOG_ERROR:
+            print(text.decode(errors="replace"), end="", file=sys.stderr)
+
+    return callback
 
 
 class LlamaCpp:
-    """A model in llama.cpp, ready for its arms.
+    """A GGUF file in llama.cpp, ready for its arms.
 
     Args:
-        dtype: of the weights that are converted.
         end_ids: what ends a text.
-        converted: run the engine's own weights also where it was read from a GGUF file.
+        dtype: dequantise the weights to this type before; None runs them as they are.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        device: torch.device,
-        dtype: torch.dtype,
-        end_ids: frozenset[int],
-        *,
-        converted: bool = False,
+        self, file: Path, device: torch.device, end_ids: frozenset[int], dtype: str | None = None
     ) -> None:
-        """Load the weights.
-
-        Raises:
-            TrtlaError: llama-cpp-python is not usable, or cannot run this model.
-        """
-        self._model = Model(engine, device, dtype, converted=converted)
-        self._end_ids, self.weight_type = end_ids, self._model.type
-        self.without_amx = self._model.without_amx
-        self.library = self._model.library
-        self._context = Context(self._model, _GRAIN)
+        self._library, self._device, self._end_ids = _library(), device, end_ids
+        if device.type == "cuda" and not self._library.llama_supports_gpu_offload():
+            raise UsageError(
+                "llama-cpp-python is built without CUDA here, and the benchmark runs on a GPU",
+                "reinstall it with CMAKE_ARGS=-DGGML_CUDA=ON, or use --device cpu",
+            )
+        self._file = file
+        if dtype is not None:
+            self._folder = TemporaryDirectory(prefix="trtla-bench-")  # lives as long as this object
+            self._file = Path(self._folder.name, "model.gguf")
+            _dequantise(self._library, file, self._file, dtype)
+        header = read_header(self._file)
+        self.weight_type, self._weight_bytes = _weight_type(header), _read_bytes(header)
+        amx = b"AMX_INT8 = 1" in self._library.llama_print_system_info()
+        self.without_amx = amx and self.weight_type not in DTYPES
+        """Whether quantised products leave AMX out: it kills the process (llama.cpp #20824)."""
+        self._opened: dict[bool, Any] = {}
 
     def decode(
         self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams], options: Options
-    ) -> Run:
+    ) -> ArmRun:
         """Decode one prompt; with options by llama-cpp-python's prompt lookup."""
-        return self._decode(prompts[0], sampling[0], _lookup(options) if options else None)
-
-    def _decode(self, prompt: Ids, sampling: SamplingParams, draft: Draft | None) -> Run:
-        """Decode one prompt; `draft` guesses tokens that are fed together with the last one."""
         import torch
 
-        context = self._with_room(len(prompt) + sampling.max_output_len + max(LOOKUP_TOKENS) + 1)
-        context.start(torch.get_num_threads())
-        output: list[int] = []
-        seen: list[float] = []
-        start = time.perf_counter()
-        with self._sampler(sampling) as sampler:
-            for tokens in self._tokens(context, prompt, sampler, draft):
+        prompt, own, output, seen = prompts[0], sampling[0], list[int](), list[float]()
+        room = len(prompt) + own.max_output_len + max(LOOKUP_TOKENS) + 1
+        model = self._model(room, drafting=bool(options))
+        if options:
+            model.draft_model = _lookup()(**options)
+        self._library.llama_set_n_threads(model.ctx, *[torch.get_num_threads()] * 2)
+        model.reset()  # it would go on behind a beginning that it knows
+        model.set_seed(own.seed % 2**31)
+        with _Meter(self._library, model) as meter:
+            start = time.perf_counter()
+            for token in model.generate(
+                list(prompt), own.top_k, own.top_p, min_p=0.0, temp=own.temperature
+            ):
+                output.append(int(token))
                 seen.append(time.perf_counter() - start)
-                output, ended = self._cut([*output, *tokens], sampling.max_output_len)
-                if ended:
+                if token in self._end_ids or len(output) == own.max_output_len:
                     break
-        return Run(
+        return ArmRun(
             outputs=(tuple(output),),
-            time_s=time.perf_counter() - start,
+            time_s=seen[-1],
             first_s=(seen[0],),
             last_s=(seen[-1],),
-            steps=context.forwards - 1,
-            fed=context.fed,
-            forwards=context.forwards,
-            forward_s=context.seconds,
-            weight_bytes=self._model.nbytes,
+            steps=meter.forwards - 1,
+            steps_each=(meter.forwards - 1,),
+            fed=meter.fed,
+            forwards=meter.forwards,
+            forward_s=meter.seconds,
+            weight_bytes=self._weight_bytes,
         )
 
-    def _with_room(self, tokens: int) -> Context:
-        if tokens > self._context.room:
-            self._context = Context(self._model, -(-tokens // _GRAIN) * _GRAIN)
-        return self._context
+    def _model(self, room: int, *, drafting: bool) -> Any:
+        """A `Llama` with a context for so many tokens; drafting keeps all logits."""
+        model = self._opened.get(drafting)
+        if model is None or model.n_ctx() < room:
+            if model is not None:
+                model.close()
+            model = self._opened[drafting] = self._open(-(-room // _GRAIN) * _GRAIN, drafting)
+        return model
 
-    def _cut(self, output: list[int], limit: int) -> tuple[list[int], bool]:
-        """The output up to its first end id or the limit, and whether it ends there."""
-        ends = (i for i, token in enumerate(output, 1) if token in self._end_ids)
-        length = min(next(ends, limit), limit)
-        return output[:length], len(output) >= length
-
-    def _tokens(
-        self, context: Context, prompt: Ids, sampler: Any, draft: Draft | None
-    ) -> Iterator[list[int]]:
-        """What each forward brings, without end."""
-        text = np.empty(context.room, np.intc)
-        text[: len(prompt)] = prompt
-        length, guessed, fed = len(prompt), list[int](), list(prompt)
-        context.feed(fed, 0, 1)
-        while True:
-            tokens = self._accepted(context, sampler, guessed, len(fed))
-            yield tokens
-            text[length : length + len(tokens)] = tokens
-            length += len(tokens)
-            if len(tokens) <= len(guessed):
-                context.cut(length - 1)
-            guessed = [] if draft is None else [int(token) for token in draft(text[:length])]
-            fed = [tokens[-1], *guessed]
-            context.feed(fed, length - 1, len(fed))
-
-    def _accepted(
-        self, context: Context, sampler: Any, guessed: Sequence[int], fed: int
-    ) -> list[int]:
-        """Draw a token at every position, up to the first that was not guessed."""
-        tokens: list[int] = []
-        for row, guess in enumerate([*guessed, None], fed - len(guessed) - 1):
-            tokens.append(self.library.llama_sampler_sample(sampler, context.pointer, row))
-            if tokens[-1] != guess:
-                break
-        return tokens
+    def _open(self, room: int, drafting: bool) -> Any:
+        library, on_gpu = self._library, self._device.type == "cuda"
+        try:
+            with self._safe_kernels():
+                return library.Llama(
+                    str(self._file),
+                    n_gpu_layers=-1 if on_gpu else 0,
+                    split_mode=library.LLAMA_SPLIT_MODE_NONE,
+                    main_gpu=self._device.index or 0,
+                    n_ctx=room,
+                    n_batch=room,
+                    offload_kqv=on_gpu,
+                    op_offload=on_gpu,
+                    draft_model=_lookup()() if drafting else None,
+                    verbose=False,
+                )
+        except (ValueError, RuntimeError) as error:
+            raise TrtlaError(f"llama.cpp cannot run {self._file}: {sentence(error)}") from None
 
     @contextmanager
-    def _sampler(self, sampling: SamplingParams) -> Iterator[Any]:
-        """llama.cpp's own sampler, its filters in the engine's order."""
-        library = self.library
-        chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
-        if sampling.greedy:
-            parts = [library.llama_sampler_init_greedy()]
-        else:
-            parts = [library.llama_sampler_init_temp(sampling.temperature)]
-            if sampling.top_k:
-                parts.append(library.llama_sampler_init_top_k(sampling.top_k))
-            if sampling.top_p < 1:
-                parts.append(library.llama_sampler_init_top_p(sampling.top_p, 1))
-            parts.append(library.llama_sampler_init_dist(sampling.seed % 2**31))
-        for part in parts:
-            library.llama_sampler_chain_add(chain, part)
-        try:
-            yield chain
-        finally:
-            library.llama_sampler_free(chain)
+    def _safe_kernels(self) -> Iterator[None]:
+        """Without AMX where it would crash; `Llama` has no argument for that."""
+        inner = self._library.llama_cpp
+        params = inner.llama_model_default_params()
+        params.use_extra_bufts = not self.without_amx
+        with patch.object(inner, "llama_model_default_params", lambda: params):
+            yield
 
 
-def _lookup(options: Options) -> Draft:
-    speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
-    draft: Draft = speculative.LlamaPromptLookupDecoding(**options)
-    return draft
+def _lookup() -> Any:
+    return importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
 
 
-def llama_cpp_arms(names: Sequence[str], open_model: Callable[[bool], LlamaCpp]) -> list[Arm]:
-    """The peers by name.
+class _Meter:
+    """Counts and times the forwards of a `Llama` while it is entered."""
 
-    Args:
-        open_model: loads the model, its weights converted or not.
-    """
+    def __init__(self, library: Any, model: Any) -> None:
+        self._library, self._model, self._inner = library, model, model.eval
+        self.forwards, self.fed, self.seconds = 0, 0, 0.0
+
+    def __enter__(self) -> _Meter:
+        self._model.eval = self._eval
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._model.eval  # the class's own again
+
+    def _eval(self, tokens: Sequence[int]) -> None:
+        start = time.perf_counter()
+        self._inner(tokens)
+        self._library.llama_synchronize(self._model.ctx)
+        self.seconds += time.perf_counter() - start
+        self.fed += len(tokens) if self.forwards else 0  # the first one is the prefill
+        self.forwards += 1
+
+
+def _dequantise(library: Any, source: Path, target: Path, dtype: str) -> None:
+    params = library.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize = getattr(library, f"LLAMA_FTYPE_{_FILE_TYPES[dtype]}"), 1
+    if library.llama_model_quantize(str(source).encode(), str(target).encode(), params):
+        raise TrtlaError(
+            f"llama.cpp cannot write {source} in {dtype}",
+            "let TMPDIR name a folder with room for the weights",
+        )
+
+
+def _weight_type(header: Header) -> str:
+    """Of most weights, such as bfloat16 or Q4_K_M; as the file calls itself, where it does."""
+    import gguf
+
+    try:
+        known = gguf.LlamaFileType(header.metadata.get("general.file_type"))
+        kind = known.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        sizes: Counter[str] = Counter()
+        for info in header.tensors.values():
+            sizes[info.type] += prod(info.shape)
+        kind = sizes.most_common(1)[0][0]
+    return str(PLAIN.get(kind, kind)).removeprefix("torch.")
+
+
+def _read_bytes(header: Header) -> int:
+    """Of the weights that a forward reads: of an embedding that is no output, only rows are."""
+    tensors = dict(header.tensors)
+    if "output.weight" in tensors:
+        tensors.pop("token_embd.weight")
+    return sum(info.shape[0] * info.row_bytes for info in tensors.values())
+
+
+def llama_cpp_arms(
+    names: Sequence[str],
+    file: Path,
+    device: torch.device,
+    end_ids: frozenset[int],
+    dtype: str,
+    on_note: Callable[[str], None],
+) -> list[Arm]:
+    """The peers by name; `dtype` is what `llama.cpp-converted` dequantises to."""
     lookups: list[Options] = [{"num_pred_tokens": number} for number in LOOKUP_TOKENS]
-    opened = cache(open_model)
-    arms: list[Arm] = []
-    for name in names:
+
+    @cache
+    def opened(converted: bool) -> LlamaCpp:
+        inner = LlamaCpp(file, device, end_ids, dtype if converted else None)
+        if inner.without_amx:
+            on_note("llama.cpp runs without AMX, whose kernels crash with such weights")
+        return inner
+
+    def arm(name: str) -> Arm:
         inner = opened(name == LLAMA_CPP_CONVERTED)
         choices = lookups if name == LLAMA_CPP_LOOKUP else ({},)
         kind = inner.weight_type
         plain = kind if kind in DTYPES else None
-        arms.append(PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain))
-    return arms
+        return PeerArm(name, inner.decode, choices, weight_type=kind, compute_type=plain)
+
+    return [arm(name) for name in names]

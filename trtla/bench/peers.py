@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from trtla.bench.arms import LOOKUP_TOKENS, Arm, Decode, Options, PeerArm, Run
+from trtla.bench.arms import LOOKUP_TOKENS, Arm, ArmRun, Decode, Options, PeerArm
 from trtla.data.prompt_sets import Ids
 from trtla.formats.hf import load_model
 from trtla.formats.tensors import torch_dtype
@@ -117,7 +117,7 @@ class HuggingFace:
         sampling: Sequence[SamplingParams],
         options: Options = MappingProxyType({}),
         assistant: Any = None,
-    ) -> Run:
+    ) -> ArmRun:
         """One call of generate, padded on the left; `options` join its configuration."""
         ids, mask = _padded(prompts, self.model.device)
         config = _generation(sampling[0], self._end_ids, options)
@@ -138,14 +138,15 @@ class HuggingFace:
         time_s = time.perf_counter() - start
         return self._run([_until_end(row, self._end_ids) for row in rows], time_s, clock)
 
-    def _run(self, outputs: Sequence[Ids], time_s: float, clock: _Clock) -> Run:
+    def _run(self, outputs: Sequence[Ids], time_s: float, clock: _Clock) -> ArmRun:
         meter = self.meter
-        return Run(
+        return ArmRun(
             outputs=tuple(outputs),
             time_s=time_s,
             first_s=tuple(clock.when(1) for _ in outputs),
             last_s=tuple(clock.when(len(row)) for row in outputs),
             steps=(meter.forwards - 1) * len(outputs),
+            steps_each=(meter.forwards - 1,) * len(outputs),
             fed=meter.fed,
             forwards=meter.forwards,
             forward_s=meter.forward_s,

@@ -8,31 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 
 import torch
 
-from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms
-from trtla.bench.figures import Hardware, rows
-from trtla.bench.opened import (
-    Measured,
+from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms, gguf_of
+from trtla.bench.opened import OpenedModel, Setup
+from trtla.bench.tables import rows
+from trtla.bench.turns import (
+    CellRuns,
+    Hardware,
     Note,
     OnRound,
     OnRun,
-    OpenedModel,
-    Pace,
-    Setup,
+    Watch,
     measure,
     read_bandwidth,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit
 from trtla.errors import UsageError
-from trtla.formats.engine import Engine, engine_from_hugging_face
+from trtla.formats.gguf.header import is_gguf
 from trtla.llm.llm import LLM
 from trtla.results.bench_documents import BenchRow, Cell, MeasuredCell
 from trtla.runtime.models.llama import weight_bytes
 from trtla.runtime.models.load import resolve_device, set_threads
-from trtla.settings.drafting import LOOKAHEAD
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.lookahead import Lookahead, check_request
 from trtla.settings.sampling import Filters, SamplingParams
 
@@ -47,6 +48,7 @@ class Sweep(Setup):
 
     triples: tuple[Lookahead, ...]
     """Empty: what the model is opened with, where lookahead drafts."""
+    drafters: tuple[DrafterSettings, ...]
     peers: tuple[str, ...]
     hf_model_dir: str | None
     assistant_dir: str | None
@@ -85,7 +87,7 @@ def run_sweep(
         with sweep.open(name, dtype) as llm:
             if not llm.is_leader:
                 return None
-            bench = _Bench(sweep, llm, device, dtype, on_note)
+            bench = _OpenedBench(sweep, llm, device, dtype, on_note)
             with stages("bench", "decodings") as progress:
                 bench.run(results, sets, bandwidth, on_round, progress)
     return results
@@ -96,14 +98,14 @@ def _bandwidth(device: torch.device, threads: int) -> float:
     return read_bandwidth(device)
 
 
-class _Bench:
+class _OpenedBench:
     """One opened model with its arms."""
 
     def __init__(
         self, sweep: Sweep, llm: LLM, device: torch.device, dtype: str, on_note: Note
     ) -> None:
         self._sweep, self._llm, self._on_note = sweep, llm, on_note
-        self._asked_dtype = dtype
+        self._wanted_dtype = dtype
         self._check_temperatures()
         self._opened = OpenedModel(llm, sweep, device, dtype)
         self._arms = self._make_arms()
@@ -137,34 +139,22 @@ class _Bench:
             return []
         from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
 
-        folder = self._sweep.hf_model_dir or self._sweep.model
-        device, run = self._place
-        dtypes = peer_dtypes(self._asked_dtype, run, self._opened.checkpoint.dtype, device)
+        named, device = self._sweep.hf_model_dir, self._opened.device
+        folder = named if named and not is_gguf(Path(named)) else self._sweep.model
+        stored, run = self._opened.checkpoint.dtype, self._opened.dtype
+        dtypes = peer_dtypes(self._wanted_dtype, run, stored, device)
         inner = HuggingFace(folder, device, dtypes, self._llm.end_ids)
         return peer_arms(names, inner, self._sweep.assistant_dir)
-
-    @property
-    def _place(self) -> tuple[torch.device, torch.dtype]:
-        return self._opened.device, self._opened.dtype
 
     def _llama_cpp_arms(self) -> list[Arm]:
         names = [name for name in self._sweep.peers if name in LLAMA_CPP]
         if not names:
             return []
-        from trtla.bench.llama_cpp import LlamaCpp, llama_cpp_arms
+        from trtla.bench.llama_cpp import llama_cpp_arms
 
-        engine = readable_engine(self._llm.engine, self._sweep.hf_model_dir)
-        checkpoint, dtype = self._opened.checkpoint, self._opened.dtype_name
-        if checkpoint.fp8 or checkpoint.fp8_kv_cache:
-            self._on_note(f"llama.cpp has no FP8: its weights, keys and values are {dtype}")
-
-        def open_model(converted: bool) -> LlamaCpp:
-            inner = LlamaCpp(engine, *self._place, self._llm.end_ids, converted=converted)
-            if inner.without_amx:
-                self._on_note("llama.cpp runs without AMX, whose kernels crash with such weights")
-            return inner
-
-        return llama_cpp_arms(names, open_model)
+        file = gguf_of(self._sweep.model, self._sweep.hf_model_dir)
+        ends, dtype = self._llm.end_ids, self._opened.dtype_name
+        return llama_cpp_arms(names, file, self._opened.device, ends, dtype, self._on_note)
 
     def run(
         self,
@@ -179,14 +169,14 @@ class _Bench:
         size = weight_bytes(self._opened.checkpoint, self._opened.dtype)  # peers have no FP8
         cells = list(self._cells(sets, tuple(bandwidth)))
         total = sum(self._decodings(arm, cells) for arm in self._arms)
-        pace = Pace(total, progress, self._on_note)
+        watch = Watch(total, progress, self._on_note)
         for cell, prompts in cells:
             set_threads(cell.threads)
             measured = self._measure(
                 cell,
                 prompts,
                 on_round,
-                lambda arm, run: pace.saw(arm, run, self._decodings(arm, cells)),
+                lambda arm, run: watch.saw(arm, run, self._decodings(arm, cells)),
             )
             hardware = Hardware(size, bandwidth[cell.threads])
             results.rows += rows(measured, hardware)
@@ -238,7 +228,7 @@ class _Bench:
 
     def _measure(
         self, cell: Cell, prompts: Sequence[Ids], on_round: OnRound, on_run: OnRun
-    ) -> Measured:
+    ) -> CellRuns:
         arms = [arm for arm in self._arms if arm.takes(cell.batch_size)]
         for arm in self._arms:
             if arm not in arms:
@@ -248,14 +238,7 @@ class _Bench:
         return measure(cell, arms, work, sampling, self._sweep.rounds, on_round, on_run)
 
 
-def readable_engine(engine: Engine, hf_model_dir: str | None) -> Engine:
-    """The engine, or the model it was made from where TensorRT-LLM compiled its weights."""
-    if engine.backend == "tensorrt-llm" and hf_model_dir is not None:
-        return engine_from_hugging_face(hf_model_dir)
-    return engine
-
-
-def _describe(measured: Measured, hardware: Hardware, prompts: Sequence[Ids]) -> MeasuredCell:
+def _describe(measured: CellRuns, hardware: Hardware, prompts: Sequence[Ids]) -> MeasuredCell:
     return MeasuredCell.fill(
         measured.cell,
         measured,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy
 
-from trtla.bench.ablation_table import csv_lines
 from trtla.bench.load.runs import LoadRun, LoadTest, Measured
 from trtla.bench.load.stream import Answer
+from trtla.bench.tables import csv_lines
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
 from trtla.results.bench_documents import Failure, LoadCheck, LoadDocument, LoadRow, LoadSettings

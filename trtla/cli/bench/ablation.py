@@ -36,7 +36,7 @@ from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams, parse_processor
 
 if TYPE_CHECKING:
-    from trtla.bench.ablation import Ablated, Ablation, OnRow
+    from trtla.bench.ablation import Ablated, AblationPlan, OnRow
     from trtla.bench.ablation_table import Cells
     from trtla.results.bench_documents import AblationRow
 
@@ -167,7 +167,7 @@ def run_ablation_command(
         _print(console, done.overall())
 
 
-def _extent(ablation: Ablation) -> str:
+def _extent(ablation: AblationPlan) -> str:
     """How much there is to decode, before a model is loaded."""
     cases, models = ablation.cases, len(ablation.devices) * len(ablation.dtypes)
     factors = {
@@ -204,7 +204,7 @@ def _watched(console: Console, arms: int, before: int) -> Iterator[OnRow]:
         yield on_row
 
 
-def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | None) -> Ablation:
+def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | None) -> AblationPlan:
     """What can be refused before torch is imported."""
     if len(given.threads) > 1:
         raise UsageError(
@@ -217,10 +217,10 @@ def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | Non
     processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
     prompts, repeats = _prompts(given), given.repeats or (_REPEATS if given.full else 1)
     _check_output(Path(given.output))
-    from trtla.bench.ablation import Ablation
+    from trtla.bench.ablation import AblationPlan
 
     drafting = [arm.drafting for arm in made if arm.drafting.most_tokens]
-    return Ablation(
+    return AblationPlan(
         **shared_setup(given, lookahead, drafting, models),
         sampling=SamplingParams(given.max_output_len, seed=given.seed),
         arms=tuple(made),
@@ -299,7 +299,7 @@ _SUMMARY = {
 }
 
 
-def _document(ablation: Ablation, done: Ablated) -> dict[str, object]:
+def _document(ablation: AblationPlan, done: Ablated) -> dict[str, object]:
     from trtla.results.bench_documents import Ablation as Document
     from trtla.results.documents import SCHEMA_VERSION, environment
 

@@ -59,8 +59,8 @@ from trtla.settings.fields import parsed
 from trtla.settings.sampling import BEYOND, SamplingParams, filters_text
 
 if TYPE_CHECKING:
-    from trtla.bench.opened import Measured
     from trtla.bench.sweep import Results, Sweep
+    from trtla.bench.turns import CellRuns
     from trtla.data.prompt_sets import PromptSet
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
@@ -110,15 +110,15 @@ axis = partial(listed, section="Lists: every combination is measured")
     type=NAMES,
     metavar=",".join(PEERS),
     help="Peers on the same weights: transformers' generate, with prompt lookup (the fastest of "
-    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]). "
-    "A GGUF file and an engine's blocks run there as they are, in llama.cpp-converted dequantised.",
+    "some settings), with an assistant model; llama.cpp, with prompt lookup (needs trtla[bench]), "
+    "on a GGUF file as it is, in llama.cpp-converted dequantised.",
 )
 @setting(
     "--hf-model-dir",
     section="Arms",
     type=MODEL,
     show_default="--engine-dir where that is one",
-    help="The Hugging Face folder that peers load.",
+    help="The Hugging Face folder that peers load, or the GGUF file that llama.cpp does.",
 )
 @options_of(ExecutorOptions, "Arms", only=("kv_cache_dtype",))
 @setting("--assistant-dir", section="Arms", type=MODEL, help="The small model of hf-assisted.")
@@ -276,6 +276,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
         sampling=sampling[0],
         batch_sizes=given.batch_size,
         triples=given.lookahead,
+        drafters=tuple(drafters),
         peers=tuple(dict.fromkeys(given.compare)),
         hf_model_dir=given.hf_model_dir,
         assistant_dir=given.assistant_dir,
@@ -289,7 +290,7 @@ def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
 def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | None:
     from trtla.bench.sweep import run_sweep
 
-    def on_round(measured: Measured, number: int) -> None:
+    def on_round(measured: CellRuns, number: int) -> None:
         console.note(f"{_name(measured)}, round {number} of {sweep.rounds}: {_speeds(measured)}")
 
     def on_note(text: str) -> None:
@@ -298,19 +299,19 @@ def _run(console: Console, sweep: Sweep, sets: list[PromptSet]) -> Results | Non
     return run_sweep(sweep, sets, on_note, on_round, console.progress)
 
 
-def _name(measured: Measured) -> str:
+def _name(measured: CellRuns) -> str:
     cell = measured.cell
     filters = filters_text(cell.temperature, cell.top_k, cell.top_p)
     return f"{cell.category}, {filters}, batch {cell.batch_size}"
 
 
-def _speeds(measured: Measured) -> str:
+def _speeds(measured: CellRuns) -> str:
     last = ((name, runs[-1].tokens_per_s) for name, runs in measured.runs.items())
     return ", ".join(f"{name} {speed:.0f} tok/s" for name, speed in last)
 
 
 def _print(console: Console, results: Results, sweep: Sweep, output_format: str) -> None:
-    from trtla.bench.report import csv_text, document, markdown_text, short_texts
+    from trtla.bench.tables import csv_text, document, markdown_text, short_texts
     from trtla.results.documents import environment
 
     found = environment(command_line())

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from trtla.bench.arms import BATCHING, HUGGING_FACE, check_installed
+from trtla.bench.arms import BATCHING, HUGGING_FACE, LLAMA_CPP, check_installed, gguf_of
 from trtla.cli.shared.model import check_triples
 from trtla.cli.shared.settings import source
 from trtla.errors import UsageError, did_you_mean
-from trtla.settings.drafting import DrafterSettings, NgramKind
+from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead, LookaheadConfig
 from trtla.settings.messages import Asking
@@ -145,15 +145,23 @@ def shared_setup(
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
 ) -> dict[str, Any]:
-    """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`."""
+    """What opens the models, of bench and of its ablation: fields of `trtla.bench.opened.Setup`.
+
+    Args:
+        drafters: all that draft; the model gets memory for the longest draft.
+    """
     return {
         "model": given.engine_dir,
-        "options": replace(given.options, lookahead=lookahead, draft_models=tuple(draft_models)),
+        "options": replace(
+            given.options,
+            lookahead=lookahead,
+            draft_models=tuple(draft_models),
+            drafter=max(drafters, key=lambda one: one.most_tokens, default=LOOKAHEAD),
+        ),
         "devices": given.device,
         "dtypes": given.dtype,
         "threads": given.threads,
         "ignore_eos": given.ignore_eos,
-        "drafters": tuple(drafters),
         "asking": given.asking,
     }
 
@@ -188,6 +196,8 @@ def check_peers(given: BenchFlags, is_engine: bool) -> None:
             "add 1 to --batch-size, or omit the peer",
         )
     check_installed(given.compare)
+    if any(name in LLAMA_CPP for name in given.compare):
+        gguf_of(given.engine_dir, given.hf_model_dir)
 
 
 def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:

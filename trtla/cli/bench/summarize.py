@@ -6,7 +6,7 @@ The work is in trtla.bench.summarize; here are flags, checks and printing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,16 +37,15 @@ from trtla.cli.shared.options import (
 )
 from trtla.cli.shared.settings import check_folder
 from trtla.cli.shared.values import COUNT, TOKENS
-from trtla.console import Console, Stages, command_line
+from trtla.console import Console, command_line
 from trtla.errors import UsageError
-from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.fields import parsed
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
-    from trtla.bench.summarize import Article, Measured
-    from trtla.llm.llm import LLM
-    from trtla.llm.text import Tokenizer
+    from trtla.bench.arms import Arm
+    from trtla.bench.summarize import Article, SummarySide
+    from trtla.data.prompt_sets import Ids
     from trtla.results.documents import Side
     from trtla.runtime.limits import ExecutorLimits
 
@@ -170,48 +169,34 @@ def _check(given: SummarizeFlags) -> None:
 
 def _measure(
     console: Console, given: SummarizeFlags, articles: list[Article]
-) -> tuple[list[Measured], list[list[int]]]:
-    """Run the sides that were asked for, the engine's first; its limits cut the prompts of all."""
-    from trtla.bench.summarize import encode, encode_chats, hf_side, measure, score
+) -> tuple[list[SummarySide], list[Ids]]:
+    """The sides in turns, the engine's first; its limits cut the prompts of all."""
+    from trtla.bench import summarize as work
+    from trtla.bench.opened import take_tokenizer
 
     folder = given.options.tokenizer_dir or given.hf_model_dir
     size = given.batch_size
     with open_llm(given, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
-        tokenizer, longest = _tokenizer(llm), _cap(console, given, llm.limits)
+        tokenizer, longest = take_tokenizer(llm), _cap(console, given, llm.limits)
         if given.asking.chat:
-            prompts = encode_chats(tokenizer, articles, longest, given.asking)
+            prompts = work.encode_chats(tokenizer, articles, longest, given.asking)
         else:
-            prompts = encode(tokenizer.inner, articles, longest)
-        sides: list[Measured] = []
-        if given.run_engine:
-            sides += _engine_sides(llm, prompts, given, console.progress)
+            prompts = work.encode(tokenizer.inner, articles, longest)
+        own = work.engine_arms(llm, given.options.drafter) if given.run_engine else []
+        arms: list[Arm] = [*own]
+        if given.test_hf and given.hf_model_dir:
+            own_dtype = llm.engine.config.pretrained_config.dtype
+            place = (given.options.device, given.options.dtype)
+            arms.append(work.hf_arm(given.hf_model_dir, *place, own_dtype))
+        runs = work.run_arms(arms, prompts, given.sampling, size, console.progress)
+        if own:
+            own[0].use_memory()
         save_corpus(console, llm, given.save_corpus)
-        engine_dtype = llm.engine.config.pretrained_config.dtype
-    if given.test_hf and given.hf_model_dir:
-        arithmetic = (given.options.device, given.options.dtype, engine_dtype)
-        generate = hf_side(given.hf_model_dir, *arithmetic, given.output_len)
-        sides.append(measure("hugging_face", generate, prompts, given.batch_size, console.progress))
-    for side in sides:
-        score(side, tokenizer.inner, articles)
+    sides = [work.side(arm.name, run, tokenizer.inner, articles)
+             for arm, run in zip(arms, runs, strict=True)]  # fmt: skip
     return sides, prompts
-
-
-def _engine_sides(
-    llm: LLM, prompts: list[list[int]], given: SummarizeFlags, stages: Stages
-) -> Iterator[Measured]:
-    from trtla.bench.summarize import ENGINE, PLAIN, engine_side, measure
-    from trtla.runtime.request import DraftMemory
-
-    def forget() -> None:
-        llm.executor.call(lambda executor: executor.use_memory(DraftMemory()))
-
-    engine = engine_side(llm, given.sampling)
-    yield measure(ENGINE, engine, prompts, given.batch_size, stages, forget)
-    if llm.limits.drafter.max_draft_len(llm.limits.lookahead):
-        plain = engine_side(llm, given.sampling, NO_DRAFTER)
-        yield measure(PLAIN, plain, prompts, given.batch_size, stages)
 
 
 def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:
@@ -230,15 +215,7 @@ def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int
     return min(given.max_input_length, room)
 
 
-def _tokenizer(llm: LLM) -> Tokenizer:
-    if llm.tokenizer is None:
-        raise UsageError(
-            f"{llm.engine.name} has no tokenizer files", "give --hf-model-dir or --tokenizer-dir"
-        )
-    return llm.tokenizer
-
-
-def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags) -> None:
+def _print(console: Console, measured: Sequence[SummarySide], given: SummarizeFlags) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
     from trtla.bench.summarize import ROUGE, equal_to_plain
     from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
@@ -250,7 +227,7 @@ def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags
             given.sampling,
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
-            items=len(measured[0].answers),
+            items=len(measured[0].texts),
             sides=sides,
             **({} if equal is None else {"equal_to_plain": equal}),
         )
@@ -268,7 +245,7 @@ def _print(console: Console, measured: Sequence[Measured], given: SummarizeFlags
     console.table(heads, [list(row.values()) for row in rows])
     _print_speed_up(console, sides)
     if equal is not None:
-        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].answers)}")
+        console.out(f"summaries equal to plain decoding's: {equal} of {len(measured[0].texts)}")
 
 
 _HEADS = {

@@ -1,0 +1,92 @@
+"""What was measured, line by line as it comes: a run that was cut off resumes from there.
+
+One JSON object a line, each with the key of its circumstances. Lines of other circumstances, and a
+last line that a kill left half-written, are skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtla.errors import UsageError
+from trtla.files import parse_json
+from trtla.formats.gguf.header import MADE_OF
+
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
+
+FORMAT_VERSION = 4
+_WEIGHTS = ("*.safetensors", "*.bin", "*.engine", MADE_OF)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """A key for circumstances: equal facts, equal key."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def engine_facts(engine: Engine) -> dict[str, object]:
+    """What identifies an engine's weights and limits, without reading the weights.
+
+    The manifest's checksum, or else sizes and times of the weight files.
+    """
+    facts: dict[str, object] = {"config": engine.config.model_dump(mode="json")}
+    if engine.manifest is not None:
+        return {**facts, "source": engine.manifest.source_sha256}
+    weights = sorted(path for pattern in _WEIGHTS for path in engine.path.glob(pattern))
+    stamps = [(path.name, path.stat()) for path in weights]
+    return {**facts, "files": [[name, own.st_size, own.st_mtime_ns] for name, own in stamps]}
+
+
+class Journal:
+    """The measurements of one key in a file.
+
+    Args:
+        key: `fingerprint` of all that they depend on and their names do not say.
+        flag: names the file's place, for errors.
+    """
+
+    def __init__(self, path: Path, key: str, flag: str) -> None:
+        self.path, self._key, self._flag = path, key, flag
+        self.entries: dict[str, Any] = {}
+        """By name, in the order in which they came."""
+        text = ""
+        with suppress(FileNotFoundError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):
+            self._take(line)
+        self._whole = not text or text.endswith("\n")
+
+    def _take(self, line: str) -> None:
+        with suppress(ValueError, KeyError, TypeError):
+            row = parse_json(line)
+            if row["key"] == self._key and row["format_version"] == FORMAT_VERSION:
+                self.entries[row["name"]] = row["value"]
+
+    def get(self, name: str) -> Any:
+        """What was measured under a name; None: nothing yet."""
+        return self.entries.get(name)
+
+    def put(self, name: str, value: Any) -> None:
+        """Keep a measurement, handed to the system in one piece before this returns.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        row = {"format_version": FORMAT_VERSION, "key": self._key, "name": name, "value": value}
+        before = "" if self._whole else "\n"  # behind a line that was cut off
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{before}{json.dumps(row)}\n")
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror or error}",
+                f"free some space, or give another {self._flag}; what was measured is kept",
+            ) from None
+        self._whole = True
+        self.entries[name] = value

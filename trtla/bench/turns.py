@@ -1,0 +1,227 @@
+"""The measuring engine: arms that take turns on the same work, and the machine they run on.
+
+All arms decode a batch before the next batch begins, so that a machine that slows down slows all.
+bench, its ablation, tune and summarize differ in their arms, their work and what they make of the
+runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from trtla.bench.arms import AR, Arm, ArmRun
+from trtla.console import Progress, duration
+from trtla.data.prompt_sets import Ids
+from trtla.results.bench_documents import Cell
+from trtla.results.metrics import add
+from trtla.settings.sampling import SamplingParams
+
+AnyArm = TypeVar("AnyArm", bound=Arm)
+Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
+"""The prompts of a batch, and how each is sampled."""
+Note = Callable[[str], None]
+
+
+def alternate(
+    arms: Sequence[AnyArm], work: Iterable[Work], device: torch.device
+) -> Iterator[tuple[AnyArm, ArmRun]]:
+    """All arms decode each batch, one after the other; yields each decoding as it ends."""
+    for prompts, sampling in work:
+        for arm in arms:
+            reset_peak(device)
+            run = arm.decode(prompts, sampling)
+            yield arm, replace(run, peak_bytes=peak_bytes(device))
+
+
+def with_seeds(batches: Sequence[Sequence[Ids]], sampling: SamplingParams) -> list[Work]:
+    """The batches, request i of which is sampled with seed + i."""
+    seeds = count(sampling.seed)
+    return [(batch, [replace(sampling, seed=next(seeds)) for _ in batch]) for batch in batches]
+
+
+@dataclass(slots=True)
+class CellRuns:
+    """What the arms of a cell gave."""
+
+    cell: Cell
+    arms: dict[str, Arm]
+    """By name, as `runs`."""
+    runs: dict[str, list[ArmRun]]
+    """One a round."""
+    order: list[str] = field(default_factory=list)
+    """The arms as they ran."""
+
+
+OnRound = Callable[[CellRuns, int], None]
+"""Called after a round with what is measured so far and the round's number, from 1."""
+OnRun = Callable[[Arm, ArmRun | None], None]
+"""Called after each decoding; None: an arm has warmed up."""
+
+
+def measure(
+    cell: Cell,
+    arms: Sequence[Arm],
+    batches: Sequence[Sequence[Ids]],
+    sampling: SamplingParams,
+    rounds: int,
+    on_round: OnRound = lambda *_: None,
+    on_run: OnRun = lambda *_: None,
+) -> CellRuns:
+    """Warm every arm up on the first batch, then measure the rounds.
+
+    Request i of a cell is sampled with seed + i, in every arm and round.
+    """
+    work = with_seeds(batches, sampling)
+    measured = CellRuns(cell, {arm.name: arm for arm in arms}, {arm.name: [] for arm in arms})
+    for arm in arms:
+        arm.warm_up(*work[0])
+        on_run(arm, None)
+    for number in range(1, rounds + 1):
+        found: dict[str, list[ArmRun]] = {arm.name: [] for arm in arms}
+        for arm in arms:
+            arm.begin_round()
+        for arm, run in alternate(arms, work, torch.device(cell.device)):
+            measured.order.append(arm.name)
+            found[arm.name].append(run)
+            on_run(arm, run)
+        for name, runs in found.items():
+            measured.runs[name].append(add(runs))
+        on_round(measured, number)
+    return measured
+
+
+_SLOW, _LONG_S = 3.0, 60.0
+"""An arm that takes so many times as long as the first one, and so long, is announced."""
+
+
+class Watch:
+    """How far a benchmark is, and which arms take far longer than plain decoding.
+
+    Args:
+        total: decodings of all arms and cells, warming up counted.
+        progress: called with (decodings done, in all).
+    """
+
+    def __init__(self, total: int, progress: Progress, on_note: Note) -> None:
+        self._total, self._progress, self._note = total, progress, on_note
+        self._done, self._plain_s, self._known = 0, 0.0, set[str]()
+        progress(0, total)
+
+    def saw(self, arm: Arm, run: ArmRun | None, decodings: int) -> None:
+        """Count a decoding, and announce an arm the first time that it turns out slow.
+
+        Args:
+            run: None: the arm has warmed up, which takes longer.
+            decodings: of this arm in all cells.
+        """
+        self._done += 1
+        self._progress(self._done, self._total)
+        if run is None:
+            return
+        if arm.name == AR:
+            self._plain_s = run.time_s
+        elif arm.name not in self._known and self._plain_s:
+            self._known.add(arm.name)
+            factor, seconds = run.time_s / self._plain_s, run.time_s * decodings
+            if factor >= _SLOW and seconds >= _LONG_S:
+                self._note(
+                    f"{arm.name} takes about {factor:.0f} times as long as {AR}: about "
+                    f"{duration(seconds)} in all; fewer --rounds or --num-prompts take less"
+                )
+
+
+_BYTES = 2**29
+_TRIES = 5
+_CUDA_SHARE = 8  # times the bytes of a CPU's sum, which a GPU is done with at once
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What forwards are held against."""
+
+    weight_bytes: int
+    """Read by one forward of an arm that does not report its own."""
+    read_bandwidth: float
+    """Bytes a second."""
+
+    def gb_per_s(self, run: ArmRun) -> float | None:
+        """Weights read a second of forwards, in GB."""
+        if not run.forward_s:
+            return None
+        return (run.weight_bytes or self.weight_bytes) * run.forwards / run.forward_s / 1e9
+
+
+def read_bandwidth(device: torch.device, size: int = _BYTES) -> float:
+    """Bytes a second, the best of some tries: a sum, on CUDA also a copy (read + write)."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        with torch.cuda.device(device):  # events are of the current one
+            return _device_bandwidth(device, min(_CUDA_SHARE * size, free // 4))
+    data = torch.ones(size // 4, device=device)
+    best = float("inf")
+    for _ in range(_TRIES + 1):
+        start = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - start)
+    return size / best
+
+
+def _device_bandwidth(device: torch.device, size: int) -> float:
+    """By the device's own clock: the host's would count what a launch takes."""
+    data = torch.ones(size // 4, device=device)
+    target = torch.empty_like(data)
+    return max(2 * size / _device_s(lambda: target.copy_(data)), size / _device_s(data.sum))
+
+
+def _device_s(launch: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_TRIES + 1):
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1000)
+    return best
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start counting peak memory again, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR.write_text("5")  # Linux: VmHWM starts again at the resident size
+    except OSError:
+        return
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory since `reset_peak`: of the device on CUDA, else resident in this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        match = re.search(r"^VmHWM:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return int(match[1]) * 1024 if match else _max_resident()
+
+
+def _max_resident() -> int:
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
