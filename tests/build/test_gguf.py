@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.gguf_models import BYTE_LEVEL, byte_vocabulary, dequantized, scored, write_gguf
 from tests.support.models import BASE, VARIANTS, Variant, logits, make_model, save_model
+from trtla.bench.journal import engine_facts
 from trtla.build.convert import convert
 from trtla.build.engine import build_engine
 from trtla.data.encoder import plain_answers
@@ -32,7 +33,6 @@ from trtla.formats.hf_config import read_hf_config
 from trtla.llm.llm import LLM
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.measurements import engine_facts
 
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
 _PLAIN = ("gqa", "mqa", "mha", "tied", "head-dim", "attention-bias", "mlp-bias", "theta", "linear",

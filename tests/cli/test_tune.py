@@ -100,11 +100,6 @@ def test_report_reads_the_document(tuned, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
-def test_pictures_are_beside_it(tuned):
-    for name in ("heat_map.svg", "heat_map.png", "cost_curve.svg", "cost_curve.png"):
-        assert (tuned[1] / "out" / name).stat().st_size > 500
-
-
 def test_a_preset_is_written_only_of_what_was_measured_ahead(tuned):
     ran, folder, _ = tuned
     chosen, path = ran.json["recommendation"], folder / "mine.yaml"
@@ -180,22 +175,6 @@ def test_a_preset_builds_the_triple_and_runs(tuned, checkpoint, model, tmp_path)
     assert ran.code == 0, ran
 
 
-def test_texts_go_on_behind_an_end_token(model, prompts, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    ends = {"bos_token_id": 256, "eos_token_id": list(range(258))}  # each ends a text at once
-    (folder / "generation_config.json").write_text(json.dumps(ends))
-    ran = trtla(
-        "tune", "--engine-dir", folder, "--prompts", prompts, "--batch-sizes", "1", *FAST,
-        "--output-dir", tmp_path / "out", "--json",
-    )  # fmt: skip
-    assert ran.code == 0, ran
-    lines = (tmp_path / "out" / "measurements.jsonl").read_text().splitlines()
-    runs = [row["value"] for row in map(json.loads, lines) if row["name"].startswith("run ")]
-    assert runs
-    assert {tokens for tokens, _, _ in runs} == {15}  # of 16, the first one comes with the prompt
-
-
 def test_one_table_has_what_was_predicted_and_what_was_measured(tuned):
     ran = trtla(*[arg for arg in tuned[2] if arg != "--json"])
     assert ran.code == 0, ran
@@ -254,15 +233,6 @@ def test_a_killed_run_goes_on_where_it_was(engine, prompts, tmp_path):
     assert done.code == 0, done
     assert f"{len(kept)} measurements are kept from before" in done.err
     assert done.json["recommendation"]["measured_speedup"] > 0
-
-
-def test_without_matplotlib_there_is_a_note(tuned, monkeypatch):
-    args = tuned[2]
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    ran = trtla(*args)
-    assert ran.code == 0, ran
-    assert "no pictures: charts need the package matplotlib" in ran.err
 
 
 def test_a_triple_for_tensorrt_llm_comes_with_a_bound(checkpoint, prompts, tmp_path):

@@ -8,9 +8,8 @@ from tests.tune.conftest import LIMIT
 from trtla.data.prompt_sets import load_sets
 from trtla.settings.executor import ExecutorOptions
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.measurements import FILE
 from trtla.tune.plan import TuneSettings
-from trtla.tune.tuner import tune
+from trtla.tune.tuner import FILE, tune
 
 
 def test_without_a_budget_the_least_is_measured_and_said(tiny_llama, tmp_path):
@@ -37,5 +36,5 @@ def test_without_a_budget_the_least_is_measured_and_said(tiny_llama, tmp_path):
     assert ran == [(triple, name, 1) for name in ("code", "chat", "all") for triple in triples]
     assert {one.drafter for one in found.alternatives} == {"auto"}  # the default, to beat
     names = [json.loads(line)["name"] for line in (tmp_path / FILE).read_text().splitlines()]
-    counts = {kind: sum(name.startswith(kind) for name in names) for kind in ("run", "round")}
-    assert counts == {"run": 2, "round": 6}  # a sample of each category; three rounds of them
+    counts = {kind: sum(name.startswith(kind) for name in names) for kind in ("run", "turn")}
+    assert counts == {"run": 2, "turn": 3}  # a sample of each category; three turns of them

@@ -6,9 +6,9 @@ import pytest
 
 from tests.tune.conftest import FOREVER, LIMIT, make_groups
 from trtla import LLM, LookaheadConfig
+from trtla.bench.journal import Journal
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
-from trtla.tune.measurements import Measurements
 from trtla.tune.plan import FREE, Groups, Sample, coarse, near
 from trtla.tune.prediction import Predictor, Steps
 from trtla.tune.search import Search
@@ -19,7 +19,9 @@ FREE_TOKENS = CostTable.of([(1, 1.0), (128, 1.0)])
 def searched(llm: LLM, groups: Groups, folder, deadline: float, limit=LIMIT):
     """A search on a machine where tokens cost nothing, and whether it came to its end."""
     notes: list[str] = []
-    search = Search(llm, groups, limit, Measurements(folder, "key"), notes.append)
+    search = Search(
+        llm, groups, limit, Journal(folder / "kept.jsonl", "key", "--output-dir"), notes.append
+    )
     predictor = Predictor(groups, search.found, FREE_TOKENS)
     return search, search.go(lambda: predictor.rows([1]), deadline), notes
 

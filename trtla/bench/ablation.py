@@ -29,12 +29,12 @@ from trtla.bench.ablation_table import (
     run_id,
     typed,
 )
-from trtla.bench.arms import ArmRun, EngineArm
+from trtla.bench.arms import ArmRun, EngineArm, Note
 from trtla.bench.journal import Journal, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.summarize import rouge
 from trtla.bench.tables import csv_lines
-from trtla.bench.turns import Note, alternate
+from trtla.bench.turns import alternate
 from trtla.data.prompt_sets import Ids, Question
 from trtla.errors import UsageError
 from trtla.files import write_whole

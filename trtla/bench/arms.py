@@ -35,6 +35,8 @@ Options = Mapping[str, Any]
 """What a peer is called with, such as {"prompt_lookup_num_tokens": 10}."""
 Decode = Callable[[Sequence["Ids"], Sequence[SamplingParams], Options], "ArmRun"]
 """A peer's decoding of a batch with options."""
+Note = Callable[[str], None]
+"""Is told what a user should know, in a sentence."""
 LOOKUP_TOKENS = (3, 5, 10, 20)
 """The settings of prompt lookup that are tried; the fastest on the first batch is measured."""
 
@@ -88,11 +90,11 @@ class ArmRun(Metrics):
     """Seconds from the start to each request's first token."""
     last_s: tuple[float, ...]
     """Seconds from the start to each request's last token."""
-    steps_each: tuple[int, ...]
-    """Of each request; `steps` is their sum."""
     forwards: int
     forward_s: float | None = None
     """Seconds inside the forwards."""
+    steps_each: tuple[int, ...] = ()
+    """Of each request; `steps` is their sum."""
     draft_model: DraftTotals | None = None
     """What a draft model did, where there is one."""
     peak_bytes: int = field(default=0, metadata={"join": max})

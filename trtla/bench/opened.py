@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from trtla.bench.turns import Note
+from trtla.bench.arms import Note
 from trtla.data.encoder import Encoder, plain_answers
 from trtla.data.prompt_sets import Ids, Question, prompt_room
 from trtla.errors import UsageError
 from trtla.llm.llm import LLM
 from trtla.llm.text import Tokenizer
-from trtla.runtime.models.load import resolve_dtype
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
 from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class OpenedModel:
     """
 
     def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
+        from trtla.runtime.models.load import resolve_dtype
+
         self.llm, self._setup, self.device = llm, setup, device
         self.checkpoint = llm.engine.config.pretrained_config
         self.dtype = resolve_dtype(dtype, self.checkpoint.dtype, self.device)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 
-from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, engine_arms, gguf_of
+from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, engine_arms, gguf_of
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.tables import rows
 from trtla.bench.turns import (
     CellRuns,
     Hardware,
-    Note,
     OnRound,
     OnRun,
     Watch,

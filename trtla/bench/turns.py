@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from trtla.bench.arms import AR, Arm, ArmRun
+from trtla.bench.arms import AR, Arm, ArmRun, Note
 from trtla.console import Progress, duration
 from trtla.data.prompt_sets import Ids
 from trtla.results.bench_documents import Cell
@@ -28,7 +28,6 @@ from trtla.settings.sampling import SamplingParams
 AnyArm = TypeVar("AnyArm", bound=Arm)
 Work = tuple[Sequence[Ids], Sequence[SamplingParams]]
 """The prompts of a batch, and how each is sampled."""
-Note = Callable[[str], None]
 
 
 def alternate(

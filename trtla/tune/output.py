@@ -1,4 +1,4 @@
-"""The files of a tuning: tune.json, the pictures, and a preset for --config."""
+"""The files of a tuning: tune.json, and a preset for --config."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from pathlib import Path
 
 from trtla.errors import UsageError
 from trtla.files import write_whole
-from trtla.results.documents import Choice, Recommendation, Tune, best_guesses
+from trtla.results.documents import Choice, Recommendation, Tune
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.prediction import best, together
-
-PICTURES = ("heat_map.svg", "heat_map.png", "cost_curve.svg", "cost_curve.png")
 
 
 def write_document(tuned: Tune, path: Path) -> None:
@@ -23,33 +20,22 @@ def write_document(tuned: Tune, path: Path) -> None:
     _write(path, json.dumps(tuned.document(), indent=1) + "\n", "--output-dir")
 
 
-def draw(tuned: Tune, folder: Path) -> None:
-    """Write the pictures: the best speed-up of each W and N that ran, and the cost curve.
+def check_folder(folder: Path) -> None:
+    """Make the folder and see that it can be written to.
 
     Raises:
-        TrtlaError: matplotlib is missing.
-        UsageError: a file cannot be written.
+        UsageError: it cannot.
     """
-    from trtla.charts import cost_curve, heat_map, save
-
-    cost, chosen = tuned.cost, tuned.recommendation
-    w, n, _ = chosen.lookahead
-    heat = heat_map(
-        best_guesses(best(tuned.grid, together(tuned.grid), chosen.batch_size or 1)),
-        x_label="window W",
-        y_label="n-gram N",
-        value_label="predicted speed-up at the best G",
-        title=f"Speed-up over plain decoding, batch size {chosen.batch_size}",
-        marked=None if n == 1 else (w, n),
-    )
-    bound = cost.source == "roofline"
-    curve = cost_curve(
-        [(row.sequences, row.points) for row in cost.rows],
-        knee=cost.knee,
-        title="Bound of a step by fed tokens" if bound else "Time of a forward by fed tokens",
-    )
-    for name, figure in zip(PICTURES, (heat, heat, curve, curve), strict=True):
-        save(figure, folder / name)
+    probe = folder / ".trtla-tune"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written to: {error.strerror or error}",
+            "give another --output-dir",
+        ) from None
 
 
 def check_preset(path: Path) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtla.data.encoder import Answer, Encoder
+from trtla.bench.arms import Note
+from trtla.bench.opened import OpenedModel, Setup
 from trtla.data.prompt_sets import (
     SHIPPED,
     Ids,
@@ -18,9 +19,7 @@ from trtla.data.prompt_sets import (
 )
 from trtla.errors import UsageError
 from trtla.files import read_text
-from trtla.settings.executor import ExecutorOptions
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 from trtla.tune.roofline import Gpu
 
@@ -36,21 +35,15 @@ FREE = LookaheadConfig(*(values[-1] for values in _AXES))
 """The limit of a model that no engine limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class TuneSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneSettings(Setup):
     """One tuning."""
 
-    model: str
-    """What is decoded: an engine of the torch executor, or a Hugging Face folder."""
     engine: str
     """What the answer is for; the model itself, or an engine of TensorRT-LLM."""
     limit: LookaheadConfig
     """The largest triple that the answer may be, component by component."""
-    options: ExecutorOptions
-    """Of the model; its triple may be the engine's own."""
     sets: tuple[PromptSet, ...]
-    sampling: SamplingParams
-    batch_sizes: tuple[int, ...]
     budget_s: float
     rounds: int
     output_dir: Path
@@ -58,8 +51,6 @@ class TuneSettings:
     """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
     gpu: Gpu | None = None
     """The GPU to plan for; None: the one that is here."""
-    asking: Asking = AS_TEXT
-    """Whether texts are put into the chat template."""
 
 
 def coarse(limit: LookaheadConfig) -> list[LookaheadConfig]:
@@ -156,7 +147,7 @@ def _lines(name: str) -> list[tuple[str, Question]]:
 
 
 def make_samples(
-    sets: Sequence[PromptSet], encoder: Encoder, answer: Answer, sampling: SamplingParams
+    sets: Sequence[PromptSet], model: OpenedModel, sampling: SamplingParams, on_note: Note
 ) -> list[Sample]:
     """The prompts of every turn as ids; prompt i of a set has seed + i.
 
@@ -166,7 +157,9 @@ def make_samples(
     return [
         Sample(one.category, number, ids, replace(sampling, seed=sampling.seed + number))
         for one in sets
-        for number, ids in enumerate(encoder.questions(one.questions, answer))
+        for number, ids in enumerate(
+            model.prompts(one.questions, sampling, on_note, f" of {one.category}")
+        )
     ]
 
 

@@ -5,11 +5,10 @@ Plain arithmetic over finished requests. Host work is not in it: what counts in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
-from trtla.data.prompt_sets import batches
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
@@ -21,6 +20,10 @@ WORTH = 1.02
 """Speed-up from which a triple is recommended in place of plain decoding."""
 KNEE = 1.25
 """Steps of up to this many plain steps' time count as cheap."""
+
+
+One = TypeVar("One", bound=Hashable)
+Place = TypeVar("Place", bound=Hashable)
 
 
 class _Speeds(TypedDict):
@@ -98,11 +101,6 @@ class Predictor:
             predicted_speedup=round(plain / own, 4),
         )
 
-    def plain_s(self, samples: Sequence[Sample], size: int) -> float:
-        """Seconds of plain decoding of these samples in batches, the last of which is filled up."""
-        padded = [one for batch in batches(samples, size) for one in batch]
-        return sum(self._request_s(one, plain_steps(one), size) for one in padded)
-
     def _request_s(self, sample: Sample, took: Steps, size: int) -> float:
         """A request's share of the time of a batch of equal ones, its prompt included."""
         prompt = self._table.seconds(len(sample.prompt) * size, size)
@@ -117,6 +115,17 @@ def best(rows: Sequence[GridPoint], category: str, batch_size: int) -> list[Grid
     return sorted(
         own, key=lambda row: (-row.predicted_speedup, LookaheadConfig(*row.lookahead).max_draft_len)
     )
+
+
+def nearness(speeds: Mapping[tuple[One, Place], float]) -> dict[One, float]:
+    """How near each comes to the fastest of a place, where it comes nearest: at most 1."""
+    fastest: dict[Place, float] = {}
+    for (_, place), speed in speeds.items():
+        fastest[place] = max(speed, fastest.get(place, 0.0))
+    found: dict[One, float] = {}
+    for (one, place), speed in speeds.items():
+        found[one] = max(speed / fastest[place], found.get(one, 0.0))
+    return found
 
 
 def together(rows: Sequence[GridPoint]) -> str:

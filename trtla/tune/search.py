@@ -1,8 +1,8 @@
 """Real requests of many triples, for how many steps they take and how many tokens those feed.
 
 That depends on the text alone, not on batch or speed: triples share in-flight batches, and a clock
-is only read to stop in time. A coarse grid runs on one sample of each category, its better half on
-more samples, and with it what lies near the best.
+is only read to stop in time. The grid is halved as it goes: all of it on one sample of each
+category, the better half on more samples, and with it what lies near the best.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
+from trtla.bench.arms import Note
+from trtla.bench.journal import Journal
 from trtla.console import Stages, counted, silent
 from trtla.results.documents import GridPoint
 from trtla.results.metrics import Metrics
 from trtla.settings.drafting import LOOKAHEAD
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.tune.measurements import Measurements
 from trtla.tune.plan import Groups, Sample, coarse, near
-from trtla.tune.prediction import Steps, best
+from trtla.tune.prediction import Steps, nearness
 
 if TYPE_CHECKING:
-    from trtla.llm.llm import LLM, Completion
+    from trtla.llm.llm import LLM
 
 _COARSE_SHARE = 0.5
 """Of the search's time, for the coarse grid."""
@@ -32,7 +33,6 @@ _LEADERS = 2
 """Triples whose neighbours are tried."""
 
 Job = tuple[LookaheadConfig, Sample]
-Note = Callable[[str], None]
 
 
 class Search:
@@ -41,7 +41,7 @@ class Search:
     Args:
         groups: the samples by category.
         limit: the largest triple.
-        kept: where finished requests are kept; those there are not run again.
+        journal: where finished requests are kept; those there are not run again.
     """
 
     def __init__(
@@ -49,18 +49,19 @@ class Search:
         llm: LLM,
         groups: Groups,
         limit: LookaheadConfig,
-        kept: Measurements,
+        journal: Journal,
         note: Note,
         stages: Stages = silent,
     ) -> None:
-        self._llm, self._groups, self._limit, self._kept = llm, groups, limit, kept
+        self._llm, self._groups, self._limit, self._journal = llm, groups, limit, journal
         self._note, self._stages = note, stages
         self.found: dict[LookaheadConfig, dict[Sample, Steps]] = {}
         by_name = {sample.name: sample for own in groups.values() for sample in own}
-        for name in kept.names("run "):
-            _, triple, sample = name.split(" ", 2)
-            if sample in by_name:
-                self._take((LookaheadConfig.parse(triple), by_name[sample]), kept.get(name))
+        for name, value in journal.entries.items():
+            kind, _, job = name.partition(" ")
+            triple, _, sample = job.partition(" ")
+            if kind == "run" and sample in by_name:
+                self._take((LookaheadConfig.parse(triple), by_name[sample]), Steps(*value))
 
     def go(self, predict: Callable[[], list[GridPoint]], deadline: float) -> bool:
         """Search; False: the time was over before.
@@ -72,15 +73,16 @@ class Search:
         """
         most = max(map(len, self._groups.values()))
         pool, finished = coarse(self._limit), True
-        if not self._knows_one:
+        firsts = {own[0] for own in self._groups.values()}
+        if not any(firsts <= ran.keys() for ran in self.found.values()):
             self._run(pool[:1], 1, float("inf"))
         begin = time.monotonic()
         until = begin + _COARSE_SHARE * (deadline - begin)
         for count in (1, (most + 1) // 2, most):
             finished &= self._run(pool, count, until)
             leaders = _ranked(predict(), pool)[: max(_LEADERS, len(pool) // 2)]
-            beside = [one for leader in leaders[:_LEADERS] for one in near(leader, self._limit)]
-            pool = [*leaders, *(one for one in dict.fromkeys(beside) if one not in self.found)]
+            neighbours = [one for leader in leaders[:_LEADERS] for one in near(leader, self._limit)]
+            pool = [*leaders, *(one for one in dict.fromkeys(neighbours) if one not in self.found)]
             until = deadline
         return finished
 
@@ -93,12 +95,11 @@ class Search:
         if jobs and time.monotonic() < deadline:
             self._note(f"to run on {counted(len(firsts), 'prompt')}: {counted(tried, 'triple')}")
         with self._stages("search", "requests") as progress:
-
-            def count() -> None:
-                progress(sum(map(self._knows, jobs)), len(jobs))
-
             for start in range(0, len(jobs), _IN_FLIGHT):
-                self._decode(jobs[start : start + _IN_FLIGHT], deadline, count)
+                batch = jobs[start : start + _IN_FLIGHT]
+                self._decode(
+                    batch, deadline, lambda: progress(sum(map(self._knows, jobs)), len(jobs))
+                )
         return all(map(self._knows, jobs))
 
     def _decode(self, jobs: Sequence[Job], deadline: float, on_end: Callable[[], None]) -> None:
@@ -113,7 +114,10 @@ class Search:
         )
         for chunk in chunks:
             if chunk.completion is not None:
-                self._keep(jobs[chunk.index], chunk.completion)
+                took, (triple, sample) = Metrics.of([chunk.completion], 0.0), jobs[chunk.index]
+                steps = Steps(took.output_tokens - 1, took.steps, took.fed or 0)
+                self._journal.put(f"run {triple} {sample.name}", astuple(steps))
+                self._take((triple, sample), steps)
                 on_end()
             if time.monotonic() > deadline:
                 return
@@ -121,30 +125,16 @@ class Search:
     def _knows(self, job: Job) -> bool:
         return job[1] in self.found.get(job[0], {})
 
-    @property
-    def _knows_one(self) -> bool:
-        """Whether any triple ran on a sample of each category."""
-        firsts = {own[0] for own in self._groups.values()}
-        return any(firsts <= ran.keys() for ran in self.found.values())
-
-    def _keep(self, job: Job, done: Completion) -> None:
-        took = Metrics.of([done], 0.0)
-        steps = Steps(took.output_tokens - 1, took.steps, took.fed or 0)
-        self._kept.put(f"run {job[0]} {job[1].name}", astuple(steps))
-        self._take(job, astuple(steps))
-
-    def _take(self, job: Job, value: Sequence[int]) -> None:
-        self.found.setdefault(job[0], {})[job[1]] = Steps(*value)
+    def _take(self, job: Job, steps: Steps) -> None:
+        self.found.setdefault(job[0], {})[job[1]] = steps
 
 
 def _ranked(rows: Sequence[GridPoint], triples: Sequence[LookaheadConfig]) -> list[LookaheadConfig]:
     """Those that are known, by how near they come to the best of any category and batch size."""
-    scores: dict[LookaheadConfig, float] = {}
-    for cell in dict.fromkeys((row.category, row.batch_size) for row in rows):
-        ranked = best(rows, *cell)
-        for row in ranked:
-            triple = LookaheadConfig(*row.lookahead)
-            score = row.predicted_speedup / ranked[0].predicted_speedup
-            scores[triple] = max(score, scores.get(triple, 0.0))
-    known = [triple for triple in triples if triple in scores]
-    return sorted(known, key=lambda triple: scores[triple], reverse=True)
+    score = nearness(
+        {
+            (LookaheadConfig(*row.lookahead), (row.category, row.batch_size)): row.predicted_speedup
+            for row in rows
+        }
+    )
+    return sorted((one for one in triples if one in score), key=score.__getitem__, reverse=True)

@@ -14,7 +14,7 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, check_texts, engine_limits, is_trtllm, loading
 from trtla.cli.shared.settings import check_new_file
 from trtla.console import Console
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import UsageError
 from trtla.files import temporary_folder
 from trtla.formats.folder import folder_kind
 from trtla.settings.fields import parsed
@@ -66,8 +66,7 @@ def tune(console: Console, /, **flags: Any) -> None:
 def _check(given: TuneFlags, console: Console) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.formats.t5_config import is_encoder_decoder
-    from trtla.tune.measurements import check_folder
-    from trtla.tune.output import check_preset
+    from trtla.tune.output import check_folder, check_preset
     from trtla.tune.plan import TuneSettings, load_prompts
 
     planned = _is_planned(given)
@@ -231,7 +230,6 @@ def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags)
     from trtla.tune.output import write_document, write_preset
 
     write_document(tuned, plan.output_dir / DOCUMENT)
-    _draw(console, tuned, plan.output_dir)
     written = given.write is not None and write_preset(tuned, Path(given.write))
     if console.json:
         console.document(tuned.document())
@@ -243,14 +241,3 @@ def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags)
         console.note(
             f"note: {given.write} is not written: nothing was measured ahead of plain decoding"
         )
-
-
-def _draw(console: Console, tuned: Tune, folder: Path) -> None:
-    from trtla.tune.output import draw
-
-    try:
-        draw(tuned, folder)
-    except UsageError:
-        raise
-    except TrtlaError as error:  # matplotlib is an extra
-        console.note(f"note: no pictures: {error.message}; {error.hint}")

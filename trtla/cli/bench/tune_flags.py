@@ -145,14 +145,14 @@ tune_flags = stack(
         section="Search",
         type=COUNT,
         default=15,
-        help="Rounds of every verified triple, at most; three in any case, more within the budget.",
+        help="Turns of every verified triple, at most; three in any case, more within the budget.",
     ),
     setting(
         "--output-dir",
         section="Output",
         type=PATH,
         default="tune-results",
-        help="Folder for measurements, tune.json, heat map and cost curve.",
+        help="Folder for measurements and tune.json.",
     ),
     setting(
         "--write",

@@ -58,7 +58,7 @@ def show(console: Console, tuned: Tune, plan: TuneSettings) -> None:
     _show_changes(console, tuned, "category", found.by_category, found)
     console.out()
     console.out(_curve(tuned))
-    console.note(f"note: {tuned.time_s:.0f} s; tune.json and pictures are in {plan.output_dir}")
+    console.note(f"note: {tuned.time_s:.0f} s; tune.json is in {plan.output_dir}")
 
 
 def advice(tuned: Tune, found: Recommendation, *, planned: bool) -> list[str]:
