@@ -118,7 +118,7 @@ def test_all_kinds_make_one_page(tmp_path: Path) -> None:
     html = made(tmp_path, documents.everything())
     said = text_of(html)
     for part in (
-        "Speed-up by task", "Speed-up by batch size", "What a forward costs", "code, batch 1",
+        "Speed-up by task", "Speed-up by batch size",
         "W 4, N 3, G 3 for batch 1: predicted 3.00x, measured 2.90x over all",
         "+3.4 %", "prompt-lookup", "1.70x", "ROUGE-L",
         "a draft model with the same vocabulary", "2 of 2", "trtla bench --engine-dir engine",

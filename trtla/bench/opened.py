@@ -14,14 +14,15 @@ from trtla.bench.arms import Note
 from trtla.data.encoder import Encoder, plain_answers
 from trtla.data.prompt_sets import Ids, Question, prompt_room
 from trtla.errors import UsageError
-from trtla.llm.llm import LLM
-from trtla.llm.text import Tokenizer
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions
 from trtla.settings.messages import AS_TEXT, Asking
 from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import torch
+
+    from trtla.llm.llm import LLM
+    from trtla.llm.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Setup:
         Raises:
             UsageError: a folder, the device or the type is not usable.
         """
+        from trtla.llm.llm import LLM
+
         size = max(self.batch_sizes)
         options = replace(self.options, device=device, dtype=dtype, max_batch_size=size)
         return LLM(self.model, options)

@@ -14,7 +14,7 @@ from typing import Any
 from trtla.report import sentences
 from trtla.report.comparison import Comparison, comparisons, equality
 from trtla.report.measures import measures
-from trtla.report.pictures import Picture, batch_of, cost_picture, maps, speed_pictures
+from trtla.report.pictures import batch_of, speed_pictures
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
 from trtla.results.documents import Run, Summarize, Tune, Verified
@@ -28,10 +28,6 @@ class Tuned:
 
     source: Source
     document: Tune
-    cost: Picture | None
-    maps: Sequence[Picture]
-    """Of the recommended batch size; `more_maps` are of the others."""
-    more_maps: Sequence[Picture]
     ran: Sequence[Verified]
     """What tune ran at that batch size; `ran_more` at the others."""
     ran_more: Sequence[Verified]
@@ -55,11 +51,7 @@ def page(sources: Sequence[Source], title: str) -> str:
         pictures=[
             picture for one in found for picture in speed_pictures(one, _mark(sources, one.source))
         ],
-        tuned=[
-            _tuned(source, _mark(sources, source.number))
-            for source in sources
-            if isinstance(source.document, Tune)
-        ],
+        tuned=[_tuned(source) for source in sources if isinstance(source.document, Tune)],
         summaries=[source for source in sources if isinstance(source.document, Summarize)],
         runs=[source for source in sources if isinstance(source.document, Run)],
         equality=equality(sources, every),
@@ -76,7 +68,7 @@ def _mark(sources: Sequence[Source], number: int) -> str:
     return f" (document {number})" if len(sources) > 1 else ""
 
 
-def _tuned(source: Source, mark: str) -> Tuned:
+def _tuned(source: Source) -> Tuned:
     document = source.document
     assert isinstance(document, Tune)
     ran = [
@@ -88,8 +80,6 @@ def _tuned(source: Source, mark: str) -> Tuned:
     return Tuned(
         source,
         document,
-        cost_picture(document, mark),
-        *maps(document, mark),
         [one for one in ran if one.batch_size == batch],
         [one for one in ran if one.batch_size != batch],
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trtla.charts import bars, cost_curve, heat_map, svg_text
+from trtla.charts import bars, svg_text
 from trtla.report.comparison import Comparison, by_name, over_tasks
-from trtla.report.measures import EVERY_CATEGORY, Measure
-from trtla.results.documents import Cost, Tune, best_guesses
+from trtla.report.measures import Measure
+from trtla.results.documents import Tune
 
 _MOST_ARMS = 6
-_MOST_MAPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,50 +79,7 @@ def _bars(
     return Picture(svg_text(figure), f"{caption}{left}. The dashed line is plain decoding.")
 
 
-def cost_picture(tune: Tune, mark: str) -> Picture | None:
-    """The cost curve of tune."""
-    rows = [(row.sequences, row.points) for row in tune.cost.rows if row.points]
-    if not rows:
-        return None
-    figure = cost_curve(rows, knee=tune.cost.knee, title=f"What a forward costs{mark}")
-    return Picture(svg_text(figure), _cost_caption(tune.cost))
-
-
-def _cost_caption(cost: Cost) -> str:
-    source = f"{cost.source[:1].upper()}{cost.source[1:]}"
-    text = f"{source}: {cost.note}." if cost.note else f"{source}."
-    return text if cost.knee is None else f"{text} Left of the knee, more tokens are next to free."
-
-
 def batch_of(tune: Tune) -> int:
     """The batch size that tune is about: the recommended one, else the smallest."""
     least = min((point.batch_size for point in tune.grid), default=1)
     return tune.recommendation.batch_size or least
-
-
-def maps(tune: Tune, mark: str) -> tuple[list[Picture], list[Picture]]:
-    """Predicted speed-ups over W and N: of the recommended batch size, and of the others."""
-    places = list(dict.fromkeys((point.batch_size, point.category) for point in tune.grid))
-    places.sort(key=lambda place: place[1] != EVERY_CATEGORY)
-    wanted = batch_of(tune)
-    first = [place for place in places if place[0] == wanted]
-    others = [place for place in places if place[0] != wanted]
-    return (
-        [_map(tune, batch, category, mark) for batch, category in first[:_MOST_MAPS]],
-        [_map(tune, batch, category, mark) for batch, category in others[:_MOST_MAPS]],
-    )
-
-
-def _map(tune: Tune, batch: int, category: str, mark: str) -> Picture:
-    points = [p for p in tune.grid if (p.batch_size, p.category) == (batch, category)]
-    top = max(points, key=lambda point: point.predicted_speedup).lookahead
-    figure = heat_map(
-        best_guesses(points),
-        x_label="W, window",
-        y_label="N, n-gram",
-        value_label="predicted speed-up",
-        title=f"{category}, batch {batch}{mark}",
-        marked=top[:2],
-    )
-    names = f"W {top[0]}, N {top[1]}, G {top[2]}"
-    return Picture(svg_text(figure), f"The best G of each pair; framed: {names}.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -245,15 +244,6 @@ class GridPoint(Part):
     acceptance: str | None = None
     """Where steps and fed tokens come from: measured, by requests on the model."""
     predicted_speedup: FiniteFloat
-
-
-def best_guesses(points: Iterable[GridPoint]) -> dict[tuple[int, int], float]:
-    """The best predicted speed-up over G for each (W, N)."""
-    found: dict[tuple[int, int], float] = {}
-    for point in points:
-        pair = point.lookahead[:2]
-        found[pair] = max(found.get(pair, 0.0), point.predicted_speedup)
-    return found
 
 
 class Verified(Part):
