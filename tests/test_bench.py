@@ -14,8 +14,7 @@ from tests.support.real_models import folder_and_model
 from trtla import LLM
 from trtla.bench.arms import ArmRun, EngineArm
 from trtla.bench.peers import HuggingFace, peer_arms, peer_dtypes
-from trtla.bench.tables import rows
-from trtla.bench.turns import Hardware, measure, peak_bytes, read_bandwidth, reset_peak
+from trtla.bench.turns import Hardware, measure, peak_bytes, read_bandwidth, reset_peak, rows
 from trtla.data.prompt_sets import SHIPPED, Ids, batches, fit, load_sets
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig

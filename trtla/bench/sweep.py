@@ -14,7 +14,6 @@ import torch
 
 from trtla.bench.arms import HUGGING_FACE, LLAMA_CPP, Arm, Note, engine_arms, gguf_of
 from trtla.bench.opened import OpenedModel, Setup
-from trtla.bench.tables import rows
 from trtla.bench.turns import (
     CellRuns,
     Hardware,
@@ -23,6 +22,7 @@ from trtla.bench.turns import (
     Watch,
     measure,
     read_bandwidth,
+    rows,
 )
 from trtla.console import Progress, Stages, silent
 from trtla.data.prompt_sets import Ids, PromptSet, batches, fit

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import torch
@@ -21,8 +23,8 @@ import torch
 from trtla.bench.arms import AR, Arm, ArmRun, Note
 from trtla.console import Progress, duration
 from trtla.data.prompt_sets import Ids
-from trtla.results.bench_documents import Cell
-from trtla.results.metrics import add
+from trtla.results.bench_documents import BenchRow, Cell
+from trtla.results.metrics import add, agreement
 from trtla.settings.sampling import SamplingParams
 
 AnyArm = TypeVar("AnyArm", bound=Arm)
@@ -96,6 +98,53 @@ def measure(
             measured.runs[name].append(add(runs))
         on_round(measured, number)
     return measured
+
+
+_MEDIANS = ("ttft_ms", "ms_per_token", "host_ms_per_step")
+
+
+def rows(measured: CellRuns, hardware: Hardware) -> list[BenchRow]:
+    """One row an arm: the cell, the arm, its figures.
+
+    A figure with a spread is the median over rounds; its `_min` and `_max` stand beside it. Ratios
+    to `ar` are taken round by round, so that a machine that slows down slows both.
+    """
+    return [_row(measured, name, hardware) for name in measured.runs]
+
+
+def _row(measured: CellRuns, name: str, hardware: Hardware) -> BenchRow:
+    """Counters and what follows from them are those of the first round."""
+    runs, plain, arm = measured.runs[name], measured.runs[AR], measured.arms[name]
+    ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
+    step, gb_per_s = runs[0].tokens_per_step, _median(runs, hardware.gb_per_s)
+    equal = agreement(runs[0], plain[0])
+    if not arm.own and measured.cell.temperature > 0.0:  # peers draw other random numbers
+        equal |= {"equal_texts": None, "first_divergence": None}
+    return BenchRow.fill(
+        measured.cell,
+        arm,
+        runs[0],
+        arm=name,
+        rounds=len(runs),
+        **_spread("tokens_per_s", [run.tokens_per_s for run in runs]),
+        **{figure: _median(runs, attrgetter(figure)) for figure in _MEDIANS},
+        tokens_per_step=step,
+        **_spread("speedup_vs_ar", ratios),
+        efficiency=median(ratios) / step,
+        read_gb_per_s=gb_per_s,
+        share_of_bandwidth=None if gb_per_s is None else gb_per_s * 1e9 / hardware.read_bandwidth,
+        peak_memory_mb=max(run.peak_bytes for run in runs) / 1e6,
+        **equal,
+    )
+
+
+def _median(runs: Sequence[ArmRun], figure: Callable[[ArmRun], float | None]) -> float | None:
+    found = [value for value in map(figure, runs) if value is not None]
+    return median(found) if found else None
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
 _SLOW, _LONG_S = 3.0, 60.0
