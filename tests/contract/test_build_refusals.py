@@ -17,9 +17,8 @@ from trtla.build.convert import convert
 from trtla.build.engine import build_engine, choose_backend, describe_build
 from trtla.formats.config import CheckpointConfig
 from trtla.formats.engine_limits import BuildSettings
-from trtla.trtllm.int4_order import order_is_right
 from trtla.trtllm.library import REMOVED
-from trtla.trtllm.rules import weight_only_on
+from trtla.trtllm.rules import order_is_right, weight_only_on
 
 RELEASES = ("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 LOOKAHEAD = BuildSettings(

@@ -27,8 +27,8 @@ from trtla.formats.writer import Progress, link_ranks, write_ranks
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm import rules as kernels
 from trtla.trtllm.build import asked_of_builder, check_machine, write_compiled
-from trtla.trtllm.commands import command_lines
 from trtla.trtllm.library import installed_version
+from trtla.trtllm.ranks import command_lines
 from trtla.trtllm.rules import check_trtllm, gpu_capability
 from trtla.version import __version__
 

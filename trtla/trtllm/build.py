@@ -36,7 +36,7 @@ from trtla.formats.writer import Progress, write_ranks
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.passed_on import BUILD, read
 from trtla.trtllm.library import installed_version, require_backend
-from trtla.trtllm.library_fields import build_kinds, check_asked
+from trtla.trtllm.passed_on import build_kinds, check_asked
 from trtla.trtllm.ranks import TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability, show
 from trtla.version import __version__
@@ -55,11 +55,7 @@ _PIECE = 2**22
 
 
 def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
-    """What --trtllm names, checked as far as it can be without the library.
-
-    Raises:
-        UsageError: a name or a value is not usable, or the engine is for torch.
-    """
+    """What --trtllm names, checked as far as it can be without the library."""
     given = [*(["--trtllm"] if settings.trtllm else [])]
     given += ["--timing-cache"] if settings.timing_cache else []
     if given and backend != "tensorrt-llm":
@@ -71,13 +67,7 @@ def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
 
 
 def check_machine(workers: int, asked: Mapping[str, Any]) -> None:
-    """Whether this machine can build, before anything is written.
-
-    Raises:
-        TrtlaError: TensorRT-LLM is absent or lacks its TensorRT backend.
-        UsageError: there is no GPU, or there are fewer than workers; or this release does not know
-            what its builder is asked.
-    """
+    """Whether this machine can build, before anything is written."""
     require_backend()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
@@ -95,13 +85,7 @@ def check_machine(workers: int, asked: Mapping[str, Any]) -> None:
 def write_compiled(
     build: EngineBuild, folder: Path, workers: int, progress: Progress | None = None
 ) -> None:
-    """Write all files of a compiled engine into an existing folder.
-
-    Raises:
-        OSError: the disk is full, or permission is missing.
-        UsageError: a source file ends early, or a value does not fit the dtype.
-        TrtlaError: a rank cannot be built, or came out other than planned.
-    """
+    """Write all files of a compiled engine into an existing folder."""
     config = build.source.config
     ranks = config.mapping.world_size
     with _checkpoint(build, folder, progress) as checkpoint:
@@ -155,11 +139,7 @@ def check_written(
     config: CheckpointConfig,
     asked: Mapping[str, Any] | None = None,
 ) -> None:
-    """Compare what TensorRT-LLM wrote with what was planned; what it was asked is its own affair.
-
-    Raises:
-        TrtlaError: a rank is missing, or a key of build_config differs; both values are named.
-    """
+    """Compare what TensorRT-LLM wrote with what was planned, but for what it was asked."""
     path = folder / "config.json"
     written = validate(EngineConfig, read_json(path), str(path)).build_config
     wanted = {name: getattr(planned, name) for name in _PLANNED}
@@ -202,10 +182,6 @@ def adopt_engine(
         tokenizer: a folder with the tokenizer files to copy.
         force: replace a trtla.json that is there.
         sources: where each setting came from, kept in trtla.json.
-
-    Raises:
-        UsageError: no such engine, one that trtla cannot run, or one that needs another triple.
-        TrtlaError: the disk is full, or permission is missing.
     """
     folder = Path(engine_dir)
     engine = _foreign_engine(folder, force)

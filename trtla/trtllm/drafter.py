@@ -46,9 +46,6 @@ class ChainSettings:
         least_chance: a chain ends before a token that is accepted less often than this.
         other_tokens: of ended requests that are kept to draft from; 0: each request's own alone.
         sampled: also draft for requests that sample.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
 
     max_draft_len: int
@@ -107,9 +104,6 @@ class Chains:
 
     The same calls in the same order give the same chains, so that the ranks of a tensor-parallel
     model agree.
-
-    Raises:
-        TrtlaError: there is no C++ compiler on this machine.
     """
 
     def __init__(self, settings: ChainSettings) -> None:
@@ -215,11 +209,7 @@ def speculative_config(max_draft_len: int, vocab_size: int, **settings: Any) -> 
 
 
 def open_drafter(settings: ChainSettings) -> Any:
-    """A `Drafter` of TensorRT-LLM; its `requests` is the resource manager that goes with it.
-
-    Raises:
-        TrtlaError: as `speculative_config`.
-    """
+    """A `Drafter` of TensorRT-LLM; its `requests` is the resource manager that goes with it."""
     drafter = _part("_torch.speculative.drafter", "Drafter")
     if "max_total_draft_tokens" not in inspect.signature(drafter.__init__).parameters:
         raise TrtlaError(

@@ -28,7 +28,7 @@ from trtla.runtime.stats import ExecutorStats
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 from trtla.trtllm.answer import TrtllmAnswer
-from trtla.trtllm.executor_config import lookahead_config
+from trtla.trtllm.passed_on import lookahead_config
 
 _WAIT = timedelta(milliseconds=100)
 """Longest time inside the library at a stretch: Ctrl-C is only seen between the calls."""

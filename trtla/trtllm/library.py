@@ -120,11 +120,7 @@ def _has_module(name: str) -> bool:
 
 
 def load(name: str = "") -> ModuleType:
-    """Import the package, or one of its modules, e.g. `load("bindings.executor")`.
-
-    Raises:
-        ImportError: it is not there.
-    """
+    """Import the package, or one of its modules, e.g. `load("bindings.executor")`."""
     os.environ.setdefault("TLLM_LOG_LEVEL", "WARNING")  # its INFO lines would be on stdout
     with contextlib.redirect_stdout(sys.stderr), deprecations_once():
         return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)

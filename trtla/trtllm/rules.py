@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from trtla.errors import UsageError
 from trtla.formats.compiled import stage_problems
 from trtla.formats.config import WEIGHT_ONLY, BuildConfig, CheckpointConfig
 from trtla.formats.plan import block_names, linear_sizes
 from trtla.machine import Capability
-from trtla.trtllm.int4_order import is_affected, order_is_right
-from trtla.trtllm.library import known_trouble
+from trtla.trtllm.library import installed, known_trouble, load
 
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
@@ -37,6 +37,10 @@ _PLAIN = (
 _JIT = (
     "TensorRT-LLM compiles kernels for it only on Hopper with an FP8 K/V cache, or in late releases"
 )
+
+_INT4_ORDER = 80
+_INT4_SIZES = (128, 64)
+"""Inputs, and bytes of outputs: whole tiles of every order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> V
         return Verdict(
             False, f"compute capability {show(capability)} has no kernels for {algorithm} weights"
         )
-    if algorithm == "W4A16_AWQ" and is_affected(capability):
+    if algorithm == "W4A16_AWQ" and capability[0] == 12:
         return _awq_order(capability)
     return _YES
 
@@ -172,6 +176,32 @@ def _awq_order(capability: Capability) -> Verdict:
         f"this TensorRT-LLM orders W4A16_AWQ weights for compute capability {shown} otherwise than "
         "its kernels read them: its texts would be wrong",
     )
+
+
+@cache
+def order_is_right(capability: Capability) -> bool | None:
+    """Whether the installed release orders int4 weights for a GPU as for 8.0.
+
+    Kernels of compute capability 12.x read that order. Some releases order weights of two
+    dimensions by the capability itself (quantization/functional.py): what is computed then is
+    wrong, and nothing says so. The function runs on the CPU, so it is called. None: it cannot be.
+    """
+    if not installed():
+        return None
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-128, 128, _INT4_SIZES, dtype=torch.int8, generator=generator)
+    major, minor = capability
+    try:
+        ordered = load("quantization.functional").preprocess_weights_for_mixed_gemm
+        here, read = (
+            ordered(weights.clone(), torch.quint4x2, torch.float16, sm_=sm)
+            for sm in (10 * major + minor, _INT4_ORDER)
+        )
+    except Exception:  # releases before the function or its argument, or a library that is broken
+        return None
+    return torch.equal(here, read)
 
 
 def show(capability: Capability) -> str:
@@ -202,10 +232,6 @@ def check_trtllm(
         limits: the engine's.
         capability: the GPU's that builds; None where there is none, e.g. on a dry run.
         release: of TensorRT-LLM, which builds; None where none is installed.
-
-    Raises:
-        UsageError: weights, dtype, head sizes, rope scaling, pipeline stages or the GPU do not
-            allow it.
     """
     notes = (
         []

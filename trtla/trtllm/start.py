@@ -12,7 +12,7 @@ from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
-from trtla.trtllm.executor_config import asked_of_executor, executor_config
+from trtla.trtllm.passed_on import asked_of_executor, executor_config
 from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExecutor:
-    """Start the C++ executor on an engine directory; arguments as in `open_executor`.
-
-    Raises:
-        UsageError: triple, batch size, chunked context or number of processes do not fit the
-            engine, or something is asked for that only the torch executor can do.
-        TrtlaError: TensorRT-LLM is absent, of another release than the engine, or refuses it.
-    """
+    """Start the C++ executor on an engine directory; arguments as in `open_executor`."""
     refuse_torch_choices(engine, options)
     settings, triple = options.trtllm, engine.default_triple(options.triple)
     _check_chunks(engine, settings)
@@ -56,46 +50,36 @@ def open_trtllm_executor(engine: Engine, options: ExecutorOptions) -> TrtllmExec
 def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
     """Raise `UsageError` where something is asked for that only the torch executor can do."""
     own, device, dtype = engine.config.pretrained_config.dtype, options.device, options.dtype
+    rebuild = "or build with --backend torch"
     if device != "auto" and not device.startswith("cuda"):
-        reason = f"device {device} cannot run it"
-        raise trtllm_cannot(engine.name, reason, "omit --device, or build with --backend torch")
-    if dtype not in ("auto", own):
-        reason = f"it computes in {own}, not in {dtype}"
-        raise trtllm_cannot(engine.name, reason, "omit --dtype, or build with --backend torch")
-    if options.tp_size is not None:
-        reason = (
-            f"which has the ranks that it was built for: tp_size {options.tp_size} is no choice"
-        )
-        raise trtllm_cannot(engine.name, reason, "omit --tp-size, and start its ranks with mpirun")
-    if options.lookahead_parallel is not None:
+        reason, hint = f"device {device} cannot run it", f"omit --device, {rebuild}"
+    elif dtype not in ("auto", own):
+        reason, hint = f"it computes in {own}, not in {dtype}", f"omit --dtype, {rebuild}"
+    elif options.tp_size is not None:
+        ranks = "which has the ranks that it was built for"
+        reason = f"{ranks}: tp_size {options.tp_size} is no choice"
+        hint = "omit --tp-size, and start its ranks with mpirun"
+    elif options.lookahead_parallel is not None:
         reason = f"which shares out no drafts: lookahead_parallel {options.lookahead_parallel}"
-        hint = "omit --lookahead-parallel, or build with --backend torch"
-        raise trtllm_cannot(engine.name, reason, hint)
-    if options.kv_cache_dtype != "auto":
-        raise trtllm_cannot(
-            engine.name,
-            f"whose K/V cache is of the type that it was built with, not {options.kv_cache_dtype}",
-            "omit --kv-cache-dtype, or build with --backend torch",
-        )
-    if changed := options.draft_options.changed:
-        raise trtllm_cannot(
-            engine.name,
-            f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen",
-            "omit --lookahead-..., or build with --backend torch",
-        )
-    if options.block_reuse:
-        raise trtllm_cannot(
-            engine.name,
-            "whose executor shares K/V blocks itself",
+        hint = f"omit --lookahead-parallel, {rebuild}"
+    elif options.kv_cache_dtype != "auto":
+        built = "whose K/V cache is of the type that it was built with"
+        reason, hint = f"{built}, not {options.kv_cache_dtype}", f"omit --kv-cache-dtype, {rebuild}"
+    elif changed := options.draft_options.changed:
+        reason = f"which makes its drafts itself: lookahead {', '.join(changed)} cannot be chosen"
+        hint = f"omit --lookahead-..., {rebuild}"
+    elif options.block_reuse:
+        reason = "whose executor shares K/V blocks itself"
+        hint = (
             "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
-            "kv_cache_enable_block_reuse=True), instead of block_reuse",
+            "kv_cache_enable_block_reuse=True), instead of block_reuse"
         )
-    if options.bounded_steps:
-        raise trtllm_cannot(
-            engine.name,
-            "whose executor shares out its steps itself",
-            "omit bounded_steps; --enable-chunked-context reads long prompts in pieces",
-        )
+    elif options.bounded_steps:
+        reason = "whose executor shares out its steps itself"
+        hint = "omit bounded_steps; --enable-chunked-context reads long prompts in pieces"
+    else:
+        return
+    raise trtllm_cannot(engine.name, reason, hint)
 
 
 def _check_chunks(engine: Engine, settings: TrtllmSettings) -> None:

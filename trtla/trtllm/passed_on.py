@@ -1,37 +1,109 @@
-"""The library's ExecutorConfig: what trtla sets, and what is handed on by the library's names."""
+"""Settings in the library's own objects: trtla's, and those that are handed on by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.settings.executor import TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
-from trtla.settings.passed_on import EXECUTOR, read
-from trtla.trtllm.library_fields import executor_kinds, put, refused
+from trtla.settings.passed_on import BUILD, EXECUTOR, Kind, Kinds, read
+from trtla.trtllm.library import installed, installed_version, load
 
+PLUGINS = "plugin_config."
+_KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "number", str: "text"}
+_NESTED = (
+    "kv_cache_config",
+    "extended_runtime_perf_knob_config",
+    "peft_cache_config",
+)
 _CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
 _TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
 _FAIL_FAST = "fail_fast_on_attention_window_too_large"
 
 
-def asked_of_executor(settings: TrtllmSettings) -> dict[str, Any]:
-    """What --trtllm-executor names, checked.
+def build_kinds() -> Kinds:
+    """Fields of BuildConfig and PluginConfig; nothing where there is no library."""
+    if not installed():
+        return {}
+    config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
+    return {**dict(_plain(config)), **dict(_plain(plugins, PLUGINS))}
 
-    Raises:
-        UsageError: a name or a value is not usable.
+
+def check_asked(asked: Mapping[str, Any]) -> None:
+    """Whether this release's builder has what it is asked.
+
+    A pydantic BuildConfig would drop what it does not know in silence.
     """
+    if not asked:
+        return
+    config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
+    for name, value in asked.items():
+        inside = name.startswith(PLUGINS)
+        put(plugins if inside else config, name.removeprefix(PLUGINS), value, name, BUILD.flag)
+
+
+def executor_kinds() -> Kinds:
+    """Fields of ExecutorConfig and of what it holds; nothing where there is no library."""
+    if not installed():
+        return {}
+    config = load("bindings.executor").ExecutorConfig()
+    found = dict(_plain(config))
+    for name in _NESTED:
+        found |= dict(_plain(getattr(config, name, None), f"{name}."))
+    return found
+
+
+def _plain(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
+    """Names whose default says their type; None may become anything."""
+    for name in _names(config):
+        value = getattr(config, name, _NESTED)
+        kind = "any" if value is None else _KINDS.get(type(value))
+        if kind is not None:
+            yield prefix + name, kind
+
+
+def _names(config: Any) -> Iterable[str]:
+    """Of a pydantic model, a dataclass, or a class that C++ binds."""
+    fields = getattr(type(config), "model_fields", None) or getattr(
+        config, "__dataclass_fields__", None
+    )
+    if fields is None and hasattr(config, "to_dict"):
+        fields = config.to_dict()
+    names = dir(config) if fields is None else fields
+    return [name for name in names if not name.startswith("_")]
+
+
+def put(config: Any, name: str, value: Any, whole: str, flag: str) -> None:
+    """Set a field of the library's object."""
+    if not hasattr(config, name):
+        raise UsageError(
+            f"{flag} {whole}: TensorRT-LLM {installed_version()} has no such setting in "
+            f"{type(config).__name__}",
+            did_you_mean(name, _names(config)).strip() or None,
+        )
+    try:
+        setattr(config, name, value)
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
+        raise refused(flag, {whole: value}, error) from error
+
+
+def refused(flag: str, given: dict[str, Any], error: Exception) -> UsageError:
+    """The library's own words for a setting that it does not take."""
+    shown = " ".join(f"{name}={value}" for name, value in given.items())
+    return UsageError(f"{flag} {shown}: TensorRT-LLM refuses it: {first_line(error)}", None)
+
+
+def asked_of_executor(settings: TrtllmSettings) -> dict[str, Any]:
+    """What --trtllm-executor names, checked."""
     return read(EXECUTOR, settings.trtllm_executor, executor_kinds)
 
 
 def executor_config(
     bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
 ) -> Any:
-    """The library's ExecutorConfig; every default that changed between releases is given.
-
-    Raises:
-        UsageError: this release does not know, or refuses, a setting that is handed on.
-    """
+    """The library's ExecutorConfig; every default that changed between releases is given."""
     asked = asked_of_executor(settings)
     config = bindings.ExecutorConfig(
         max_beam_width=1,
