@@ -73,7 +73,6 @@ TORCH_FREE = (
 """Files and folders that import neither torch nor transformers, nor what does."""
 WITH_TORCH = (
     "runtime/auto/probe.py",
-    "runtime/drafters/draft_loading.py",
     "runtime/drafters/draft_model.py",
 )
 """All of those folders that do."""

@@ -21,7 +21,7 @@ from tests.support.models import Variant, make_model, save_model
 from tests.support.toys import Made, request, run, tokens_of
 from trtla.errors import UsageError
 from trtla.formats.engine import Engine, engine_from_hugging_face
-from trtla.runtime.drafters.draft_loading import load_draft_model
+from trtla.runtime.drafters.draft_model import load_draft_model
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.start import open_torch_executor

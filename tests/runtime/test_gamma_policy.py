@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from tests.support.draft_models import decode, guided
 from tests.support.examples import examples
 from tests.support.toys import hash_scores, request
-from trtla.runtime.drafters.draft_model import entropies
-from trtla.runtime.drafters.gamma import EntropyGuidedGamma, FixedGamma, gamma_policy
+from trtla.runtime.drafters.draft_model import GammaPolicy, entropies
 from trtla.runtime.stats import DraftStep, DraftTotals
 from trtla.settings.drafting import DrafterSettings
 
 VOCAB = 128256
 DRAFT = ("draft:small",)
+
+
+def egag(least, most, ema, vocab):
+    return GammaPolicy(DrafterSettings(DRAFT, 4, True, least, most, ema), vocab)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ DRAFT = ("draft:small",)
     ],
 )
 def test_check_values_of_the_rule(entropy, gammas):
-    policies = [EntropyGuidedGamma(1, most, 0.0, VOCAB) for most in (4, 6, 8)]
+    policies = [egag(1, most, 0.0, VOCAB) for most in (4, 6, 8)]
     assert [policy.choose(entropy).gamma for policy in policies] == gammas
 
 
@@ -43,23 +46,23 @@ def entropy_for(raw, most, vocab):
 
 
 def test_the_average_weighs_the_past_and_rounds_half_to_even():
-    policy = EntropyGuidedGamma(1, 6, 0.9, VOCAB)
+    policy = egag(1, 6, 0.9, VOCAB)
     choices = [policy.choose(entropy_for(raw, 6, VOCAB)) for raw in (6, 1, 1, 1)]
     assert [choice.raw for choice in choices] == [6, 1, 1, 1]
     assert [choice.gamma for choice in choices] == [6, 6, 5, 5]
-    halves = EntropyGuidedGamma(0, 6, 0.5, VOCAB)
+    halves = egag(0, 6, 0.5, VOCAB)
     assert [halves.choose(entropy_for(raw, 6, VOCAB)).gamma for raw in (4, 5)] == [4, 4]
 
 
 @given(
     st.integers(0, 8),
-    st.integers(0, 8),
+    st.integers(1, 8),
     st.floats(0, 0.99),
     st.integers(2, 10**6),
     st.lists(st.floats(0, 1), min_size=1, max_size=9),
 )
 def test_gamma_stays_within_its_bounds(least, more, ema, vocab, shares):
-    policy = EntropyGuidedGamma(least, least + more, ema, vocab)
+    policy = egag(least, least + more, ema, vocab)
     for share in shares:
         choice = policy.choose(share * math.log(vocab))
         assert least <= choice.gamma <= least + more
@@ -69,31 +72,30 @@ def test_gamma_stays_within_its_bounds(least, more, ema, vocab, shares):
 
 
 def test_gamma_min_0_lets_a_step_draft_nothing():
-    assert EntropyGuidedGamma(0, 4, 0.0, 50).choose(math.log(50)).gamma == 0
+    assert egag(0, 4, 0.0, 50).choose(math.log(50)).gamma == 0
 
 
 def test_settings_choose_the_policy():
-    fixed = gamma_policy(DrafterSettings(DRAFT, gamma=5), 100)
-    assert isinstance(fixed, FixedGamma)
+    fixed = GammaPolicy(DrafterSettings(DRAFT, gamma=5), 100)
     assert not fixed.reads_entropy
     assert [fixed.choose(entropy).gamma for entropy in (0.0, 4.0)] == [5, 5]
-    guided = gamma_policy(DrafterSettings(DRAFT, gamma=5, egag=True), 100)
+    guided = GammaPolicy(DrafterSettings(DRAFT, gamma=5, egag=True), 100)
     assert guided.reads_entropy
     assert guided.choose(0.0).gamma == 5  # gamma_max is gamma where it is not given
     assert guided.choose(math.log(100)).gamma == 1
     further = DrafterSettings(DRAFT, gamma=5, egag=True, gamma_min=0, gamma_max=7)
-    assert gamma_policy(further, 100).choose(0.0).gamma == 7
+    assert GammaPolicy(further, 100).choose(0.0).gamma == 7
 
 
 def test_totals_of_nothing_have_no_means_and_divide_by_no_zero():
     totals = DraftTotals()
     assert (totals.mean_gamma, totals.mean_entropy) == (None, None)
-    totals.add(DraftStep(FixedGamma(4).choose(), 4, 1))
+    totals.add(DraftStep(GammaPolicy(DrafterSettings(DRAFT, 4), 10).choose(), 4, 1))
     assert (totals.mean_gamma, totals.mean_entropy) == (4.0, None)
 
 
 def test_totals_give_means_over_steps():
-    totals, policy = DraftTotals(), EntropyGuidedGamma(1, 4, 0.0, 10)
+    totals, policy = DraftTotals(), egag(1, 4, 0.0, 10)
     for share, accepted in ((0.0, 4), (0.5, 1)):
         choice = policy.choose(share * math.log(10))
         totals.add(DraftStep(choice, choice.gamma, accepted))

@@ -1,4 +1,4 @@
-"""A draft model: a second, smaller model says what the target may say next.
+"""Draft models: a second, smaller model guesses the target's next tokens.
 
 It has its own K/V cache, and its lengths follow the target's text: whatever of a draft did not
 become output is forgotten. All sequences of a step are drafted for in the same forwards. Every
@@ -7,17 +7,20 @@ token is drawn as the target draws, with the same noise, so that two equal model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from trtla.errors import UsageError, trtllm_cannot
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, NoDrafter, alike
-from trtla.runtime.drafters.gamma import GammaPolicy, gamma_policy
 from trtla.runtime.limits import MAX_CHUNK, ExecutorLimits
-from trtla.runtime.models.forward import Model
-from trtla.runtime.models.kv_cache import KVCache
+from trtla.runtime.models.forward import SPARE_BLOCKS, Model
+from trtla.runtime.models.kv_cache import CacheNeed, KVCache, block_bytes
+from trtla.runtime.models.load import load_engine, model_dtype, resolve_device
 from trtla.runtime.request import NO_TOKEN, Request
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import predict
@@ -26,6 +29,9 @@ from trtla.runtime.sequence import Sequence as Sequence_
 from trtla.runtime.stats import DraftStep, DraftTotals, GammaChoice
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE
+
+if TYPE_CHECKING:
+    from trtla.formats.engine import Engine
 
 STEP_SIZES = (1, 2)
 """What a sequence feeds a forward: after full acceptance the cache is one short. What catches up
@@ -41,6 +47,31 @@ def draft_limits(limits: ExecutorLimits) -> ExecutorLimits:
     return replace(limits, lookahead=AUTOREGRESSIVE, max_num_tokens=most)
 
 
+class GammaPolicy:
+    """How many tokens are drafted for one request, chosen once a step: gamma, or EGAG.
+
+    EGAG, adaptive gamma guided by entropy, is the rule of "Speculative-Decoding" (FK fork):
+    floor((1 - H / ln V) * gamma_max) within its bounds, then a moving average.
+    """
+
+    def __init__(self, settings: DrafterSettings, vocab_size: int) -> None:
+        self.reads_entropy = settings.egag
+        """Whether `choose` wants the entropy of the first draft's distribution."""
+        self._settings, self._most_entropy = settings, math.log(vocab_size)
+        self._average: float | None = None
+
+    def choose(self, entropy: float = 0.0) -> GammaChoice:
+        """Gamma of the next step; the entropy is in nats."""
+        own, most = self._settings, self._settings.largest_gamma
+        if not own.egag:
+            return GammaChoice(own.gamma, own.gamma)
+        relative = entropy / self._most_entropy
+        raw = min(max(math.floor((1 - relative) * most), own.gamma_min), most)
+        past = raw if self._average is None else self._average
+        self._average = past if raw == past else own.ema * past + (1 - own.ema) * raw
+        return GammaChoice(round(self._average), raw, relative)
+
+
 class DraftModelDrafter(Drafter):
     """The drafter of one request, made by `DraftModelDrafters`.
 
@@ -49,21 +80,18 @@ class DraftModelDrafter(Drafter):
     """
 
     def __init__(
-        self,
-        group: DraftModelDrafters,
-        request: Request,
-        policy: GammaPolicy,
-        rejection: bool = False,
+        self, group: DraftModelDrafters, request: Request, settings: DrafterSettings, vocab: int
     ) -> None:
         self.sequence = Sequence_(request, AUTOREGRESSIVE, NoDrafter())
-        self.policy, self._rejection = policy, rejection and not request.sampling.greedy
+        self.policy = GammaPolicy(settings, vocab)
+        self._rejection = settings.rejection and not request.sampling.greedy
         self.steps: list[DraftStep] = []
         """The steps that were drafted for."""
         self.drafted: list[int] = []
         self.draft_probs: list[Tensor] = []
         """What each of them was drawn from, where they are verified by rejection sampling."""
         self.choice: GammaChoice | None = None
-        """What the policy said for this step; None: it was not asked."""
+        """The policy's, for this step; None: it was not asked."""
         self._group = group
         self._text = list(request.input_ids)
         self._end = len(self._text) + request.sampling.max_output_len
@@ -85,14 +113,14 @@ class DraftModelDrafter(Drafter):
 
     def propose(self) -> Draft:
         """A chain of at most gamma tokens; the first one asked drafts for all in the batch."""
-        if self._group.is_due(self):
+        if self in self._group.due:
             self._group.draft()
         draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
         return replace(Draft.chain(self.drafted), draft_probs=draft_probs)
 
     def skip(self) -> None:
-        """Be left out of the drafts of this step."""
-        self._group.leave_out(self)
+        """Be left out of the drafts of this step, and catch up with the text in a later one."""
+        self._group.due.pop(self, None)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
         """Keep what of the cache belongs to the text."""
@@ -105,7 +133,7 @@ class DraftModelDrafter(Drafter):
         self._text += committed
         self.sequence.num_cached = min(kept, len(self._text) - 1)
         self.drafted, self.draft_probs, self.choice = [], [], None
-        self._group.await_draft(self)
+        self._group.due[self] = None
 
     def stretch(self, length: int) -> Feed:
         """The next tokens that are missing, without logits."""
@@ -158,7 +186,7 @@ class DraftModelDrafters:
         self._forward = model.step_forward(cache, draft_limits(limits), STEP_SIZES)
         self._row_sampler = model.row_sampler
         self._settings, self._limits = settings, limits
-        self._due: dict[DraftModelDrafter, None] = {}
+        self.due: dict[DraftModelDrafter, None] = {}
         """Those whose text has grown since their last draft, in order."""
 
     def drafter(
@@ -166,35 +194,22 @@ class DraftModelDrafters:
     ) -> DraftModelDrafter:
         """The drafter of a request, which may bring its own gamma or EGAG."""
         own = settings or self._settings
-        policy = gamma_policy(own, self._limits.vocab_size)
-        return DraftModelDrafter(self, request, policy, own.rejection)
-
-    def is_due(self, drafter: DraftModelDrafter) -> bool:
-        """Whether its text has grown since its last draft."""
-        return drafter in self._due
-
-    def await_draft(self, drafter: DraftModelDrafter) -> None:
-        """Its text has grown."""
-        self._due[drafter] = None
-
-    def leave_out(self, drafter: DraftModelDrafter) -> None:
-        """No token of its draft would be fed; it catches up when it is asked again."""
-        self._due.pop(drafter, None)
+        return DraftModelDrafter(self, request, own, self._limits.vocab_size)
 
     def forget(self, drafter: DraftModelDrafter) -> None:
         """Release a drafter's blocks; it is never drafted for again."""
-        self._due.pop(drafter, None)
+        self.due.pop(drafter, None)
         self.cache.pool.release(drafter.sequence.blocks)
         drafter.sequence.blocks = ()
 
     def reset(self) -> None:
         """Take the whole cache back: no drafter that was made before is used again."""
-        self._due = {}
+        self.due = {}
         self.cache.pool.reset()
 
     def draft(self) -> None:
         """Draft for every request whose text has grown: all of them take part in this step."""
-        due, self._due = self._due, {}
+        due, self.due = self.due, {}
         drafting = [drafter for drafter in due if drafter.room > 0 and self._has_blocks(drafter)]
         self._catch_up(drafting)
         first = True
@@ -225,10 +240,10 @@ class DraftModelDrafters:
         self, drafting: Sequence[DraftModelDrafter], feeds: Sequence[Feed], logits: Tensor
     ) -> None:
         predictions = predict(feeds, logits, self._row_sampler)
-        for drafter, feed, said in zip(drafting, feeds, predictions, strict=True):
+        for drafter, feed, prediction in zip(drafting, feeds, predictions, strict=True):
             if drafter.gamma:
-                row = logits[said.start : said.start + 1]
-                drafter.take(said.draws[feed.rows[0]], row)
+                row = logits[prediction.start : prediction.start + 1]
+                drafter.take(prediction.draws[feed.rows[0]], row)
             feed.sequence.num_cached += feed.length
 
 
@@ -259,3 +274,64 @@ def _stretches(behind: Sequence[DraftModelDrafter], budget: int) -> Iterator[Fee
             return
         budget -= length
         yield drafter.stretch(length)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model without a cache."""
+
+    model: Model
+    need: CacheNeed
+
+    def with_cache(
+        self, num_blocks: int, limits: ExecutorLimits, totals: DraftTotals | None = None
+    ) -> DraftModelDrafters:
+        """What makes drafters, with a cache of its own; arguments as of `DraftModelDrafters`."""
+        cache = self.model.new_cache(num_blocks + SPARE_BLOCKS)
+        return DraftModelDrafters(self.model, cache, limits.drafter, limits, totals)
+
+
+def check_draft_engines(engines: Mapping[str, Engine], vocab_size: int) -> None:
+    """Refuse what cannot draft for a target, before anything is loaded.
+
+    Args:
+        engines: by the path that `draft:PATH` names.
+        vocab_size: the target's.
+
+    Raises:
+        UsageError: the vocabularies differ, or an engine is TensorRT-LLM's.
+    """
+    for engine in engines.values():
+        own = engine.config.pretrained_config.vocab_size
+        if own != vocab_size:
+            raise UsageError(
+                f"the draft model has {own} tokens, the model {vocab_size}",
+                "use a draft model with the same tokenizer",
+            )
+        if engine.backend == "tensorrt-llm":
+            raise trtllm_cannot(
+                engine.name,
+                "which cannot draft for another",
+                "give the draft model's Hugging Face folder, or build it with --backend torch",
+            )
+
+
+def load_draft_model(
+    engine: Engine, limits: ExecutorLimits, *, device: str = "auto", dtype: str = "auto"
+) -> LoadedDraft:
+    """Load a draft model's weights.
+
+    Args:
+        engine: one that `check_draft_engines` has let pass; its own limits do not count.
+        limits: those of the target's executor.
+        device: auto, cpu, cuda or cuda:N; it may be another than the target's.
+        dtype: auto (the engine's), float32, bfloat16 or float16.
+
+    Raises:
+        UsageError: the device or the type is not there.
+    """
+    checkpoint, on = engine.config.pretrained_config, resolve_device(device, "--draft-device")
+    model = load_engine(engine, model_dtype(dtype, checkpoint, on), on)
+    block = block_bytes(checkpoint, model.cache_dtype)
+    scratch = model.scratch_bytes(draft_limits(limits), STEP_SIZES)
+    return LoadedDraft(model, CacheNeed(on, block, limits.max_text_len, scratch))

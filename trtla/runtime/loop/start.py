@@ -10,7 +10,7 @@ import torch
 from trtla.formats.engine import text_digest, weights_digest
 from trtla.formats.support import shard_config
 from trtla.runtime.auto.probe import cost_source
-from trtla.runtime.drafters.draft_loading import check_draft_engines, load_draft_model
+from trtla.runtime.drafters.draft_model import check_draft_engines, load_draft_model
 from trtla.runtime.drafters.factory import Drafters
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.executor import TorchExecutor
