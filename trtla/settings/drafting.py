@@ -43,8 +43,9 @@ class DrafterSettings:
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
-        "What drafts. Of several with commas between, the first that proposes a draft is used, and "
-        "the next ones fill the rest of it. PATH is a small model with the same tokenizer.",
+        "What drafts. Several with commas between are sources of one tree: each proposes where "
+        "those before it have fewer than --gamma tokens. PATH is a small model with the same "
+        "tokenizer.",
         metavar="|".join((*DRAFTERS, "draft:PATH")),
         rule=_NAMES,
         commas=True,
@@ -123,9 +124,9 @@ class DrafterSettings:
             if name not in DRAFTERS and not name.startswith(DRAFT_PREFIX):
                 guess = did_you_mean(name, (*DRAFTERS, DRAFT_PREFIX))
                 raise UsageError(f"drafter {name!r} is not known", f"{guess}use {_NAMES}")
-        self._check_chain([name.partition(":")[0] for name in self.drafter])
+        self._check_kinds([name.partition(":")[0] for name in self.drafter])
 
-    def _check_chain(self, kinds: list[str]) -> None:
+    def _check_kinds(self, kinds: list[str]) -> None:
         for kind in kinds:
             if kinds.count(kind) > 1:
                 raise UsageError(f"drafter {kind} is named twice", "name each drafter once")
@@ -137,7 +138,7 @@ class DrafterSettings:
     def _check_rejection(self) -> None:
         if self.rejection and self.draft_model is not None and len(self.drafter) > 1:
             raise UsageError(
-                f"rejection sampling knows one drafter, and the chain is {self.name}",
+                f"rejection sampling verifies one drafter, and there are {self.name}",
                 "use --drafter draft:PATH alone, or omit --rejection",
             )
 
@@ -168,7 +169,7 @@ class DrafterSettings:
 
     @property
     def uses_lookahead(self) -> bool:
-        """True when lookahead drafts, alone or in a chain."""
+        """True when lookahead drafts, alone or beside others."""
         return "lookahead" in self.drafter
 
     def max_draft_len(self, triple: LookaheadConfig) -> int:
