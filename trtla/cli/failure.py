@@ -19,8 +19,7 @@ from typing import Any
 import click
 
 from trtla.cli.app import cli
-from trtla.cli.shared.params import ModelPath
-from trtla.cli.shared.settings import origin
+from trtla.cli.shared.params import ModelPath, origin
 from trtla.console import Console
 from trtla.errors import (
     CheckFailed,

@@ -190,11 +190,7 @@ def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_used(settings: Iterable[DrafterSettings]) -> None:
-    """Refuse what only draft models know, where there is none among all settings.
-
-    Raises:
-        UsageError: EGAG or rejection sampling is asked for without a draft model.
-    """
+    """Refuse what only draft models know, where there is none among all settings."""
     given = list(settings)
     if any(one.draft_model is not None for one in given):
         return
@@ -217,9 +213,6 @@ def check_draft_place(
         dtype: likewise draft_dtype.
         has_draft_model: whether any request can be drafted for by one.
         trtllm: the engine's name, if TensorRT-LLM runs it.
-
-    Raises:
-        UsageError: one of them is given, and there is no draft model.
     """
     for name, value in (("draft_device", device), ("draft_dtype", dtype)):
         if value is None:
@@ -239,11 +232,7 @@ def check_draft_place(
 
 
 def check_drafts_itself(settings: DrafterSettings, name: str) -> None:
-    """Refuse drafters that TensorRT-LLM's lookahead engines do not have.
-
-    Raises:
-        UsageError: something other than lookahead shall draft.
-    """
+    """Refuse drafters that TensorRT-LLM's lookahead engines do not have."""
     if settings.drafter not in (LOOKAHEAD.drafter, NO_DRAFTER.drafter):
         raise UsageError(
             f"{name} asks for the drafter {settings.name}, but an engine of TensorRT-LLM is "

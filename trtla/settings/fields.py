@@ -159,11 +159,7 @@ def _declared(flag: str, hint: Any, one: Any) -> Declared:
 
 
 def check(settings: Any) -> None:
-    """Check the settings of an instance that is being made, and put them into their types.
-
-    Raises:
-        UsageError: a value has another type, or is out of its range.
-    """
+    """Check the settings of an instance that is being made, and put them into their types."""
     for one in declared(type(settings)).values():
         value = getattr(settings, one.name)
         if value is not None or not one.optional:
@@ -171,11 +167,7 @@ def check(settings: Any) -> None:
 
 
 def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
-    """Settings from a command's flags; what the command has no flag for keeps its default.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
+    """Settings from a command's flags; what the command has no flag for keeps its default."""
     settings, groups = declared(kind), _groups(kind)
     names = {one.name: one.name for one in fields(kind)}  # type: ignore[arg-type]
     names |= {one.name: one.flag for one in settings.values()}
@@ -190,9 +182,6 @@ def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     """A command's flags as a dataclass; a field that is a class of settings takes their flags.
 
     A field of the dataclass itself comes before a setting of the same flag.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
     groups, own = _groups(kind), {one.name for one in fields(kind)}  # type: ignore[arg-type]
     read = {flag for part in groups.values() for flag in _flags(part)}
@@ -245,11 +234,7 @@ def is_whole(value: object) -> bool:
 
 
 def whole(name: str, value: object, rule: str, least: float, most: float = _LARGEST) -> int:
-    """An integer from `least` to `most`.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """An integer from `least` to `most`."""
     if is_whole(value):
         number = int(value)  # type: ignore[call-overload]
         if least <= number <= most:
@@ -260,11 +245,7 @@ def whole(name: str, value: object, rule: str, least: float, most: float = _LARG
 def real(
     name: str, value: object, rule: str, least: float, most: float = sys.float_info.max
 ) -> float:
-    """A number from `least` to `most`.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A number from `least` to `most`."""
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # of an integer
             if least <= (number := float(value)) <= most:
@@ -279,11 +260,7 @@ def _boolean(name: str, value: object) -> bool:
 
 
 def texts(name: str, value: object, rule: str) -> tuple[str, ...]:
-    """Non-empty texts; a text alone stands for a list of one.
-
-    Raises:
-        UsageError: it is anything else.
-    """
+    """Non-empty texts; a text alone stands for a list of one."""
     if value in ("", ("",), [""]):
         raise UsageError(f"{name} is empty", f"{_flag(name)} must be {rule}")
     items = (value,) if isinstance(value, str) else value
@@ -302,9 +279,6 @@ def biases(
     """Numbers of token ids, ordered by these: a mapping, pairs, or a text such as `17:-5,42:2.5`.
 
     Numbers of 0 are left out.
-
-    Raises:
-        UsageError: it is none, an id is no whole number or comes twice, or a number is outside.
     """
     found: dict[int, float] = {}
     try:
@@ -326,11 +300,7 @@ def _pairs(value: Any) -> Iterable[Any]:
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse what no file and no tokenizer can hold.
-
-    Raises:
-        UsageError: the text has half of a surrogate pair, as Python reads bytes that are no UTF-8.
-    """
+    """Refuse what no file and no tokenizer can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

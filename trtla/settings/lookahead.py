@@ -61,11 +61,7 @@ class LookaheadConfig:
 
     @classmethod
     def parse(cls, value: str | Sequence[int] | LookaheadConfig) -> LookaheadConfig:
-        """Read `7,7,7`, `[7,7,7]`, `(7,7,7)` or a sequence of three integers.
-
-        Raises:
-            UsageError: the value is malformed or not legal.
-        """
+        """Read `7,7,7`, `[7,7,7]`, `(7,7,7)` or a sequence of three integers."""
         if isinstance(value, LookaheadConfig):
             return value
         if isinstance(value, str):
@@ -154,9 +150,6 @@ def triples_for(max_draft_len: int) -> list[LookaheadConfig]:
 
     max_draft_len + 1 is (N - 1) x (W + G): there is one triple for every N that divides it, with
     W and G as equal as can be. First come those with W == G, then those with N nearest to W.
-
-    Raises:
-        UsageError: max_draft_len is below 0.
     """
     if max_draft_len < 0:
         raise UsageError(f"max_draft_len {max_draft_len} is below 0", "it is 0 or more")
@@ -176,11 +169,7 @@ def _usefulness(triple: LookaheadConfig) -> tuple[bool, int, int]:
 
 
 def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_name: str) -> None:
-    """Check an executor's default triple against the engine, which was built for one max_draft_len.
-
-    Raises:
-        UsageError: the triple does not need exactly the engine's max_draft_len.
-    """
+    """Check a default triple against the engine, which was built for one max_draft_len."""
     if triple.max_draft_len == engine_max_draft_len:
         return
     raise UsageError(
@@ -192,11 +181,7 @@ def check_default(triple: LookaheadConfig, engine_max_draft_len: int, engine_nam
 
 
 def check_request(request: LookaheadConfig, default: LookaheadConfig, request_name: str) -> None:
-    """Check one request's triple against the default triple, component by component.
-
-    Raises:
-        UsageError: a component is larger than the default's.
-    """
+    """Check one request's triple against the default triple, component by component."""
     if request.fits(default):
         return
     raise UsageError(

@@ -38,9 +38,6 @@ def check_messages(messages: object, name: str) -> tuple[dict[str, str], ...]:
     Args:
         messages: anything.
         name: what errors call the conversation.
-
-    Raises:
-        UsageError: they are no list of messages, or a message has another role, key or content.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise UsageError(f"{name}: messages is {shown(messages)}, not a list", _FORM)

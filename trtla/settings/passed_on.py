@@ -41,9 +41,6 @@ def read(group: Group, given: Sequence[str], more: Callable[[], Kinds] = dict) -
 
     Args:
         more: names that the installed library has beside those known here; asked when needed.
-
-    Raises:
-        UsageError: a name is not known or not free, or a value is not of its type.
     """
     found: dict[str, Any] = {}
     for pair in given:

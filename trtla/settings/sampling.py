@@ -53,10 +53,6 @@ def parse_processor(text: str) -> Processor:
 
     Greedy is temperature 0 whatever its value. The temperature may be omitted where it is the only
     value, and is 1 then.
-
-    Raises:
-        UsageError: the name is not known, or a value is missing, too much, no number or out of its
-            range.
     """
     name, *parts = text.split(":")
     try:

@@ -26,7 +26,7 @@ from trtla.bench.ablation_arms import (
 from trtla.cli.bench.bench_flags import BenchFlags, Mode, check_choices, flag_of, shared_setup
 from trtla.cli.shared.model import check_drafters, check_texts, check_vocabulary
 from trtla.cli.shared.options import PATH, setting, stack, switch
-from trtla.cli.shared.settings import check_folder, source
+from trtla.cli.shared.params import check_folder, source
 from trtla.cli.shared.values import COUNT, COUNTS, NAMES, NUMBERS, TEXT
 from trtla.console import Console, command_line, counted, duration
 from trtla.errors import UsageError

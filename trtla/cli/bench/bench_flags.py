@@ -11,7 +11,7 @@ import click
 
 from trtla.bench.arms import BATCHING, HUGGING_FACE, LLAMA_CPP, check_installed, gguf_of
 from trtla.cli.shared.model import check_triples
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import source
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions

@@ -14,7 +14,7 @@ import click
 
 from trtla.cli.bench.bench_flags import FilterFlags, Mode, filters_of
 from trtla.cli.shared.options import PATH, setting, stack, switch
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNTS, NUMBERS, TEXT
 from trtla.console import Console, command_line, counted
 from trtla.errors import CheckFailed, TrtlaError, UsageError

@@ -35,7 +35,7 @@ from trtla.cli.shared.options import (
     switch,
     trtllm_flags,
 )
-from trtla.cli.shared.settings import check_folder
+from trtla.cli.shared.params import check_folder
 from trtla.cli.shared.values import COUNT, TOKENS
 from trtla.console import Console, command_line
 from trtla.errors import UsageError

@@ -12,7 +12,7 @@ import click
 from trtla.cli.bench.tune_flags import TuneFlags, tune_flags
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, check_texts, engine_limits, is_trtllm, loading
-from trtla.cli.shared.settings import check_new_file
+from trtla.cli.shared.params import check_new_file
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import temporary_folder

@@ -10,7 +10,7 @@ import click
 
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import DTYPES, MODEL, PATH, setting, switch
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNT, DEVICE
 from trtla.console import Console, Progress, counted
 from trtla.errors import UsageError

@@ -1,10 +1,8 @@
-"""`trtla doctor`: what this machine can run, and whether a model does; `trtla inspect`: a folder.
-
-The facts come from `trtla.doctor`; `cli.doctor_rows` makes the tables.
-"""
+"""`trtla doctor`: what this machine can run, and a model on it; `trtla inspect`: a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +12,14 @@ from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import PATH, json_flag, model_argument, model_flag
 from trtla.console import Console, counted, size
 from trtla.errors import CheckFailed
+from trtla.version import __version__
 
 if TYPE_CHECKING:
     from trtla.doctor.model import ModelCheck
     from trtla.doctor.report import Report
+    from trtla.machine import Cpu, Driver, Gpu, Torch
+    from trtla.trtllm.library import Library
+
 
 SCHEMA_VERSION = 1
 
@@ -61,17 +63,16 @@ def doctor(console: Console, engine_dir: str | None) -> None:
 
 
 def _show(console: Console, report: Report, check: ModelCheck | None) -> None:
-    from trtla.cli.build import doctor_rows as rows
     from trtla.doctor.report import document
 
     if console.json:
         found = {"schema_version": SCHEMA_VERSION, **document(report)}
         console.document({**found, "model": check and asdict(check)})
         return
-    console.table(("what", "value"), list(rows.machine_rows(report)))
+    console.table(("what", "value"), list(_machine_rows(report)))
     if check is not None:
         console.out()
-        console.table(("model", "value"), list(rows.model_rows(check)))
+        console.table(("model", "value"), list(_model_rows(check)))
         for problem in check.problems:
             console.out(f"problem: {problem}")
     for warning in (*report.warnings, *(check.warnings if check else ())):
@@ -149,3 +150,108 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
             shown = ", ".join(map(str, item)) if isinstance(item, list | tuple) else item
             rows.append((f"{prefix}{key}", shown))
     return rows
+
+
+Row = tuple[str, object]
+_GIB = 2**30
+
+
+def _machine_rows(report: Report) -> Iterator[Row]:
+    """The machine and what can run on it."""
+    from trtla.trtllm.library import SUPPORTED
+
+    absent = f"not installed; the extra trtla[tensorrt-llm] brings {SUPPORTED}"
+    machine = report.machine
+    yield "trtla", __version__
+    yield "Python", f"{machine.python} on {machine.platform}"
+    yield "PyTorch", _torch(machine.torch)
+    yield "transformers", machine.transformers
+    yield "CPU", _cpu(machine.cpu)
+    yield "CPU instruction sets", " ".join(machine.cpu.instruction_sets) or None
+    yield "CUDA driver", _driver(machine.driver)
+    for gpu in machine.gpus:
+        yield from _gpu_rows(gpu)
+    if not machine.gpus:
+        yield "GPU", "none"
+    yield "TensorRT-LLM", report.library.version or absent
+    yield "TensorRT backend", _backend(report.library)
+    yield "--backend auto", f"{report.backend or 'none'}: {report.reason}"
+    yield "--device auto", report.device
+    yield "CPU forward", report.cpu_forward
+    yield "candidate trees", report.candidate_trees
+    if report.cuda_forward is not None:
+        yield "CUDA forward", report.cuda_forward
+    yield "lookahead kernels", _kernels()
+
+
+def _torch(torch: Torch) -> str | None:
+    if torch.version is None:
+        return None
+    return f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'built without CUDA'}"
+
+
+def _cpu(cpu: Cpu) -> str:
+    return f"{cpu.model}, {cpu.cores} cores, {_memory(cpu.memory_bytes, cpu.free_bytes)}"
+
+
+def _driver(driver: Driver) -> str | None:
+    parts = (driver.version, driver.cuda and f"CUDA {driver.cuda}")
+    return ", ".join(part for part in parts if part) or None
+
+
+def _gpu_rows(gpu: Gpu) -> Iterator[Row]:
+    from trtla.trtllm import rules
+
+    name = f"GPU {gpu.index}"
+    capability = rules.show(gpu.capability) if gpu.capability else "unknown"
+    memory = _memory(gpu.memory_bytes, gpu.free_bytes)
+    yield name, f"{gpu.name}, compute capability {capability}, {memory}"
+    verdict = rules.lookahead_on(gpu.capability)
+    shown = ": ".join(filter(None, (verdict.word, verdict.reason)))
+    yield f"{name}: lookahead on TensorRT-LLM", shown
+    needed = rules.show(rules.FP8_CAPABILITY)
+    refused = f"not allowed: compute capability is below {needed}"
+    words = {None: "unverified", True: "allowed", False: refused}
+    yield f"{name}: FP8 on TensorRT-LLM", words[rules.fp8_on(gpu.capability)]
+
+
+def _backend(library: Library) -> str | None:
+    if library.version is None:
+        return None
+    if library.failure:
+        return f"unusable: {library.failure}"
+    lacks = f"lacks {', '.join(library.missing)}" if library.missing else ""
+    if library.has_backend:
+        return f"complete, but {lacks}" if lacks else "complete"
+    return lacks
+
+
+def _kernels() -> str:
+    from trtla.trtllm import rules
+
+    sizes = " and ".join(map(str, rules.HEAD_SIZES))
+    return (
+        f"head sizes {sizes}; other multiples of {rules.JIT_MULTIPLE} up to "
+        f"{rules.JIT_LARGEST} in some releases; at most {rules.MAX_QUERY_GROUP} query heads "
+        "for a K/V head"
+    )
+
+
+def _memory(total: int | None, free: int | None) -> str:
+    if total is None:
+        return "memory unknown"
+    return f"{total / _GIB:.1f} GiB" + (f" ({free / _GIB:.1f} free)" if free is not None else "")
+
+
+def _model_rows(check: ModelCheck) -> Iterator[Row]:
+    """A model against the machine."""
+    yield "path", check.path
+    yield "kind", check.kind
+    for name, value in check.model.items():
+        yield name, _yes(value) if isinstance(value, bool) else value
+    yield "backend", f"{check.backend or 'none'}: {check.reason}"
+    yield "runs here", _yes(not check.problems)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

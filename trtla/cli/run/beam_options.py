@@ -12,7 +12,7 @@ import click
 
 from trtla.cli.shared.model import ModelFlags, is_trtllm
 from trtla.cli.shared.options import options_of, setting, stack
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNT
 from trtla.console import Console
 from trtla.errors import UsageError, trtllm_cannot
@@ -122,12 +122,7 @@ _FLAGS = {
 
 
 def check_beams(flags: ModelFlags, requests: Sequence[PromptRequest]) -> None:
-    """Refuse what a beam search would have to ignore.
-
-    Raises:
-        UsageError: TensorRT-LLM runs the engine, or a flag or a line of a file does not go with
-            beams.
-    """
+    """Refuse what a beam search would have to ignore."""
     if is_trtllm(flags.engine_dir):
         raise trtllm_cannot(
             flags.engine_dir,

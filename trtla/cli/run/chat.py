@@ -46,7 +46,7 @@ from trtla.cli.shared.options import (
     trtllm_flags,
     with_processor,
 )
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import source
 from trtla.cli.shared.values import TEXT
 from trtla.console import Console
 from trtla.errors import UsageError

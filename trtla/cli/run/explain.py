@@ -37,7 +37,7 @@ from trtla.cli.shared.options import (
     switch,
     with_processor,
 )
-from trtla.cli.shared.settings import check_new_file
+from trtla.cli.shared.params import check_new_file
 from trtla.cli.shared.values import LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError

@@ -52,8 +52,7 @@ from trtla.cli.shared.options import (
     trtllm_flags,
     with_processor,
 )
-from trtla.cli.shared.params import Positional
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import Positional, source
 from trtla.cli.shared.values import COUNT, LOOKAHEAD, TEXT
 from trtla.console import Console
 from trtla.errors import CheckFailed, UsageError

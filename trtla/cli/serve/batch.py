@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.serve.model_options import (
+from trtla.cli.serve.answering import (
     AnsweringFlags,
     answering_draft_flags,
     answering_folder,
@@ -27,7 +27,7 @@ from trtla.console import Console, counted
 from trtla.errors import UsageError
 from trtla.interrupts import INTERRUPTS
 from trtla.machine import process_rank
-from trtla.settings.replicas import ReplicaSettings
+from trtla.settings.serving import ReplicaSettings
 
 if TYPE_CHECKING:
     from trtla.batch.job import Identity, Job
@@ -97,7 +97,7 @@ def batch(console: Console, /, **flags: Any) -> int:
     flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
     given, models = checked(BatchFlags, flags)
     if given.spread.ray:
-        from trtla.cli.serve.replica_options import check_spread
+        from trtla.cli.serve.answering import check_spread
 
         if given.save_corpus is not None:
             raise UsageError(
@@ -170,7 +170,7 @@ def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) 
     if counts.done == total:
         return None
     if given.spread.ray:
-        from trtla.cli.serve.replica_options import spread_records
+        from trtla.cli.serve.answering import spread_records
 
         spreading = spread_records(console.note, given, models, given.spread, task, _WHO)
         with spreading as records:
@@ -199,11 +199,7 @@ def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
 
 
 def _report(console: Console, job: Job, figures: Figures | None) -> int:
-    """Print the summary; the exit code.
-
-    Raises:
-        TrtlaError: lines failed.
-    """
+    """Print the summary; the exit code."""
     from trtla.batch.job import failure
 
     failed = failure(job)

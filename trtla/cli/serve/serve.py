@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.serve.model_options import (
+from trtla.cli.serve.answering import (
     AnsweringFlags,
     answering_draft_flags,
     answering_folder,
@@ -25,8 +25,7 @@ from trtla.cli.shared.values import SIZE
 from trtla.console import Console, counted
 from trtla.errors import TrtlaError, UsageError
 from trtla.machine import process_rank
-from trtla.settings.replicas import ReplicaSettings
-from trtla.settings.serving import ServeSettings
+from trtla.settings.serving import ReplicaSettings, ServeSettings
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -160,7 +159,7 @@ def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:
 
 
 def _replicas(given: ServeFlags, models: list[str]) -> NewEngine:
-    from trtla.cli.serve.replica_options import new_replica_engine
+    from trtla.cli.serve.answering import new_replica_engine
 
     return new_replica_engine(given, models, given.spread, _open)
 

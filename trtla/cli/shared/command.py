@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.shared.params import AWAITED, Former, ModelArgument, ModelPath, Setting, Several
-from trtla.cli.shared.settings import load_config, origin
+from trtla.cli.shared.params import (
+    AWAITED,
+    Former,
+    ModelArgument,
+    ModelPath,
+    Setting,
+    Several,
+    load_config,
+    origin,
+)
 from trtla.console import Console
 from trtla.errors import UsageError
 

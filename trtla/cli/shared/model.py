@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtla.cli.shared.settings import check_folder
+from trtla.cli.shared.params import check_folder
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.files import ASSETS
@@ -117,11 +117,7 @@ def _triple(engine: Engine, wanted: LookaheadConfig | None) -> LookaheadConfig:
 
 
 def engine_limits(engine_dir: str) -> LookaheadConfig | None:
-    """The triple an engine was built for; None for a Hugging Face folder, which takes any.
-
-    Raises:
-        UsageError: no model is there, or an engine of trtllm-build does not name its triple.
-    """
+    """The triple an engine was built for; None for a Hugging Face folder, which takes any."""
     from trtla.formats.engine import check_is_engine
     from trtla.formats.folder import folder_kind
 
@@ -159,9 +155,6 @@ def check_model(
 
     Returns:
         The draft models' folders, each once.
-
-    Raises:
-        UsageError: no model is there, or an option or a request does not fit it.
     """
     options = flags.options
     check_triples(flags.engine_dir, options.lookahead, triples)

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several
-from trtla.cli.shared.settings import source
+from trtla.cli.shared.params import Former, ModelArgument, ModelPath, Setting, Several, source
 from trtla.cli.shared.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
@@ -300,11 +299,7 @@ processors_flag = setting(
 
 
 def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
-    """The running command's flags, its processor turned into temperature, top_k and top_p.
-
-    Raises:
-        UsageError: the processor is not usable, or one of the three is given beside it.
-    """
+    """The running command's flags, its processor turned into temperature, top_k and top_p."""
     rest = {name: value for name, value in flags.items() if name != "processor"}
     if flags["processor"] is None:
         return rest
@@ -314,11 +309,7 @@ def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_filters(processor: object) -> None:
-    """Refuse what a processor of the running command stands for beside it.
-
-    Raises:
-        UsageError: there is a processor, and one of the three flags is given.
-    """
+    """Refuse what a processor of the running command stands for beside it."""
     context = click.get_current_context()
     for name in _FILTERS if processor else ():
         if source(context, name) == "flag":

@@ -1,19 +1,36 @@
-"""`--ray`: from flags to replicas of the model; the work is in trtla.replicas."""
+"""The model that `trtla serve` and `trtla batch` answer with: flags, opening, replicas on Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trtla.cli.serve.model_options import AnsweringFlags, open_answering
-from trtla.cli.shared.model import is_trtllm
+from trtla.cli.shared.model import (
+    CorpusFlags,
+    check_model,
+    is_trtllm,
+    open_llm,
+)
+from trtla.cli.shared.options import (
+    corpus_flags,
+    draft_flags,
+    drafter_flags,
+    opening_flags,
+    options_of,
+    setting,
+    stack,
+    switch,
+)
+from trtla.cli.shared.values import COUNT
 from trtla.console import counted
 from trtla.errors import UsageError
-from trtla.settings.replicas import ReplicaSettings
+from trtla.settings.executor import TrtllmSettings
+from trtla.settings.fields import parsed
+from trtla.settings.serving import ReplicaSettings
 
 if TYPE_CHECKING:
     from trtla.batch.journal import Record
@@ -24,8 +41,100 @@ if TYPE_CHECKING:
     from trtla.replicas.engine import Maker
     from trtla.serve.engine import NewEngine
 
+
+_REUSE = "kv_cache_enable_block_reuse"
+
+
+@dataclass(frozen=True)
+class AnsweringFlags(CorpusFlags):
+    """The flags of both commands as click parsed them."""
+
+    force_greedy: bool
+    reuse: bool
+    """Share K/V blocks between requests with the same beginning."""
+
+
 Flags = TypeVar("Flags", bound=AnsweringFlags)
-_USES_GPU = {"cuda": True, "cpu": False}
+
+answering_model_flags = stack(
+    opening_flags,
+    setting(
+        "--max-batch-size",
+        section="Model",
+        type=COUNT,
+        show_default="the engine's",
+        help="Texts that are written at the same time, at most the engine's.",
+    ),
+    switch(
+        "--force-greedy",
+        section="Model",
+        help="Answer greedily whatever temperature, top_p and top_k requests have, for clients "
+        "that always send them.",
+    ),
+    setting(
+        "--kv-cache-enable-block-reuse/--no-kv-cache-enable-block-reuse",
+        section="Model",
+        default=True,
+        help="Share K/V blocks between requests with the same beginning; the texts stay the same.",
+    ),
+)
+"""How the model is opened; block reuse is in place of the one among TensorRT-LLM's settings."""
+
+answering_draft_flags = stack(
+    drafter_flags,
+    corpus_flags,
+    draft_flags,
+    options_of(TrtllmSettings, "TensorRT-LLM engines", but=(_REUSE,)),
+)
+"""What drafts for the requests, and TensorRT-LLM's settings."""
+
+
+def answering_folder(note: Callable[[str], None], naming: str, named: str | None) -> str:
+    """The folder of the named model; without a name the downloaded sample, else the shipped model.
+
+    Args:
+        naming: a command that names a model, for the note on the one that is taken.
+    """
+    from trtla.cli.shared.model import sample_model
+    from trtla.formats.gguf.folder import model_folder
+
+    return str(model_folder(sample_model(note, naming, named)))
+
+
+def checked(kind: type[Flags], flags: Mapping[str, Any]) -> tuple[Flags, list[str]]:
+    """A command's flags, and the draft models that they name."""
+    others = {name: value for name, value in flags.items() if name != _REUSE}
+    given = parsed(kind, {**others, "reuse": flags[_REUSE]})
+    return given, check_model(given)
+
+
+def answering_name(served: str | None, named: str | None, given: AnsweringFlags) -> str:
+    """The model's name in requests and answers; without one its folder's or file's."""
+    return served or Path(named or given.engine_dir).resolve().name.removesuffix(".gguf")
+
+
+def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **more: Any) -> LLM:
+    """The model that requests of OpenAI's API are put to.
+
+    Args:
+        who: what speaks text, for the refusal of a model without a tokenizer.
+        more: arguments of `LLM` for the torch executor alone.
+    """
+    more |= {"block_reuse": given.reuse}
+    if is_trtllm(Path(given.engine_dir)):
+        more = {"trtllm": replace(given.options.trtllm, kv_cache_enable_block_reuse=given.reuse)}
+    llm = open_llm(given, draft_models, **more)
+    llm.force_greedy = given.force_greedy
+    if llm.tokenizer is None:
+        llm.close()
+        raise UsageError(
+            f"{given.engine_dir} has no tokenizer files, and {who} speaks text",
+            "name their folder with --tokenizer-dir",
+        )
+    return llm
+
+
+_GPU_USES_GPU = {"cuda": True, "cpu": False}
 
 
 def check_spread(given: AnsweringFlags, *modules: str) -> None:
@@ -33,10 +142,6 @@ def check_spread(given: AnsweringFlags, *modules: str) -> None:
 
     Args:
         modules: parts of Ray that are used.
-
-    Raises:
-        UsageError: the engine is TensorRT-LLM's, or something cannot be said of several replicas.
-        TrtlaError: Ray is not installed, or is of another release.
     """
     if is_trtllm(Path(given.engine_dir)):
         raise UsageError(
@@ -65,6 +170,9 @@ def spread_out(given: Flags, replicas: int) -> Flags:
 def _absolute(path: str | Path) -> str:
     """A path from anywhere; names on the hub stay."""
     return str(Path(path).resolve() if Path(path).exists() else path)
+
+
+_USES_GPU = {"cuda": True, "cpu": False}
 
 
 def gpus_each(given: AnsweringFlags, cluster: Cluster) -> int:
@@ -118,10 +226,6 @@ def new_replica_engine(
 
     Args:
         open_model: opens the model of flags and draft models, in a replica.
-
-    Raises:
-        UsageError: see `check_spread`.
-        TrtlaError: likewise.
     """
     check_spread(given, "ray.serve")
     from trtla.formats.engine import model_digest
