@@ -147,8 +147,8 @@ def chat(console: Console, /, **flags: Any) -> None:
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
         for path in given.draft_model
     ]
-    models = check_model(given, drafters=named)
-    with _open(given, models) as llm:
+    given = check_model(given, drafters=named)
+    with _open(given) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         sampling = _sized(given.sampling, llm.limits) if by_default else given.sampling
@@ -204,12 +204,12 @@ def _check_system(given: ChatFlags) -> None:
         )
 
 
-def _open(given: ChatFlags, draft_models: list[str]) -> LLM:
+def _open(given: ChatFlags) -> LLM:
     """The model, its cache kept between turns."""
     if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
         trtllm = replace(given.options.trtllm, kv_cache_enable_block_reuse=True)
-        return open_llm(given, draft_models, max_batch_size=1, trtllm=trtllm)
-    return open_llm(given, draft_models, max_batch_size=1, block_reuse=True)
+        return open_llm(given, max_batch_size=1, trtllm=trtllm)
+    return open_llm(given, max_batch_size=1, block_reuse=True)
 
 
 def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:

@@ -12,9 +12,8 @@ import click
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import (
     ModelFlags,
-    check_drafters,
+    check_model,
     check_template,
-    check_triples,
     is_trtllm,
     open_llm,
 )
@@ -148,29 +147,24 @@ def explain(console: Console, /, **flags: Any) -> None:
     """
     given = parsed(ExplainFlags, with_processor(flags))
     console.color = given.color
-    _check(given)
-    named = [("--drafter", given.options.drafter)]
-    models = check_drafters(given.engine_dir, named, given.options)
+    given = _check(given)
     request = _request(given)
     folders = (given.engine_dir, given.options.tokenizer_dir)
     check_template(console, given.asking, folders, [(request.name, request.prompt)])
-    with open_llm(given, models, max_batch_size=1) as llm:
+    with open_llm(given, max_batch_size=1) as llm:
         _record_and_report(console, llm, request, given)
 
 
-def _check(given: ExplainFlags) -> None:
-    """What can be refused before torch is imported."""
+def _check(given: ExplainFlags) -> ExplainFlags:
+    """Refuse what can be before torch is imported; the flags with their draft model."""
     from trtla.runtime.limits import refuse_watch
 
     if is_trtllm(Path(given.engine_dir)):
         raise refuse_watch(given.engine_dir)
-    check_triples(
-        given.engine_dir,
-        given.options.lookahead,
-        [("--request-lookahead", given.request_lookahead)],
-    )
+    checked = check_model(given, [("--request-lookahead", given.request_lookahead)])
     if given.output is not None:
         _check_picture(Path(given.output), force=given.force)
+    return checked
 
 
 def _check_picture(path: Path, *, force: bool) -> None:

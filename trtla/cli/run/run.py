@@ -184,8 +184,8 @@ def run(console: Console, /, **flags: Any) -> None:
     requests = _requests(console, given) if not process_rank() else []
     if by_beams:
         check_beams(given, requests)
-    models = _check(console, given, requests)
-    with open_llm(given, models) as llm:
+    given = _check(console, given, requests)
+    with open_llm(given) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         requests = _as_messages(llm, requests)
@@ -231,10 +231,10 @@ def _announce_stdin(console: Console) -> None:
             console.note("note: reads the prompt from stdin; --input-text gives another one")
 
 
-def _check(console: Console, given: RunFlags, requests: Sequence[PromptRequest]) -> list[str]:
-    """What can be refused before a model is loaded; the draft models."""
+def _check(console: Console, given: RunFlags, requests: Sequence[PromptRequest]) -> RunFlags:
+    """Refuse what can be before a model is loaded; the flags with all draft models."""
     drafters = [(r.name, r.drafter) for r in requests if r.drafter]
-    models = check_model(given, [(r.name, r.lookahead) for r in requests], drafters)
+    checked = check_model(given, [(r.name, r.lookahead) for r in requests], drafters)
     expecting = [request.name for request in requests if request.expected_output]
     if expecting and is_trtllm(given.engine_dir):
         raise refuse_texts(expecting[0], "an expected output")
@@ -242,7 +242,7 @@ def _check(console: Console, given: RunFlags, requests: Sequence[PromptRequest])
         check_comparable([("--drafter", given.options.drafter), *drafters])
     prompts = [(r.name, r.prompt) for r in requests if not (r.is_chat or r.turn)]
     check_template(console, given.asking, (given.engine_dir, given.options.tokenizer_dir), prompts)
-    return models
+    return checked
 
 
 def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]:

@@ -90,22 +90,17 @@ answering_draft_flags = stack(
 
 
 def answering_folder(note: Callable[[str], None], naming: str, named: str | None) -> str:
-    """The folder of the named model; without a name the downloaded sample, else the shipped model.
-
-    Args:
-        naming: a command that names a model, for the note on the one that is taken.
-    """
+    """The folder of the named model; without a name as in `sample_model`."""
     from trtla.cli.shared.model import sample_model
     from trtla.formats.gguf.folder import model_folder
 
     return str(model_folder(sample_model(note, naming, named)))
 
 
-def checked(kind: type[Flags], flags: Mapping[str, Any]) -> tuple[Flags, list[str]]:
-    """A command's flags, and the draft models that they name."""
+def checked(kind: type[Flags], flags: Mapping[str, Any]) -> Flags:
+    """A command's flags, their draft models among the options."""
     others = {name: value for name, value in flags.items() if name != _REUSE}
-    given = parsed(kind, {**others, "reuse": flags[_REUSE]})
-    return given, check_model(given)
+    return check_model(parsed(kind, {**others, "reuse": flags[_REUSE]}))
 
 
 def answering_name(served: str | None, named: str | None, given: AnsweringFlags) -> str:
@@ -113,7 +108,7 @@ def answering_name(served: str | None, named: str | None, given: AnsweringFlags)
     return served or Path(named or given.engine_dir).resolve().name.removesuffix(".gguf")
 
 
-def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **more: Any) -> LLM:
+def open_answering(given: AnsweringFlags, who: str, **more: Any) -> LLM:
     """The model that requests of OpenAI's API are put to.
 
     Args:
@@ -121,9 +116,9 @@ def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **m
         more: arguments of `LLM` for the torch executor alone.
     """
     more |= {"block_reuse": given.reuse}
-    if is_trtllm(Path(given.engine_dir)):
+    if is_trtllm(given.engine_dir):
         more = {"trtllm": replace(given.options.trtllm, kv_cache_enable_block_reuse=given.reuse)}
-    llm = open_llm(given, draft_models, **more)
+    llm = open_llm(given, **more)
     llm.force_greedy = given.force_greedy
     if llm.tokenizer is None:
         llm.close()
@@ -134,16 +129,13 @@ def open_answering(given: AnsweringFlags, draft_models: list[str], who: str, **m
     return llm
 
 
-_GPU_USES_GPU = {"cuda": True, "cpu": False}
-
-
 def check_spread(given: AnsweringFlags, *modules: str) -> None:
     """Refuse what cannot be spread over replicas here.
 
     Args:
         modules: parts of Ray that are used.
     """
-    if is_trtllm(Path(given.engine_dir)):
+    if is_trtllm(given.engine_dir):
         raise UsageError(
             f"{given.engine_dir} is a TensorRT-LLM engine, which --ray does not spread",
             "start one server for each GPU, or build with --backend torch",
@@ -186,7 +178,6 @@ def gpus_each(given: AnsweringFlags, cluster: Cluster) -> int:
 def spread_records(
     note: Callable[[str], None],
     given: AnsweringFlags,
-    models: list[str],
     settings: ReplicaSettings,
     task: Task,
     who: str,
@@ -202,7 +193,7 @@ def spread_records(
     each = spread_out(given, number)
     threads = each.options.threads or 1
     batch_size = open_model(Path(given.engine_dir), None).batch_size(given.options.max_batch_size)
-    opening = partial(open_answering, each, models, who)
+    opening = partial(open_answering, each, who)
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(settings.ray_address, threads * number)
     try:
@@ -217,16 +208,9 @@ def spread_records(
 
 
 def new_replica_engine(
-    given: Flags,
-    models: list[str],
-    spread: ReplicaSettings,
-    open_model: Callable[[Flags, list[str]], LLM],
+    given: Flags, spread: ReplicaSettings, open_model: Callable[[Flags], LLM]
 ) -> NewEngine:
-    """What decodes for the server on replicas.
-
-    Args:
-        open_model: opens the model of flags and draft models, in a replica.
-    """
+    """What decodes for the server on replicas, each of which opens the model of these flags."""
     check_spread(given, "ray.serve")
     from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
@@ -239,7 +223,7 @@ def new_replica_engine(
 
     def plan(maker: Maker, cluster: Cluster) -> Plan:
         size = maker.engine.batch_size(given.options.max_batch_size)
-        opening = partial(open_same, partial(open_model, each, models), model_digest(maker.engine))
+        opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
         return Plan(opening, spread.range, threads, size, gpus_each(given, cluster))
 
     def new_maker() -> Maker:

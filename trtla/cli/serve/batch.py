@@ -95,7 +95,7 @@ def batch(console: Console, /, **flags: Any) -> int:
     """
     named = flags["engine_dir"]
     flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
-    given, models = checked(BatchFlags, flags)
+    given = checked(BatchFlags, flags)
     if given.spread.ray:
         from trtla.cli.serve.answering import check_spread
 
@@ -106,13 +106,13 @@ def batch(console: Console, /, **flags: Any) -> int:
             )
         check_spread(given, "ray.data")
     if process_rank():  # the first rank has the job; the others serve until it has ended
-        open_answering(given, models, _WHO).close()
+        open_answering(given, _WHO).close()
         return 0
     INTERRUPTS.terminable()
-    return _go_on(console, given, models, answering_name(given.served_model_name, named, given))
+    return _go_on(console, given, answering_name(given.served_model_name, named, given))
 
 
-def _go_on(console: Console, given: BatchFlags, models: list[str], name: str) -> int:
+def _go_on(console: Console, given: BatchFlags, name: str) -> int:
     """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
@@ -128,7 +128,7 @@ def _go_on(console: Console, given: BatchFlags, models: list[str], name: str) ->
             return _report(console, job, None)
         with job.journal(found.last) as journal:
             task = Task(job, journal, source, found, name)
-            return _finish(console, given, models, task)
+            return _finish(console, given, task)
 
 
 def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
@@ -148,7 +148,7 @@ def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 
-def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) -> int:
+def _finish(console: Console, given: BatchFlags, task: Task) -> int:
     """Do the lines that are left, then write the output; after a signal say how to go on."""
     counts, lines = task.journal.counts, counted(task.survey.count, "line")
     if counts.done:
@@ -159,12 +159,12 @@ def _finish(console: Console, given: BatchFlags, models: list[str], task: Task) 
         return f"note: {kept}; the same command goes on"
 
     with INTERRUPTS.saying(word):
-        figures = _decode(console, given, models, task)
+        figures = _decode(console, given, task)
         done = task.job.finish(task.journal)
     return _report(console, done, figures)
 
 
-def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) -> Figures | None:
+def _decode(console: Console, given: BatchFlags, task: Task) -> Figures | None:
     """Do the lines that are left; None where there are none."""
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
@@ -172,10 +172,10 @@ def _decode(console: Console, given: BatchFlags, models: list[str], task: Task) 
     if given.spread.ray:
         from trtla.cli.serve.answering import spread_records
 
-        spreading = spread_records(console.note, given, models, given.spread, task, _WHO)
+        spreading = spread_records(console.note, given, given.spread, task, _WHO)
         with spreading as records:
             return _keep(console, records, task)
-    with open_answering(given, models, _WHO) as llm:
+    with open_answering(given, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
         records = task.records(llm, lambda text: console.note(f"note: {text}"))
         figures = _keep(console, records, task)

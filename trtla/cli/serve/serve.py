@@ -16,6 +16,7 @@ from trtla.cli.serve.answering import (
     answering_model_flags,
     answering_name,
     checked,
+    new_replica_engine,
     open_answering,
 )
 from trtla.cli.shared.command import Command
@@ -84,10 +85,10 @@ def serve(console: Console, /, **flags: Any) -> int:
 
     log = RequestLog(flags["json_logs"], console.quiet)
     flags["engine_dir"] = _folder(named, log)
-    given, models = checked(ServeFlags, flags)
+    given = checked(ServeFlags, flags)
 
     _check_isolation(given)
-    new_engine = _replicas(given, models) if given.spread.ray else _in_process(given, models)
+    new_engine = _new_engine(given)
 
     def ready(maker: RequestMaker, address: str) -> None:
         log.note(f"{name} on {_place(given.spread)}{maker.description}")
@@ -97,7 +98,7 @@ def serve(console: Console, /, **flags: Any) -> int:
         log.note(text, always=True)
 
     if process_rank():
-        with _open(given, models):
+        with _open(given):
             return 0  # leaving serves rank 0 to its end
     name = answering_name(given.serving.served_model_name, named, given)
     if is_open_to_all(given.serving):
@@ -152,16 +153,12 @@ def _check_isolation(given: ServeFlags) -> None:
         )
 
 
-def _in_process(given: ServeFlags, models: list[str]) -> NewEngine:
+def _new_engine(given: ServeFlags) -> NewEngine:
+    if given.spread.ray:
+        return new_replica_engine(given, given.spread, _open)
     from trtla.llm.background import BackgroundLLM
 
-    return partial(BackgroundLLM, partial(_open, given, models))
-
-
-def _replicas(given: ServeFlags, models: list[str]) -> NewEngine:
-    from trtla.cli.serve.answering import new_replica_engine
-
-    return new_replica_engine(given, models, given.spread, _open)
+    return partial(BackgroundLLM, partial(_open, given))
 
 
 def _place(spread: ReplicaSettings) -> str:
@@ -172,8 +169,8 @@ def _place(spread: ReplicaSettings) -> str:
     return f"{number} of "
 
 
-def _open(given: ServeFlags, draft_models: list[str]) -> LLM:
-    llm = open_answering(given, draft_models, "a server", bounded_steps=True)
+def _open(given: ServeFlags) -> LLM:
+    llm = open_answering(given, "a server", bounded_steps=True)
     # What would else hold up the first requests: transformers' import, costs that are measured.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     llm.executor.call(lambda executor: executor.warm_up())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,11 +142,12 @@ Named = Iterable[tuple[str, Kind]]
 """Settings with the names of those who bring them, as errors call them."""
 
 
+Flags = TypeVar("Flags", bound=ModelFlags)
+
+
 def check_model(
-    flags: ModelFlags,
-    triples: Named[Lookahead | None] = (),
-    drafters: Named[DrafterSettings] = (),
-) -> list[str]:
+    flags: Flags, triples: Named[Lookahead | None] = (), drafters: Named[DrafterSettings] = ()
+) -> Flags:
     """Check what a model is to be opened with against its folder, without loading it.
 
     Args:
@@ -154,7 +155,7 @@ def check_model(
         drafters: likewise.
 
     Returns:
-        The draft models' folders, each once.
+        The flags, with the draft models of all drafters among the options.
     """
     options = flags.options
     check_triples(flags.engine_dir, options.lookahead, triples)
@@ -168,7 +169,7 @@ def check_model(
 
         check_folder(Path(saved), "--save-corpus")
         check_replaced(Path(saved))
-    return models
+    return replace(flags, options=replace(options, draft_models=tuple(models)))
 
 
 def check_triples(
@@ -329,9 +330,9 @@ def save_corpus(console: Console, llm: LLM, path: str | None) -> None:
         console.note(f"note: wrote {path}")
 
 
-def open_llm(flags: ModelFlags, draft_models: Sequence[str] = (), **more: Any) -> LLM:
+def open_llm(flags: ModelFlags, **more: Any) -> LLM:
     """The model that the flags name; `more`: options in place of what the flags say."""
     with loading():
         from trtla.llm.llm import LLM
 
-        return LLM(flags.engine_dir, replace(flags.options, draft_models=draft_models, **more))
+        return LLM(flags.engine_dir, replace(flags.options, **more))
