@@ -6,7 +6,7 @@ import pytest
 
 from trtla.bench.ablation_arms import METHODS
 from trtla.bench.arms import PEERS
-from trtla.report.measures import method
+from trtla.report.methods import method
 from trtla.settings.drafting import DRAFTERS
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from tests.support import documents
 from tests.support.documents import put
-from trtla.report.comparison import comparisons
-from trtla.report.measures import measures
+from trtla.report.figures import comparisons, measured
 from trtla.report.page import page, report
 from trtla.report.reading import read_all
 
@@ -109,7 +108,7 @@ def test_greedy_small_batches_are_compared_and_others_listed(tmp_path: Path) -> 
         documents.bench_row("ngram", "code", 1.5),
     ]
     path = put(tmp_path, "bench.json", documents.bench(rows))
-    found = comparisons([one for source in read_all([path]) for one in measures(source)])
+    found = comparisons([one for source in read_all([path]) for one in measured(source)])
     assert [row.speedup for row in found[0].rows] == [pytest.approx(1.5)]
     assert "8.00x" in report([path], "Report")
 

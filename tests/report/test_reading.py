@@ -13,8 +13,7 @@ from tests.support import documents
 from tests.support.documents import put
 from trtla.bench.ablation_table import COLUMNS, means_text
 from trtla.errors import UsageError
-from trtla.report.comparison import comparisons
-from trtla.report.measures import measures
+from trtla.report.figures import comparisons, measured
 from trtla.report.reading import read_all
 
 
@@ -46,29 +45,29 @@ def test_every_kind_is_known_by_its_content(tmp_path: Path) -> None:
 def test_both_tables_of_an_ablation_give_the_same_figures(tmp_path: Path) -> None:
     rows = ablation_rows()
     paths = [put(tmp_path, "r.csv", as_csv(rows)), put(tmp_path, "m.csv", means_text(rows))]
-    first, second = (measures(source) for source in read_all(paths))
+    first, second = (measured(source) for source in read_all(paths))
     assert [(m.arm, m.task, m.speedup) for m in first] == [
         (m.arm, m.task, m.speedup) for m in second
     ]
     best = comparisons(first)[0].best
     assert best is not None
     assert best.speedup == pytest.approx(1.0)  # of 2 and 0.5
-    assert (best.equal_texts, best.texts) == (0, 2)
+    assert (best.figures.equal_texts, best.figures.texts) == (0, 2)
 
 
 def test_the_nodes_of_an_ablation_are_called_nodes(tmp_path: Path) -> None:
     rows = [{**row, "method": "auto-nodes", "gamma": "8"} for row in ablation_rows()[:1]]
-    found = measures(read_all([put(tmp_path, "r.csv", as_csv(rows))])[0])
-    assert [one.setting for one in found] == ["nodes 8"]
+    found = measured(read_all([put(tmp_path, "r.csv", as_csv(rows))])[0])
+    assert [one.figures.setting for one in found] == ["nodes 8"]
 
 
 def test_a_table_of_bench_gives_what_its_document_gives(tmp_path: Path) -> None:
     found = documents.bench()
     table = [{**row, "cpu": "AMD EPYC", "cores": 2} for row in found["rows"]]
     paths = [put(tmp_path, "b.json", found), put(tmp_path, "b.csv", as_csv(table))]
-    first, second = (measures(source) for source in read_all(paths))
+    first, second = (measured(source) for source in read_all(paths))
     assert [m.speedup for m in first] == [m.speedup for m in second]
-    assert second[0].conditions.device == "cpu"
+    assert second[0].figures.device == "cpu"
 
 
 @pytest.mark.parametrize(

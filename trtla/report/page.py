@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtla.report import sentences
-from trtla.report.comparison import Comparison, comparisons, equality
-from trtla.report.measures import measures
+from trtla.report.figures import Comparison, comparisons, equality, measured
 from trtla.report.pictures import batch_of, speed_pictures
 from trtla.report.reading import Source, read_all
 from trtla.results.bench_documents import Bench
@@ -40,7 +39,7 @@ def report(paths: Sequence[Path], title: str) -> str:
 
 def page(sources: Sequence[Source], title: str) -> str:
     """The page of documents that are read."""
-    every = [one for source in sources for one in measures(source)]
+    every = [one for source in sources for one in measured(source)]
     found = comparisons(every)
     return _fill(
         title=title,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trtla.charts import bars, svg_text
-from trtla.report.comparison import Comparison, by_name, over_tasks
-from trtla.report.measures import Measure
+from trtla.report.figures import Comparison, Measured, grouped, over_tasks
 from trtla.results.documents import Tune
 
 _MOST_ARMS = 6
@@ -26,35 +25,25 @@ def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
     here = [one for one in comparison.measures if one.conditions == comparison.conditions]
     by_task = _groups(comparison, here, lambda one: one.task)
     if len(by_task) > 1:
-        yield _bars(comparison, by_task, f"Speed-up by task{mark}", str(comparison.conditions))
-    by_batch = _groups(
-        comparison, _other_batches(comparison), lambda one: f"batch {one.conditions.batch_size}"
-    )
+        yield _bars(comparison, by_task, f"Speed-up by task{mark}", comparison.conditions)
+    shared = here[0].under()
+    alike = [one for one in comparison.measures if one.under() == shared]
+    by_batch = _groups(comparison, alike, lambda one: f"batch {one.figures.batch_size}")
     if len(by_batch) > 1:
-        shared = str(replace(comparison.conditions, batch_size=0)).replace(", batch 0", "")
         caption = f"{shared}; means over tasks"
         yield _bars(comparison, by_batch, f"Speed-up by batch size{mark}", caption)
 
 
-def _other_batches(comparison: Comparison) -> list[Measure]:
-    """What differs from the comparison in the batch size alone."""
-    batch = comparison.conditions.batch_size
-    return [
-        one
-        for one in comparison.measures
-        if replace(one.conditions, batch_size=batch) == comparison.conditions
-    ]
-
-
 def _groups(
-    comparison: Comparison, measures: Sequence[Measure], key: Callable[[Measure], str | None]
+    comparison: Comparison, measures: Sequence[Measured], key: Callable[[Measured], str | None]
 ) -> dict[str, dict[str, float]]:
     """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
     kept = chart_names(comparison)
     labels = dict.fromkeys(label for one in measures if (label := key(one)) is not None)
     found: dict[str, dict[str, float]] = {}
     for label in labels:
-        arms = by_name(one for one in measures if key(one) == label and not one.plain)
+        drafted = [one for one in measures if key(one) == label and not one.plain]
+        arms = grouped(drafted, lambda one: one.name)
         for name, shown in ((name, kept[name]) for name in kept if name in arms):
             if (ratio := over_tasks(arms[name])) is not None:
                 found.setdefault(label, {})[shown] = ratio

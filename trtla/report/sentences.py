@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtla.report.comparison import Comparison, Row
-from trtla.report.measures import Measure
+from trtla.report.figures import Comparison, Measured
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import Ablation, Bench
 from trtla.results.documents import Run, Summarize, Tune
@@ -34,7 +33,7 @@ def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
     return "Nothing in these documents compares a method with plain decoding."
 
 
-def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Row] | None:
+def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Measured] | None:
     """The fastest arm of all comparisons."""
     pairs = [(one, one.best) for one in found]
     known = [(one, row, row.speedup) for one, row in pairs if row and row.speedup is not None]
@@ -44,7 +43,7 @@ def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Row] | None:
     return comparison, row
 
 
-def _measured(comparison: Comparison, row: Row) -> str:
+def _measured(comparison: Comparison, row: Measured) -> str:
     ratio = row.speedup or 0.0
     if ratio >= 1.0 + _SAME:
         arm = row.arm.replace("lookahead", "Lookahead", 1)
@@ -85,19 +84,20 @@ def side_ratios(summarize: Summarize) -> dict[str, float]:
     return {name: value / plain for name, value in speed.items()} if plain else {}
 
 
-def range_text(row: Row) -> str | None:
+def range_text(row: Measured) -> str | None:
     """The slowest and the fastest task of an arm."""
-    if row.plain or row.tasks < 2 or row.low is None or row.high is None:
+    low, high = row.figures.speedup_vs_ar_min, row.figures.speedup_vs_ar_max
+    if row.plain or row.tasks < 2 or low is None or high is None:
         return None
-    return f"{row.low:.2f} to {row.high:.2f} over {row.tasks} tasks"
+    return f"{low:.2f} to {high:.2f} over {row.tasks} tasks"
 
 
-def caveats(sources: Sequence[Source], measures: Sequence[Measure]) -> Iterator[str]:
+def caveats(sources: Sequence[Source], measures: Sequence[Measured]) -> Iterator[str]:
     """What flatters or blurs the figures, each in a sentence."""
     yield from _loops(measures)
     yield from _differences(measures)
     yield from _machines(sources)
-    if len({one.conditions.model for one in measures}) > 1:
+    if len({one.model for one in measures}) > 1:
         yield "The documents are of several models: compare figures within a table only."
     yield (
         "Memory on CPUs is the process's resident peak, so small differences between arms say "
@@ -118,21 +118,21 @@ def _machines(sources: Sequence[Source]) -> Iterator[str]:
         yield f"Documents {said} do not say which machine they were made on."
 
 
-def _loops(measures: Sequence[Measure]) -> Iterator[str]:
-    found = [m for m in measures if m.distinct_4grams is not None and m.distinct_4grams < _LOOPS]
+def _loops(measures: Sequence[Measured]) -> Iterator[str]:
+    shares = [(m.figures.distinct_4grams, m.task) for m in measures]
+    found = [(share, task) for share, task in shares if share is not None and share < _LOOPS]
     if found:
-        tasks = ", ".join(dict.fromkeys(m.task for m in found if m.task))
-        low = min(m.distinct_4grams or 0.0 for m in found)
+        tasks = ", ".join(dict.fromkeys(task for _, task in found if task))
+        low = min(share for share, _ in found)
         yield (
             f"Texts that loop flatter every drafter: under half of the 4-grams are distinct in "
             f"{tasks or 'some texts'} (lowest share {low:.2f})."
         )
 
 
-def _differences(measures: Sequence[Measure]) -> Iterator[str]:
-    names = dict.fromkeys(
-        m.name for m in measures if m.texts is not None and m.equal_texts != m.texts
-    )
+def _differences(measures: Sequence[Measured]) -> Iterator[str]:
+    found = ((one.name, one.figures) for one in measures)
+    names = dict.fromkeys(name for name, row in found if row.equal_texts not in (None, row.texts))
     if names:
         yield (
             f"Some texts of {', '.join(names)} differ from plain decoding's. Rounding of "

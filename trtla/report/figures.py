@@ -1,0 +1,334 @@
+"""The rows that compare arms, as bench writes them, and the arms under equal conditions.
+
+Rows of an ablation and of tune are read as rows of bench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, log
+from pathlib import Path
+from statistics import mean
+from typing import TypeVar
+
+from trtla.console import counted
+from trtla.report.methods import PLAIN, Method, method
+from trtla.report.reading import Source
+from trtla.results.bench_documents import Ablation, AblationRow, Bench, BenchRow
+from trtla.results.documents import Run, Tune, Verified
+from trtla.settings.sampling import filters_text
+
+Key = TypeVar("Key")
+GREEDY = "greedy"
+EVERY_CATEGORY = "all"
+"""What tune calls all categories together."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An arm under conditions: a row of a document, or one over all tasks."""
+
+    source: int
+    model: str
+    figures: BenchRow
+    sampling: str
+    """How tokens are chosen."""
+    tasks: int = 0
+    """How many it sums up, their slowest and fastest being the range; 0: it is of a document."""
+    more_mb: float | None = None
+    """Peak memory beyond plain decoding's."""
+
+    @property
+    def arm(self) -> str:
+        """Its name, without the way to a draft model's folder."""
+        parts = (part.partition(":") for part in self.figures.arm.split(","))
+        return ",".join(
+            f"{kind}:{Path(path).name}" if kind == "draft" and path else kind + colon + path
+            for kind, colon, path in parts
+        )
+
+    @property
+    def name(self) -> str:
+        """The arm with its setting."""
+        return f"{self.arm} ({self.figures.setting})" if self.figures.setting else self.arm
+
+    @property
+    def task(self) -> str | None:
+        """None: all of them."""
+        return None if self.figures.category == EVERY_CATEGORY else self.figures.category
+
+    @property
+    def speedup(self) -> float | None:
+        """Over plain decoding."""
+        return self.figures.speedup_vs_ar
+
+    @cached_property
+    def method(self) -> Method:
+        """What the arm is."""
+        return method(self.arm)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what all others are compared with."""
+        return self.method is PLAIN
+
+    @cached_property
+    def conditions(self) -> str:
+        """What it was measured under; arms are compared under equal ones only."""
+        return self.under(f"batch {self.figures.batch_size}")
+
+    def under(self, batch: str = "") -> str:
+        """The conditions, with what is given for the batch size."""
+        row = self.figures
+        place = [row.executor] if row.executor else [row.device, row.dtype]
+        threads = counted(row.threads, "thread") if row.threads else ""
+        length = f"prompts of {row.prompt_len} tokens" if row.prompt_len else ""
+        parts = (self.model, *place, threads, batch, self.sampling, length)
+        return ", ".join(part for part in parts if part)
+
+
+def measured(source: Source) -> list[Measured]:
+    """The rows of a document that compare arms; summarize and run have tables of their own."""
+    match source.document:
+        case Bench(settings=settings, rows=rows):
+            model = _model(settings.model)
+            return [Measured(source.number, model, row, _sampling(row)) for row in rows]
+        case Ablation(means=means):
+            pairs = [(_model(row.model), _of_ablation(row)) for row in means]
+            return [Measured(source.number, model, row, _sampling(row)) for model, row in pairs]
+        case Tune() as tune:
+            ran = (*tune.verified, *tune.alternatives)
+            model, tuned = _model(tune.engine), [_of_tune(tune, one) for one in ran]
+            return [Measured(source.number, model, row, "the prompts of tune") for row in tuned]
+        case _:
+            return []
+
+
+def _model(path: str | None) -> str:
+    return Path(path or "model not recorded").name
+
+
+def _sampling(row: BenchRow) -> str:
+    filters = filters_text(row.temperature, row.top_k, row.top_p)
+    return GREEDY if row.temperature == 0 else filters
+
+
+def _of_ablation(row: AblationRow) -> BenchRow:
+    mean, spread = row.figure("speedup_vs_ar_mean"), row.figure("speedup_vs_ar_std")
+    known = mean is not None and spread is not None
+    peak, same = row.figure("peak_mem_mib_mean"), row.figure("same_as_ar_mean")
+    triple = _triple(row)
+    by_triple = row.method == "lookahead" and triple
+    heat = row.temperature if row.temperature is not None else float(row.processor != GREEDY)
+    return BenchRow(
+        device=row.device or "",
+        dtype=row.dtype or "",
+        threads=0,
+        batch_size=1,
+        temperature=0.0 if row.processor == GREEDY else heat,
+        top_k=int(row.top_k or 0),
+        top_p=1.0 if row.top_p is None else row.top_p,
+        category=row.task or EVERY_CATEGORY,
+        arm=f"lookahead {triple}" if by_triple else row.method,
+        setting=None if by_triple else _setting(row),
+        speedup_vs_ar=mean,
+        speedup_vs_ar_min=(mean or 0.0) - (spread or 0.0) if known else None,
+        speedup_vs_ar_max=(mean or 0.0) + (spread or 0.0) if known else None,
+        tokens_per_s=row.figure("tokens_per_s_mean"),
+        tokens_per_step=row.figure("tokens_per_step_mean"),
+        peak_memory_mb=None if peak is None else peak * 2**20 / 1e6,
+        distinct_4grams=row.figure("distinct_4grams_mean"),
+        texts=None if same is None else row.rows,
+        equal_texts=None if same is None else round(same * row.rows),
+    )
+
+
+def _setting(row: AblationRow) -> str | None:
+    """What an arm is set to, in short."""
+    parts = {
+        ("nodes {0:g}" if row.method == "auto-nodes" else "gamma {0:g}"): (row.gamma,),
+        "gamma {0:g} to {1:g}": (row.gamma_min, row.gamma_max),
+        "EMA {0:g}": (row.ema_beta,),
+        "{0} {1:g}": (row.ngram_kind, row.ngram_n),
+        "filler {0:g}": (row.top_k_filler,),
+        _triple(row): (),
+    }
+    shown = [text.format(*values) for text, values in parts.items() if text and all(values)]
+    return ", ".join(shown) or None
+
+
+def _triple(row: AblationRow) -> str:
+    sizes = (row.window, row.ngram, row.guesses)
+    return ",".join(f"{size:g}" for size in sizes if size is not None) if None not in sizes else ""
+
+
+def _of_tune(tune: Tune, one: Verified) -> BenchRow:
+    triple = ",".join(map(str, one.lookahead)) if one.lookahead else ""
+    place = (one.lookahead, one.category, one.batch_size)
+    steps = (
+        point.tokens_per_step
+        for point in tune.grid
+        if (point.lookahead, point.category, point.batch_size) == place
+    )
+    return BenchRow(
+        device="",
+        dtype="",
+        executor=tune.executor,
+        threads=0,
+        batch_size=one.batch_size,
+        temperature=0.0,
+        category=one.category,
+        arm=f"lookahead {triple}" if triple else one.drafter or "drafter not recorded",
+        speedup_vs_ar=one.measured_speedup,
+        tokens_per_step=next(steps, None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The arms of one document under its first conditions, the fastest first."""
+
+    source: int
+    rows: tuple[Measured, ...]
+    """Over all tasks."""
+    measures: tuple[Measured, ...]
+    """All of the document's, under whatever conditions."""
+
+    @property
+    def conditions(self) -> str:
+        """Those of the rows."""
+        return self.rows[0].conditions
+
+    @property
+    def best(self) -> Measured | None:
+        """The fastest arm beside plain decoding."""
+        return next((row for row in self.rows if not row.plain and row.speedup is not None), None)
+
+
+def comparisons(measures: Iterable[Measured]) -> list[Comparison]:
+    """One comparison a document and model."""
+    groups = grouped(measures, lambda one: (one.source, one.model))
+    return [_compare(source, members) for (source, _), members in groups.items()]
+
+
+def grouped(
+    measures: Iterable[Measured], key: Callable[[Measured], Key]
+) -> dict[Key, list[Measured]]:
+    """Measures by what they share, in the order of their first ones."""
+    groups: dict[Key, list[Measured]] = {}
+    for one in measures:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
+def _compare(source: int, measures: Sequence[Measured]) -> Comparison:
+    """Greedy where that was measured, then the smallest batch, then what comes first."""
+    first = min(measures, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size))
+    here = [one for one in measures if one.conditions == first.conditions]
+    plain_mb = _peak(one for one in here if one.plain)
+    rows = [
+        _over_tasks(members, plain_mb) for members in grouped(here, lambda one: one.name).values()
+    ]
+    rows.sort(key=lambda one: -(one.speedup or 0.0))
+    return Comparison(source, tuple(rows), tuple(measures))
+
+
+def over_tasks(members: Sequence[Measured]) -> float | None:
+    """An arm's speed-up over all tasks: as the document has it, else their geometric mean."""
+    whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
+    ratios = [one.speedup for one in members if one.speedup is not None]
+    return geometric_mean(whole or ratios)
+
+
+def _over_tasks(members: Sequence[Measured], plain_mb: float | None) -> Measured:
+    first, peak = members[0], _peak(members)
+    tasks = [one for one in members if one.task is not None]
+    ratios = [one.speedup for one in tasks if one.speedup is not None]
+    known = [one.figures for one in tasks or members if one.figures.equal_texts is not None]
+    summed = {
+        "category": EVERY_CATEGORY,
+        "speedup_vs_ar": over_tasks(members),
+        "speedup_vs_ar_min": min(ratios, default=None),
+        "speedup_vs_ar_max": max(ratios, default=None),
+        "tokens_per_s": _mean(one.figures.tokens_per_s for one in tasks or members),
+        "tokens_per_step": _mean(one.figures.tokens_per_step for one in tasks or members),
+        "texts": sum(row.texts or 0 for row in known),
+        "equal_texts": sum(row.equal_texts or 0 for row in known),
+    }
+    row = first.figures.model_copy(update=summed)
+    more = None if first.plain or peak is None or plain_mb is None else peak - plain_mb
+    return Measured(first.source, first.model, row, first.sampling, len(ratios), more)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """Of ratios: halving one and doubling another leaves it as it is."""
+    positive = [ratio for ratio in ratios if ratio > 0]
+    return exp(mean(map(log, positive))) if positive else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return mean(found) if found else None
+
+
+def _peak(members: Iterable[Measured]) -> float | None:
+    peaks = (one.figures.peak_memory_mb for one in members)
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """An arm's texts over all conditions of a document."""
+
+    source: int
+    name: str
+    texts: int
+    equal: int
+    first: int | None = None
+    """The earliest place where a text differs, in tokens; None where that is not recorded."""
+    margin: float | None = None
+    """The target's top-2 logit margin there."""
+
+
+def equality(sources: Sequence[Source], measures: Iterable[Measured]) -> list[Equality]:
+    """Of every arm that was compared, in the order of the documents."""
+    compared = (one for one in measures if one.figures.equal_texts is not None and not one.plain)
+    groups = grouped(compared, lambda one: (one.source, one.name))
+    found = [_of_arm(source, name, members) for (source, name), members in groups.items()]
+    found += [one for source in sources for one in _of_run(source)]
+    return sorted(found, key=lambda one: one.source)
+
+
+def _of_arm(source: int, name: str, members: Sequence[Measured]) -> Equality:
+    rows = [one.figures for one in members]
+    places = (row.first_divergence for row in rows)
+    return Equality(
+        source,
+        name,
+        sum(row.texts or 0 for row in rows),
+        sum(row.equal_texts or 0 for row in rows),
+        min((place for place in places if place is not None), default=None),
+    )
+
+
+def _of_run(source: Source) -> Iterator[Equality]:
+    if not isinstance(source.document, Run):
+        return
+    compared = [one for one in source.document.results if one.lossless is not None]
+    if not compared:
+        return
+    first = min(
+        (one.divergence for one in compared if one.divergence is not None),
+        key=lambda found: found.position,
+        default=None,
+    )
+    yield Equality(
+        source.number,
+        compared[0].drafter or "run",
+        len(compared),
+        sum(one.lossless is True for one in compared),
+        first.position if first else None,
+        first.margin if first else None,
+    )
