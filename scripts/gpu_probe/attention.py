@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtla.formats.tensors import E4M3, quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models.batch import AttentionGroup, attend, make_batch
+from trtla.runtime.models.batch import AttentionGroup, make_batch
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend
 from trtla.runtime.models.kv_cache import Fp8KVCache, KVCache
@@ -110,7 +110,7 @@ def relative_error(
         batch = StepInputs(room, num_blocks, DEVICE).fill(feeds)
         size = (len(batch.tokens), KV_HEADS * (heads.group_size + 2), heads.size)
         queries = torch.randn(size, device=DEVICE, dtype=dtype)[:, : KV_HEADS * heads.group_size]
-        expected = torch.cat([attend(queries[g.rows].double(), *exact.layer(0), g) for g in groups])
+        expected = torch.cat([g.attend(queries[g.rows].double(), *exact.layer(0)) for g in groups])
         parts = [
             paged_attend(queries[g.rows], *cache.layer(0), g, cache.scale(0), heads.splits)
             for g in batch.groups

@@ -34,12 +34,11 @@ from tests.support.paged import (
 )
 from trtla.formats.tensors import quantize
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
-from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.batch import attend, make_batch
+from trtla.runtime.models.batch import make_batch
 from trtla.runtime.models.cuda import kernels
 from trtla.runtime.models.cuda.graphs import CudaCapture, GraphRunner
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
-from trtla.runtime.models.cuda.paged_attention import PagedGroup, paged_attend, paged_problem
+from trtla.runtime.models.cuda.paged_attention import paged_attend, paged_problem
 from trtla.runtime.models.kv_cache import Fp8KVCache
 
 pytestmark = pytest.mark.deep
@@ -130,17 +129,8 @@ def test_a_model_on_pages_gives_the_logits_of_the_packed_one(feeds):
     cache, other = filled_cache(model), filled_cache(model)
     expected = model.forward(feeds, other).logits
     runner = GraphRunner(model.forward_batch, cache, 4, (84, 90), 400, fake_capture)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_module, "attend", either, raising=False)
-        for _ in range(2):
-            torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def either(queries, keys, values, group, scale=None):
-    """Paged groups by the kernels, others as ever."""
-    if isinstance(group, PagedGroup):
-        return group.attend(queries, keys, values, scale)
-    return attend(queries, keys, values, group, scale)
+    for _ in range(2):
+        torch.testing.assert_close(runner(feeds).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 COMPILE = """

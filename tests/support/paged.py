@@ -16,11 +16,9 @@ from trtla.build.convert import convert
 from trtla.formats.checkpoint import Checkpoint
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.draft import Draft, NoDrafter
-from trtla.runtime.models import llama as model_module
-from trtla.runtime.models.batch import attend
 from trtla.runtime.models.cuda import paged_attention
 from trtla.runtime.models.cuda.inputs import Room
-from trtla.runtime.models.cuda.paged_attention import HEADER, PagedGroup
+from trtla.runtime.models.cuda.paged_attention import HEADER
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.request import Request
@@ -116,7 +114,7 @@ def paged_reference(queries, keys, values, group, scale=None):
 
 def attend_packed(queries, keys, values, groups, scale=None):
     """trtla's attention without pages, over all groups of a batch."""
-    return torch.cat([attend(queries[g.rows], keys, values, g, scale) for g in groups])
+    return torch.cat([g.attend(queries[g.rows], keys, values, scale) for g in groups])
 
 
 TRIPLE = LookaheadConfig(4, 4, 3)
@@ -139,13 +137,7 @@ def llama(dtype=torch.float32, device=CPU):
 @contextmanager
 def reference_attention():
     """Paged groups are attended by the reference, everything else as ever."""
-
-    def either(queries, keys, values, group, scale=None):
-        known = paged_reference if isinstance(group, PagedGroup) else attend
-        return known(queries, keys, values, group, scale)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_module, "attend", either, raising=False)
         patch.setattr(paged_attention, "paged_attend", paged_reference)
         yield patch
 

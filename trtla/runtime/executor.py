@@ -191,25 +191,25 @@ class Recorded(Protocol):
 RecordedT = TypeVar("RecordedT", bound=Recorded)
 
 
-class Counts(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens of requests, as in `ExecutorStats`."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     accepted: int = 0
 
-    def plus(self, sequence: Recorded) -> Counts:
+    def plus(self, sequence: Recorded) -> TokenCounts:
         """With those of one request more; a prompt counts once it is answered."""
         written = len(sequence.output_ids)
         read = len(sequence.request.given_ids) if written else 0
-        return Counts(
+        return TokenCounts(
             self.prompt_tokens + read,
             self.new_tokens + written,
             self.accepted + sequence.stats.accepted,
         )
 
 
-class Record(Generic[RecordedT]):
+class RequestRecord(Generic[RecordedT]):
     """An executor's requests, and what the next `poll` reports of them.
 
     It is what is certain after an exception anywhere in `poll`: all else is made again from it. A
@@ -217,7 +217,7 @@ class Record(Generic[RecordedT]):
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[dict[int, RecordedT], Counts] = ({}, Counts())
+        self._kept: tuple[dict[int, RecordedT], TokenCounts] = ({}, TokenCounts())
         """Requests by id, in the order in which they came, and the counts of earlier ones."""
         self.unfinished = False
         """A change has begun and not ended: nothing but the record is certain."""
@@ -231,7 +231,7 @@ class Record(Generic[RecordedT]):
         """Those in flight by id, in the order in which they came."""
         return self._kept[0]
 
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         """Of all requests so far; safe while another thread steps."""
         requests, counts = self._kept
         for one in tuple(requests.values()):

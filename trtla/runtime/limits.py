@@ -155,9 +155,9 @@ class ExecutorLimits:
         length, most = len(request.encoder_ids or ()), self.max_encoder_len
         if (request.encoder_ids is None) != (most is None):
             model = "a decoder alone" if most is None else "an encoder-decoder"
-            given = "no encoder_ids" if request.encoder_ids is None else "encoder_ids"
+            brought = "no encoder_ids" if request.encoder_ids is None else "encoder_ids"
             raise UsageError(
-                f"{request.label} brings {given}, and the model is {model}",
+                f"{request.label} brings {brought}, and the model is {model}",
                 "let LLM make the request, or give both parts what they read",
             )
         if most is not None and length > most:

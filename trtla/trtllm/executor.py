@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import Any
 
 from trtla.errors import TrtlaError, first_line
-from trtla.runtime.executor import Executor, Record
+from trtla.runtime.executor import Executor, RequestRecord
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import FinishReason, Output, Request
 from trtla.runtime.stats import ExecutorStats
@@ -49,7 +49,7 @@ class TrtllmExecutor(Executor):
     ) -> None:
         super().__init__(limits, description, is_leader=bool(executor.can_enqueue_requests()))
         self._stats = ExecutorStats(fed=None, drafted=None, forward_s=None)
-        self._record: Record[TrtllmAnswer] = Record()
+        self._record: RequestRecord[TrtllmAnswer] = RequestRecord()
         self._bindings, self._executor = bindings, executor
         self._running: dict[int, TrtllmAnswer] = {}
         """The executor's id -> the request that has not ended."""
@@ -160,7 +160,7 @@ class TrtllmExecutor(Executor):
             self._end(answer, "timed_out")
 
     def _take(self) -> None:
-        """Record what has arrived; a response is dropped when its output is recorded."""
+        """RequestRecord what has arrived; a response is dropped when its output is recorded."""
         self._read_iterations()
         while self._arrived:
             response = self._arrived[0]

@@ -1,7 +1,7 @@
 """The torch executor: requests come, wait, run in steps and end, many at once.
 
 What an exception leaves behind, be it an interrupt between any two instructions, is not repaired
-but made anew: `Record` holds what is certain, and `_recover` rebuilds all else from it.
+but made anew: `RequestRecord` holds what is certain, and `_recover` rebuilds all else from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.factory import Drafters
-from trtla.runtime.executor import Executor, Record
+from trtla.runtime.executor import Executor, RequestRecord
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.beams import CachedBeams, beam_search
 from trtla.runtime.loop.drafting import CostSource, Drafting
@@ -93,7 +93,7 @@ class TorchExecutor(Executor):
         self._drafting = Drafting(drafters or Drafters(limits), most_nodes, self._ask_costs)
         self._max_reused_len, self._bounded_steps = max_reused_len, bounded_steps
         self._ahead = cache.device.type == "cuda" if ahead is None else ahead
-        self._record: Record[Sequence] = Record()
+        self._record: RequestRecord[Sequence] = RequestRecord()
         self._cancelled: deque[int] = deque()
         self._reset()
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from trtla.errors import RankLost, TrtlaError
 from trtla.runtime.executor import Executor
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.replica import Replica
+from trtla.runtime.loop.replica import LookaheadRank
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model, StepForward
 from trtla.runtime.models.kv_cache import KVCache
@@ -49,7 +49,7 @@ class SplitSteps:
 def rank_steps(ranks: Ranks, model: Model, step: StepForward, cache: KVCache) -> RankSteps:
     """How this rank takes part, whose own forward is `step`."""
     if ranks.whole:
-        return Replica(ranks.world, model, step, cache)
+        return LookaheadRank(ranks.world, model, step, cache)
     return SplitSteps(step, cache)
 
 

@@ -139,7 +139,7 @@ class RowAnswers:
         return ids.contiguous(), logs.contiguous().view(torch.float32)
 
 
-class Replica:
+class LookaheadRank:
     """Runs this rank's share of steps."""
 
     def __init__(self, world: World, model: Model, step: StepForward, cache: KVCache) -> None:

@@ -24,7 +24,7 @@ _LOOKED_AT = 64  # of the queue, where the first ones wait for blocks of running
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The next forward: stretches of prompts, and sequences that generate."""
 
     prompts: list[Feed]
@@ -82,7 +82,7 @@ class Scheduler:
         """The first in the queue where nothing runs: too few blocks are left for it, for ever."""
         return self._waiting[0] if self._waiting and not self._running else None
 
-    def next(self) -> Plan:
+    def next(self) -> StepPlan:
         """Admit what fits and plan the next forward; empty when nothing can run.
 
         Every generating sequence feeds a token. What is left is for prompts, less what the drafts
@@ -95,13 +95,13 @@ class Scheduler:
             (generation if sequence.in_generation else prompts).append(sequence)
         left = self._max_num_tokens - len(generation)
         if not prompts:
-            return Plan([], generation, left)
+            return StepPlan([], generation, left)
         share = -(-left * len(prompts) // len(self._running))
         budget = max(left - sum(s.max_draft_len for s in generation), share)
         if self._budget:
             budget = min(budget, self._budget.tokens(len(generation)))
         fed = list(_feeds(prompts, budget))
-        return Plan(fed, generation, left - sum(feed.length for feed in fed))
+        return StepPlan(fed, generation, left - sum(feed.length for feed in fed))
 
     def _admit(self) -> None:
         """Start those that may, in order; who waits for blocks of a running prompt holds up none.

@@ -25,7 +25,7 @@ from trtla.runtime.models.load import (
     resolve_device,
 )
 from trtla.runtime.ranks.opening import Ranks, check_same, joined
-from trtla.runtime.ranks.shared_memory import Room
+from trtla.runtime.ranks.shared_memory import SharedRoom
 from trtla.runtime.ranks.world import World
 from trtla.runtime.stats import DraftTotals
 from trtla.settings.executor import ExecutorOptions
@@ -71,13 +71,15 @@ def open_torch_executor(
     block = block_bytes(shard, model.cache_dtype)
     needs = [CacheNeed(on, block, longest, model.scratch_bytes(limits))]
     needs += (one.need for one in drafts.values())
-    blocks, *rest = cache_blocks(needs, limits.max_batch_size, 1 if ranks is None else ranks.beside)
+    blocks, *draft_blocks = cache_blocks(
+        needs, limits.max_batch_size, 1 if ranks is None else ranks.on_machine
+    )
     if ranks is not None:
         blocks = min(ranks.world.gather(blocks))
     cache = model.new_cache(blocks + SPARE_BLOCKS)
     if ranks is not None and not ranks.world.leads:
         return Follower(ranks, model, cache, limits)
-    totals, sizes = DraftTotals(), dict(zip(drafts, rest, strict=True))
+    totals, sizes = DraftTotals(), dict(zip(drafts, draft_blocks, strict=True))
     models = {name: one.with_cache(sizes[name], limits, totals) for name, one in drafts.items()}
     costs = cost_source(engine, lambda: _arithmetic(model) + together, on)
     drafters = Drafters(limits, options.draft_options, models)
@@ -128,7 +130,7 @@ def _ranks(
     if whole:
         return Ranks(world, None, whole=True)
     most = limits.max_num_tokens + limits.max_batch_size * (1 + limits.max_draft_len)
-    room = Room(most, config.hidden_size, most, config.vocab_size)
+    room = SharedRoom(most, config.hidden_size, most, config.vocab_size)
     shard = shard_config(config, world.place.size)
     return joined(world, room, device.type == "cpu" and not_compiled(shard, arithmetic) is None)
 

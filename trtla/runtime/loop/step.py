@@ -12,7 +12,7 @@ from torch import Tensor
 from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.loop.ranks import Leader, rank_steps
-from trtla.runtime.loop.scheduler import Plan
+from trtla.runtime.loop.scheduler import StepPlan
 from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model
@@ -111,7 +111,7 @@ class Stepper:
             self.leader = Leader(ranks, rank_steps(ranks, model, own, cache), cache)
         self.forward = self.leader or own
 
-    def launch(self, plan: Plan, adaptive: AdaptiveSteps) -> Step:
+    def launch(self, plan: StepPlan, adaptive: AdaptiveSteps) -> Step:
         """Draft for a plan and begin its forward, with which a GPU goes on alone."""
         started = time.perf_counter()
         drafts = adaptive.drafts(plan.generation, plan.prompt_tokens, plan.room)

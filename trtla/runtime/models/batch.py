@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtla.runtime.sampling.predict import RowSampler
 
 
-class Group(Protocol):
+class StepGroup(Protocol):
     """Sequences of a step that are attended together."""
 
     @property
@@ -31,7 +31,14 @@ class Group(Protocol):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        """As the function `attend`."""
+        """Attention outputs of the group's rows, [rows, heads * head_size].
+
+        Args:
+            queries: [rows, heads, head_size], the group's rows only.
+            keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
+            values: the layer's cached values, same shape.
+            scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +63,33 @@ class AttentionGroup:
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        return attend(queries, keys, values, self, scale)
-
-
-def attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    group: AttentionGroup,
-    scale: Tensor | None = None,
-) -> Tensor:
-    """Attention outputs of a group's rows.
-
-    Args:
-        queries: [rows, heads, head_size], the group's rows only.
-        keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
-        values: the layer's cached values, same shape.
-        scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
-
-    Returns:
-        [rows, heads * head_size].
-    """
-    batch, count, length = group.shape
-    kv_heads, size = keys.shape[1:]
-    group_size = queries.shape[1] // kv_heads
-    if group.pad is not None:
-        queries = queries.index_select(0, group.pad)
-    q = queries.view(batch, count, kv_heads, group_size, size).permute(0, 2, 3, 1, 4)
-    k, v = (
-        _read(cached, group, scale, queries.dtype).view(batch, length, kv_heads, size)
-        for cached in (keys, values)
-    )
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
-    if group.causal:
-        out = _causal(q, k, v)
-    else:
-        q = q.reshape(batch, kv_heads, group_size * count, size)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.bias)
-        out = out.view(batch, kv_heads, group_size, count, size)
-    out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
-    return out if group.unpad is None else out.index_select(0, group.unpad)
+        batch, count, length = self.shape
+        kv_heads, size = keys.shape[1:]
+        group_size = queries.shape[1] // kv_heads
+        if self.pad is not None:
+            queries = queries.index_select(0, self.pad)
+        q = queries.view(batch, count, kv_heads, group_size, size).permute(0, 2, 3, 1, 4)
+        k, v = (
+            _read(cached, self, scale, queries.dtype).view(batch, length, kv_heads, size)
+            for cached in (keys, values)
+        )
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if self.causal:
+            out = _causal(q, k, v)
+        else:
+            q = q.reshape(batch, kv_heads, group_size * count, size)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+            out = out.view(batch, kv_heads, group_size, count, size)
+        out = out.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
+        return out if self.unpad is None else out.index_select(0, self.unpad)
 
 
 def _read(
     cached: Tensor, group: AttentionGroup, scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    visible = _visible(cached, group)
+    slots = group.keys
+    visible = cached[slots] if isinstance(slots, slice) else cached.index_select(0, slots)
     return visible if scale is None else dequantize(visible.view(E4M3), scale, dtype)
-
-
-def _visible(cached: Tensor, group: AttentionGroup) -> Tensor:
-    if isinstance(group.keys, slice):
-        return cached[group.keys]
-    return cached.index_select(0, group.keys)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -133,7 +114,7 @@ class Batch:
     """Text length each token's rotary scaling counts with."""
     slots: Tensor
     """Cache slot of each fed token."""
-    groups: tuple[Group, ...]
+    groups: tuple[StepGroup, ...]
     rows: Tensor
     """Packed rows whose logits are wanted, feed by feed."""
     moves: Tensor | None = None

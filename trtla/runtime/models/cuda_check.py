@@ -281,10 +281,10 @@ class CudaPath:
 
 def choose_path(config: CheckpointConfig, dtype: torch.dtype, device: torch.device) -> CudaPath:
     """The fast path where it can run and has passed its test."""
-    asked = os.environ.get(VARIABLE) or "auto"
-    if asked not in ("auto", "plain"):
-        raise UsageError(f"{VARIABLE} is {asked!r}", "use auto or plain")
-    if asked == "plain":
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in ("auto", "plain"):
+        raise UsageError(f"{VARIABLE} is {choice!r}", "use auto or plain")
+    if choice == "plain":
         return CudaPath(f"{VARIABLE}=plain says so")
     found = fused_problem(config, dtype, device)
     if found is None:

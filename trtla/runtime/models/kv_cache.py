@@ -203,25 +203,25 @@ def cache_blocks(needs: Sequence[CacheNeed], max_batch_size: int, ranks: int = 1
 
 
 def _blocks(need: CacheNeed, needs: Sequence[CacheNeed], free: int, max_batch_size: int) -> int:
-    beside = [other for other in needs if other.place == need.place]
-    share = free * need.bytes // sum(other.bytes for other in beside)
+    neighbours = [other for other in needs if other.place == need.place]
+    share = free * need.bytes // sum(other.bytes for other in neighbours)
     affordable = share // need.block_bytes
     if affordable < need.blocks:
-        raise _too_small(need, beside, affordable, max_batch_size)
+        raise _too_small(need, neighbours, affordable, max_batch_size)
     return min(affordable, need.blocks * max_batch_size)
 
 
 def _too_small(
-    need: CacheNeed, beside: Sequence[CacheNeed], affordable: int, max_batch_size: int
+    need: CacheNeed, neighbours: Sequence[CacheNeed], affordable: int, max_batch_size: int
 ) -> TrtlaError:
-    scratch = sum(other.scratch_bytes for other in beside)
+    scratch = sum(other.scratch_bytes for other in neighbours)
     ways, taken, build = [], "", "--max-seq-len"
     if scratch:
         taken = f" beside the {scratch / 2**30:.1f} GiB that forwards take"
         build += " or --max-num-tokens"
         if max_batch_size > 1:
             ways.append(f"use a --max-batch-size below {max_batch_size}")
-    if len(beside) > 1:
+    if len(neighbours) > 1:
         taken += ", of each of its models"
         ways.append("give draft models another --draft-device")
     ways += [f"rebuild with a smaller {build}", "or use a device with more memory"]

@@ -243,6 +243,6 @@ def weight_bytes(config: CheckpointConfig, dtype: torch.dtype, *, fp8: bool = Fa
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = hidden * head * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * hidden * config.intermediate_size
-    rest = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
+    others = 2 * hidden * config.num_hidden_layers + hidden + hidden * config.vocab_size
     layers = layer * config.num_hidden_layers
-    return layers * (1 if fp8 else dtype.itemsize) + rest * dtype.itemsize
+    return layers * (1 if fp8 else dtype.itemsize) + others * dtype.itemsize

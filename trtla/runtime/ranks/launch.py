@@ -52,7 +52,7 @@ class Started:
                 process.wait()
 
 
-def start_ranks(module: str, given: Any, size: int, threads: int) -> Started:
+def start_ranks(module: str, opening: Any, size: int, threads: int) -> Started:
     """Start ranks 1 to `size` - 1, which run the module's `main`, and that calls `rank_input`.
 
     They import from where this process does, whatever lies in the folder that it is in, and are no
@@ -72,7 +72,7 @@ def start_ranks(module: str, given: Any, size: int, threads: int) -> Started:
             )
             started.processes.append(process)
             assert process.stdin is not None
-            pickle.dump((given, Place(rank, size, size), port), process.stdin)
+            pickle.dump((opening, Place(rank, size, size), port), process.stdin)
             process.stdin.flush()
     except BaseException:
         started.end()
@@ -87,11 +87,11 @@ def rank_input() -> tuple[Any, Place, Store]:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        given, place, port = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
+        opening, place, port = pickle.load(sys.stdin.buffer)  # noqa: S301  of the parent process
     except (EOFError, pickle.UnpicklingError):
         os._exit(1)
     _at_end_of_input(lambda: os._exit(1))
-    return given, place, TCPStore(_HOST, port, is_master=False, timeout=OPENING)
+    return opening, place, TCPStore(_HOST, port, is_master=False, timeout=OPENING)
 
 
 def _listening_store() -> tuple[Store, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trtla.errors import UsageError
-from trtla.runtime.ranks.shared_memory import Room, SharedMemory, shared_memory
+from trtla.runtime.ranks.shared_memory import SharedMemory, SharedRoom, shared_memory
 from trtla.runtime.ranks.world import World
 from trtla.version import __version__
 
@@ -34,7 +34,7 @@ class Ranks:
         return f", lookahead on {self.world.place.size} ranks" if self.whole else ""
 
     @property
-    def beside(self) -> int:
+    def on_machine(self) -> int:
         """How many of them share this machine's memory."""
         return self.world.place.on_machine
 
@@ -57,7 +57,7 @@ def check_same(world: World, what: dict[str, object]) -> None:
                 )
 
 
-def joined(world: World, room: Room, compiled: bool) -> Ranks:
+def joined(world: World, room: SharedRoom, compiled: bool) -> Ranks:
     """The ranks, with shared memory where all have the compiled forward."""
     together = all(world.gather(compiled))
     return Ranks(world, shared_memory(world, room) if together else None)

@@ -26,7 +26,7 @@ _TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SharedRoom:
     """How large the memory is; pages that are never written take none."""
 
     tokens: int
@@ -47,7 +47,7 @@ class Room:
 class SharedMemory:
     """One rank's view of the memory; `shared_memory` makes it."""
 
-    def __init__(self, file: int, world: World, room: Room) -> None:
+    def __init__(self, file: int, world: World, room: SharedRoom) -> None:
         self.file, self.room, self.place = file, room, world.place
         ranks = world.place.size
         self.part_size = room.tokens * room.hidden
@@ -67,7 +67,7 @@ class SharedMemory:
         self._close()
 
 
-def _starts(ranks: int, room: Room) -> tuple[int, ...]:
+def _starts(ranks: int, room: SharedRoom) -> tuple[int, ...]:
     arrivals = mmap.PAGESIZE
     parts = arrivals + _pages(ranks * _LINE)
     logits = parts + _pages(2 * ranks * room.tokens * room.hidden * 4)
@@ -78,7 +78,7 @@ def _pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def shared_memory(world: World, room: Room) -> SharedMemory | None:
+def shared_memory(world: World, room: SharedRoom) -> SharedMemory | None:
     """The same memory on every rank; None on all of them where one cannot have it."""
     token, path, own = secrets.token_hex(_TOKEN_BYTES // 2).encode(), "", None
     if world.leads and hasattr(os, "memfd_create"):
@@ -94,7 +94,7 @@ def shared_memory(world: World, room: Room) -> SharedMemory | None:
     return None
 
 
-def _made(world: World, room: Room, token: bytes) -> SharedMemory | None:
+def _made(world: World, room: SharedRoom, token: bytes) -> SharedMemory | None:
     try:
         file = os.memfd_create("trtla")
     except OSError:
@@ -108,7 +108,7 @@ def _made(world: World, room: Room, token: bytes) -> SharedMemory | None:
         return None
 
 
-def _opened(world: World, room: Room, path: str, token: bytes) -> SharedMemory | None:
+def _opened(world: World, room: SharedRoom, path: str, token: bytes) -> SharedMemory | None:
     """Of rank 0's process; on another machine or in another container its path is somebody else's
     or nobody's."""
     try:

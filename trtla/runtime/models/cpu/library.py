@@ -29,7 +29,7 @@ class Matrix(Structure):
     ]
 
 
-class Layer(Structure):
+class NativeLayer(Structure):
     """A decoder layer's weights."""
 
     _fields_ = [
@@ -42,11 +42,11 @@ class Layer(Structure):
     ]
 
 
-class Model(Structure):
+class NativeModel(Structure):
     """All weights and sizes."""
 
     _fields_ = [
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(NativeLayer)),
         ("num_layers", c_int64),
         ("embedding", Matrix),
         ("norm", c_void_p),
@@ -77,7 +77,7 @@ class Exchange(Structure):
     ]
 
 
-class Step(Structure):
+class NativeStep(Structure):
     """One forward's input and output."""
 
     _fields_ = [
@@ -108,7 +108,7 @@ class Filters(Structure):
     ]
 
 
-class Library:
+class NativeLibrary:
     """The calls of the compiled library; a `RowSampler` of contiguous float32 logits."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -116,7 +116,7 @@ class Library:
         for name in ("trtla_lanes", "trtla_has_bfloat16_products"):
             getattr(self._library, name).restype = c_int64
         self.forward = self._library.trtla_forward
-        self.forward.argtypes = [POINTER(Model), POINTER(Step)]
+        self.forward.argtypes = [POINTER(NativeModel), POINTER(NativeStep)]
         self.forward.restype = None
         self._most_probable = self._library.trtla_most_probable
         self._most_probable.argtypes = [c_void_p, c_int64]
@@ -166,6 +166,6 @@ def _row(logits: Tensor, row: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def library() -> Library:
+def library() -> NativeLibrary:
     """The library for this processor; raises `NotCompiled` where there is none."""
-    return Library(FORWARD.load())
+    return NativeLibrary(FORWARD.load())

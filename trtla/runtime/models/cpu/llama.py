@@ -88,8 +88,8 @@ class NativeLlama(Model):
         if embedding is not head:
             rows = self._matrix(embedding)
             self._embedding_bytes = self._matrices[-1].weight.nbytes
-        self._model = native.Model(
-            layers=(native.Layer * len(layers))(*layers),
+        self._model = native.NativeModel(
+            layers=(native.NativeLayer * len(layers))(*layers),
             num_layers=len(layers),
             embedding=rows,
             norm=self._vector(tensors.vector("ln_f.weight")),
@@ -114,12 +114,12 @@ class NativeLlama(Model):
             return weight.to(torch.bfloat16)
         return weight if weight.dtype in _STORED else weight.float()
 
-    def _layer(self, tensors: LayerTensors) -> native.Layer:
+    def _layer(self, tensors: LayerTensors) -> native.NativeLayer:
         (gate, gate_bias), (up, up_bias) = map(tensors.take_plain, ("mlp.fc", "mlp.gate"))
         bias = None
         if gate_bias is not None and up_bias is not None:
             bias = numbers(self._packing.interleave(gate_bias, up_bias))
-        return native.Layer(
+        return native.NativeLayer(
             input_norm=self._vector(tensors["input_layernorm.weight"]),
             qkv=(native.Matrix * 3)(*self._qkv(*tensors.take_qkv())),
             dense=self._matrix(*tensors.take_plain("attention.dense")),
@@ -220,7 +220,7 @@ class NativeLlama(Model):
             raise ValueError(f"there is no layer {max(self.taps)} to tap")
         hidden = torch.empty((len(self.taps), len(rope_rows), self.config.hidden_size))
         taps = array("q", self.taps)
-        step = native.Step(
+        step = native.NativeStep(
             tokens=len(rope_rows),
             num_rows=rows,
             num_sequences=len(feeds),

@@ -45,7 +45,7 @@ class NativeCode:
         folder: its C++ files; each is compiled on its own.
         includes: folders that they include files of.
         flags: for the compiler, beside those of all sources.
-        beside: what is compiled at the same time, since it is needed soon.
+        also: what is compiled at the same time, since it is needed soon.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class NativeCode:
         folder: Path,
         includes: Iterable[Path] = (),
         flags: Iterable[str] = (),
-        beside: Iterable[NativeCode] = (),
+        also: Iterable[NativeCode] = (),
     ) -> None:
         self.folder, self.flags = folder, (*FLAGS, *flags)
         self._name, self._instead = name, instead
-        self._folders, self._beside = (folder, *includes), tuple(beside)
+        self._folders, self._also = (folder, *includes), tuple(also)
         self._failed: dict[Path, NotCompiled] = {}
 
     @property
@@ -97,7 +97,7 @@ class NativeCode:
 
     def _compile(self, level: Level) -> None:
         compiler = find_compiler()
-        missing = [code for code in (self, *self._beside) if not _is_whole(code._place(level))]
+        missing = [code for code in (self, *self._also) if not _is_whole(code._place(level))]
         builds = [code.build(level, compiler, code._place(level)) for code in missing]
         console = Console(quiet=not _log.isEnabledFor(logging.WARNING))
         label = f"note: compiling for {level.name}, once"
@@ -200,5 +200,5 @@ TREES = NativeCode(
     flags=("-ffp-contract=off",),  # chances are those of the tests' oracle, to the last bit
 )
 FORWARD = NativeCode(
-    "forward", "PyTorch's operations", _NATIVE, flags=("-ffp-contract=fast",), beside=(TREES,)
+    "forward", "PyTorch's operations", _NATIVE, flags=("-ffp-contract=fast",), also=(TREES,)
 )

@@ -51,7 +51,7 @@ class PagedGroup:
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor | None = None
     ) -> Tensor:
-        """As `models.attention.attend`; rows of no sequence hold anything."""
+        """Rows of no sequence hold anything."""
         return paged_attend(queries, keys, values, self, scale)
 
 
@@ -78,17 +78,10 @@ def paged_attend(
     scale: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention outputs of a group's rows.
+    """Attention outputs of a group's rows, as of `StepGroup.attend`.
 
     Args:
-        queries: [rows, heads, head_size]; heads lie one behind the other, rows at any stride.
-        keys: the layer's cached keys, [slots, kv_heads, head_size], fed tokens included.
-        values: the layer's cached values, same shape.
-        scale: of FP8 keys and values, whose bytes are given; None: they have the queries' type.
         splits: into how many parts a context is cut, a power of 2; None: by the size of the grid.
-
-    Returns:
-        [rows, heads * head_size].
     """
     launch = _Launch.of(queries, keys, group, splits)
     rows, heads, size = queries.shape

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtla.errors import TrtlaError
-from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded, Group, make_batch
+from trtla.runtime.models.batch import AttentionGroup, Batch, Forwarded, StepGroup, make_batch
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.models.layers import Linear, LinearPair
@@ -60,7 +60,7 @@ class RelativeGroups:
     """The attention groups of a step, and how far each of their queries stands behind each key."""
 
     def __init__(
-        self, feeds: Sequence[Feed], groups: Sequence[Group], device: torch.device
+        self, feeds: Sequence[Feed], groups: Sequence[StepGroup], device: torch.device
     ) -> None:
         self._groups = cast("Sequence[AttentionGroup]", groups)  # `make_batch` makes no others
         self._distances = [
