@@ -207,7 +207,7 @@ def test_drafts_are_copied_from_what_the_encoder_reads(name: str) -> None:
     prompt, triple = (5, 6, 7, 8, 9, 20, 21, 22), LookaheadConfig(1, 5, 2)
     settings = DrafterSettings((name,), gamma=4)
     target = executor(load(folder("T5")), VOCAB, settings, lookahead=triple)
-    drafter = target._drafters(triple, asked(0, prompt, max_output_len=30))
+    drafter = target._drafting.drafters(triple, asked(0, prompt, max_output_len=30))
     drafter.observe((), prompt[1:3])
     draft = drafter.propose()
     assert prompt[3:7] in {draft.tokens_to(node) for node in draft.candidates}

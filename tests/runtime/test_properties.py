@@ -228,12 +228,6 @@ def test_13_14_15_end_ids_and_lengths_cut_like_plain_decoding(case, end_ids):
     assert executor.stats().new_tokens == len(expected)
 
 
-def test_13_end_id_as_first_token_takes_one_forward():
-    outputs, model, _ = decode(lambda s: 2, 3, (3, 3, 3), [request([0, 1], 9, end_ids=[2])])
-    assert tokens_of(outputs[0]) == [2]
-    assert len(model.fed) == 1
-
-
 def test_13_nothing_past_the_end_reaches_the_drafter():
     seen = []
 
@@ -251,24 +245,6 @@ def test_13_nothing_past_the_end_reaches_the_drafter():
         drafter=spying,
     )
     assert tokens_of(outputs[0]) == seen == [3, 4, 0, 1]
-
-
-def test_15_max_output_len_1_uses_the_prompt_pass_only():
-    outputs, model, _ = decode(lambda s: 1, 3, (4, 4, 4), [request([0], 1)])
-    assert (tokens_of(outputs[0]), len(model.fed)) == ([1], 1)
-    assert outputs[0][0].finish_reason == "length"
-
-
-def test_15_end_id_wins_over_length():
-    outputs, _, _ = decode(lambda s: 2, 3, (4, 4, 4), [request([0], 1, end_ids=[2])])
-    assert outputs[0][0].finish_reason == "end_id"
-
-
-@pytest.mark.parametrize("length", range(1, 8))
-def test_16_prompts_shorter_than_the_ngram(length):
-    rule = hash_rule(5, 3)
-    outputs, _, _ = decode(rule, 5, (7, 7, 7), [request([1] * length, 30)])
-    assert tokens_of(outputs[0]) == plain(rule, [1] * length, 30)
 
 
 def test_16_empty_prompt_is_refused():
@@ -289,12 +265,6 @@ def test_18_19_degenerate_sizes(triple):
         assert len(model.fed) == 33
     if triple[1] == 1:
         assert model.fed == [2] + [1] * 32
-
-
-def test_20_never_matching_text():
-    outputs, _, _ = decode(lambda s: s[-1] + 1, 300, (5, 4, 5), [request([0], 120)])
-    assert outputs[0][-1].stats.tokens_per_step == 1.0
-    assert tokens_of(outputs[0]) == list(range(1, 121))
 
 
 @examples(40)
@@ -335,18 +305,6 @@ def test_21_a_request_above_the_server_is_refused_and_changes_nothing():
         with pytest.raises(UsageError, match="more than the default triple 5,5,5"):
             executor.submit(request([0], 3, triple))
     assert executor.poll() == []
-
-
-def test_22_the_same_request_twice_gives_the_same_steps():
-    rule = hash_rule(5, 4, 3)
-    executor, _ = toy_executor(
-        greedy_scores(rule, 5), 5, LookaheadConfig(5, 4, 5), drafter=lookahead_drafter
-    )
-    first, second = (
-        run(executor, [request([1, 2, 3], 40, request_id=i, seed=9)])[i] for i in range(2)
-    )
-    assert steps_of(first) == steps_of(second)
-    assert tokens_of(first) == tokens_of(second)
 
 
 def test_23_the_seed_changes_steps_only():

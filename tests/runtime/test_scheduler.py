@@ -17,7 +17,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla.errors import TrtlaError, UsageError
-from trtla.runtime.blocks import TOKENS_PER_BLOCK, BlockPool
+from trtla.runtime.blocks import BlockPool
 from trtla.runtime.draft import Draft
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.sampling.accept import accept
@@ -58,18 +58,6 @@ def test_a_sequence_waits_until_its_whole_need_is_free():
     assert blocks.num_free == 0
     scheduler.finish(chunk.sequence)
     assert [c.sequence.request.request_id for c in scheduler.next().prompts] == [1]
-
-
-def test_chunked_prompts_give_the_same_text():
-    prompt = [i % 5 for i in range(60)]
-    executor, model = toy_executor(
-        greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1), max_num_tokens=13, max_batch_size=4
-    )
-    outputs = run(executor, [request(prompt, 20, request_id=i) for i in range(4)])
-    assert all(tokens_of(o) == plain(RULE, prompt, 20) for o in outputs.values())
-    assert max(model.fed) <= 13
-    assert executor.stats().fed == sum(model.fed)
-    assert sum(o[-1].stats.fed or 0 for o in outputs.values()) == sum(model.fed)
 
 
 def test_few_blocks_delay_but_do_not_change():
@@ -129,23 +117,6 @@ def test_token_ids_outside_the_vocabulary_are_refused():
     executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
     with pytest.raises(UsageError, match="token id 5, outside the vocabulary of 5"):
         executor.submit(request([1, 5], 3))
-
-
-@given(st.lists(st.integers(1, 200), max_size=12), st.data())
-def test_blocks_are_owned_once_and_come_back(sizes, data):
-    pool, owned = BlockPool(16), {}
-    for index, size in enumerate(sizes):
-        before = pool.num_free
-        blocks = pool.allocate(size)
-        need = -(-size // TOKENS_PER_BLOCK)
-        assert (blocks is None) == (need > before)
-        if blocks is not None:
-            assert len(blocks) == need
-            owned[index] = blocks
-        flat = [b for one in owned.values() for b in one]
-        assert len(flat) == len(set(flat)) == 16 - pool.num_free
-        if owned and data.draw(st.booleans()):
-            pool.release(owned.pop(data.draw(st.sampled_from(sorted(owned)))))
 
 
 def test_consecutive_blocks_are_preferred():

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from trtla.errors import TrtlaError
+from trtla.errors import TrtlaError, sentence
 from trtla.runtime.draft import NO_DRAFT, Draft, Drafter, depths
 from trtla.runtime.request import DraftRecorder, FinishReason, Output, Request
 from trtla.runtime.stats import RequestStats
@@ -180,6 +180,12 @@ class Sequence:
         self.outputs.append(Output(*output, start=len(self.output_ids)))
         return self.outputs[-1]
 
+    def fail(self, cause: BaseException | None) -> None:
+        """Commit that it ends for what it has raised, unless it has ended; it is in no queue."""
+        if self.finish_reason is None:
+            error = cause if isinstance(cause, TrtlaError) else _failure(self.request, cause)
+            self.end("failed", error)
+
     def rewind(self) -> None:
         """Go back to the record: nothing is cached, and what was counted is counted anew."""
         committed = [output for output in self.outputs if output.new_tokens]
@@ -189,6 +195,15 @@ class Sequence:
         stats.step_lengths[:] = [len(output.new_tokens) for output in committed]
         stats.steps = max(0, len(committed) - 1)
         stats.accepted = sum(output.accepted for output in committed)
+
+
+def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
+    error = TrtlaError(
+        f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
+        "the other requests go on; decode this one with --drafter none and without stop strings",
+    )
+    error.__cause__ = cause
+    return error
 
 
 class RequestFailed(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from typing import TypeVar
 
-from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.auto.probe import measure_costs, measured_costs
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.costs import CostPlan, CostTable
@@ -50,17 +50,14 @@ class TorchExecutor(Executor):
     """An `Executor` on PyTorch, CPU or CUDA.
 
     Args:
-        model: the target.
-        cache: its K/V cache; a sequence's whole need is reserved when it is admitted.
-        limits: what requests must fit into.
-        drafters: makes each request's drafter; those that it names unless given.
-        costs: what forwards cost, for adaptive requests; measured unless said otherwise.
+        cache: a sequence's whole need is reserved in it when it is admitted.
+        drafters: makes each request's drafter.
+        costs: what forwards cost, for adaptive requests; measured by default.
         max_reused_len: longest text whose blocks are kept for those that begin like it; 0: none.
-        draft_totals: where draft models count their steps.
         most_nodes: of an adaptive request's step, fed whatever they cost; None: what pays.
         bounded_steps: limit the prompt tokens beside running texts; see `ExecutorOptions`.
         ahead: begin the next step before outputs are reported, so that a device computes while
-            they are read; None: where there is one.
+            they are read; None: on GPUs.
         ranks: that run the model together; this process is rank 0, and decides for all.
     """
 
@@ -242,13 +239,13 @@ class TorchExecutor(Executor):
         for sequence in sequences:
             sequence.rewind()
         if failure is not None:
-            _fail(failure.sequence, failure.__cause__)
+            failure.sequence.fail(failure.__cause__)
         for sequence in sequences:
             if sequence.finish_reason is None:
                 try:
                     self._join(sequence)
                 except Exception as error:
-                    _fail(sequence, error)
+                    sequence.fail(error)
             self._record.new += sequence.outputs
 
     def _end(self, request_id: int, reason: FinishReason, error: TrtlaError | None = None) -> None:
@@ -370,18 +367,3 @@ class TorchExecutor(Executor):
         if self._stepper.leader is not None:
             self._stepper.leader.close()
         del self._cache, self._stepper, self._drafting, self._scheduler, self._cost_source
-
-
-def _fail(sequence: Sequence, cause: BaseException | None) -> None:
-    if sequence.finish_reason is None:
-        error = cause if isinstance(cause, TrtlaError) else _failure(sequence.request, cause)
-        sequence.end("failed", error)
-
-
-def _failure(request: Request, cause: BaseException | None) -> TrtlaError:
-    error = TrtlaError(
-        f"{request.label} failed: {sentence(cause) if cause else 'its drafter raised'}",
-        "the other requests go on; decode this one with --drafter none and without stop strings",
-    )
-    error.__cause__ = cause
-    return error
