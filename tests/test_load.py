@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtla.bench.load.client import server_url
-from trtla.bench.load.report import row
-from trtla.bench.load.runs import Load, LoadRun, arrivals
-from trtla.bench.load.stream import Answer, EventParser, RequestFailed, reason_of
+from trtla.bench.load_client import (
+    EventParser,
+    RequestFailed,
+    StreamedAnswer,
+    reason_of,
+    server_url,
+)
+from trtla.bench.load_report import row
+from trtla.bench.load_runs import Load, LoadRun, arrivals
 from trtla.errors import UsageError
 
 EVENTS = ["one", "two\nthree", "vié€r", "", "[DONE]"]
@@ -42,7 +47,7 @@ def chunk(text: str, **more: str) -> str:
 
 
 def test_times_are_those_of_chunks_with_text() -> None:
-    answer = Answer(10.0)
+    answer = StreamedAnswer(10.0)
     answer.take('{"choices": [{"delta": {"role": "assistant", "content": ""}}]}', 10.5)
     answer.take('{"choices": [{"delta": {"reasoning_content": "so", "content": null}}]}', 11.0)
     answer.take(chunk("a"), 11.25)
@@ -66,7 +71,7 @@ def test_times_are_those_of_chunks_with_text() -> None:
 )
 def test_what_is_no_chunk_fails_the_request(data: str, reason: str) -> None:
     with pytest.raises(RequestFailed, match=reason):
-        Answer(0.0).take(data, 0.0)
+        StreamedAnswer(0.0).take(data, 0.0)
 
 
 def test_a_refusal_is_one_line_in_any_form() -> None:
@@ -88,8 +93,8 @@ def test_arrivals_are_a_seeded_poisson_process() -> None:
     assert arrivals(3, math.inf, seed=0) == [0.0, 0.0, 0.0]
 
 
-def answered(start: float, *times: float, tokens: int, error: str | None = None) -> Answer:
-    return Answer(
+def answered(start: float, *times: float, tokens: int, error: str | None = None) -> StreamedAnswer:
+    return StreamedAnswer(
         start,
         ["x"] * len(times),
         list(times),

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, refused, trtla
-from trtla.cli.bench.tune_report import advice
+from trtla.cli.bench.tune_output import advice, speed, write_preset
 from trtla.results.documents import Tune
-from trtla.tune.output import speed, write_preset
 
 FAST = ("--budget", "2s", "--rounds", "1", "--max-output-len", "16", "--num-prompts", "1")
 

@@ -85,11 +85,7 @@ class Ablated:
 
 
 class _Rows:
-    """The CSV file of rows: a view of the journal beside it, which has the runs too.
-
-    Raises:
-        UsageError: the file is there and is not such a table, or cannot be written.
-    """
+    """The CSV file of rows: a view of the journal beside it, which has the runs too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,11 +120,7 @@ class _Rows:
 
 
 def run_ablation(plan: AblationPlan, watched: Watched, on_note: Note) -> Ablated:
-    """Measure what the output file does not hold yet; write the means.
-
-    Raises:
-        UsageError: the file, a setting or a prompt does not fit.
-    """
+    """Measure what the output file does not hold yet; write the means."""
     table, found = _Rows(plan.output), Ablated()
     set_threads(next(iter(plan.threads), None))
     for device, dtype in product(plan.devices, plan.dtypes):

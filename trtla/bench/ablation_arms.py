@@ -100,9 +100,6 @@ def arms(
         gammas: of sd, nasd, prompt-lookup and the chain; `gamma_maxs` and `emas` are egag's.
         ngram_kinds: of nasd, the chain has the first; `ngram_orders` and `top_k_fillers` of both.
         nodes: of auto-nodes.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
     draft = f"{DRAFT_PREFIX}{draft_model}"
     chain = (draft, "lookahead", "ngram")
@@ -203,11 +200,7 @@ class Case:
 
 
 def load_tasks(tasks: Sequence[str], limit: int | None = None) -> list[TaskPrompt]:
-    """The prompts of shipped tasks, at most `limit` of each.
-
-    Raises:
-        UsageError: a task is not known.
-    """
+    """The prompts of shipped tasks, at most `limit` of each."""
     for task in tasks:
         if task not in TASKS:
             guess = did_you_mean(task, TASKS)

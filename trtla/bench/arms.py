@@ -53,11 +53,7 @@ INSTALL_LLAMA_CPP = "pip install 'trtla[bench]' (it compiles llama.cpp), or omit
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Refuse peers before a model is loaded.
-
-    Raises:
-        TrtlaError: a package that one of them needs is not installed.
-    """
+    """Refuse peers before a model is loaded."""
     needing = [name for name in names if name in LLAMA_CPP]
     if needing and find_spec("llama_cpp") is None:
         raise TrtlaError(
@@ -66,11 +62,7 @@ def check_installed(names: Iterable[str]) -> None:
 
 
 def gguf_of(model: str, hf_model_dir: str | None) -> Path:
-    """The GGUF file that llama.cpp runs: the one that is named for peers, or the model itself.
-
-    Raises:
-        UsageError: neither is one.
-    """
+    """The GGUF file that llama.cpp runs: the one that is named for peers, or the model itself."""
     for named in filter(None, (hf_model_dir, model)):
         path = hub_folder(named)
         file = weight_file(path) or path

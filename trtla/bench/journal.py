@@ -73,11 +73,7 @@ class Journal:
         return self.entries.get(name)
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a measurement, handed to the system in one piece before this returns.
-
-        Raises:
-            UsageError: the file cannot be written.
-        """
+        """Keep a measurement, handed to the system in one piece before this returns."""
         row = {"format_version": FORMAT_VERSION, "key": self._key, "name": name, "value": value}
         before = "" if self._whole else "\n"  # behind a line that was cut off
         try:

@@ -44,11 +44,7 @@ class Setup:
     """Whether texts are put into the chat template."""
 
     def open(self, device: str, dtype: str) -> LLM:
-        """The model on a device and in a type.
-
-        Raises:
-            UsageError: a folder, the device or the type is not usable.
-        """
+        """The model on a device and in a type."""
         from trtla.llm.llm import LLM
 
         size = max(self.batch_sizes)
@@ -63,9 +59,6 @@ class OpenedModel:
         setup: what the model was opened with.
         device: what it was opened on.
         dtype: the type that was wanted; auto is the engine's.
-
-    Raises:
-        UsageError: it has no tokenizer.
     """
 
     def __init__(self, llm: LLM, setup: Setup, device: torch.device, dtype: str) -> None:
@@ -96,9 +89,6 @@ class OpenedModel:
         Args:
             sampling: of the answers; the prompt at place i has seed + i.
             of: whose prompts they are, for notes.
-
-        Raises:
-            UsageError: any prompt at all has no room, or the chat template fails.
         """
         encoder = Encoder(self.tokenizer, self._setup.asking, self.room)
         answer = plain_answers(self.llm, self.tokenizer, sampling, self._ends)
@@ -116,11 +106,7 @@ class OpenedModel:
 
 
 def take_tokenizer(llm: LLM) -> Tokenizer:
-    """The model's tokenizer, taken away from it: no arm pays for text.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """The model's tokenizer, taken away from it: no arm pays for text."""
     tokenizer, llm.tokenizer = llm.tokenizer, None
     if tokenizer is None:
         raise UsageError(

@@ -52,11 +52,7 @@ class Article(BaseModel):
 
 
 def require_extras(dataset: str) -> None:
-    """Refuse early when a package of the extra `eval` is missing.
-
-    Raises:
-        TrtlaError: rouge-score, or datasets for CNN/DailyMail, is not installed.
-    """
+    """Refuse early when a package of the extra `eval` is missing."""
     needed = {"rouge_score": "rouge-score"}
     if dataset == CNN_DAILYMAIL:
         needed["datasets"] = "datasets"
@@ -68,11 +64,7 @@ def require_extras(dataset: str) -> None:
 
 
 def load_articles(dataset: str, count: int, seed: int) -> list[Article]:
-    """The first `count` articles of a .jsonl file, or of the shuffled CNN/DailyMail test split.
-
-    Raises:
-        UsageError: the file or one of its lines is not usable, or the hub cannot be reached.
-    """
+    """The first `count` articles of a .jsonl file, or of the shuffled CNN/DailyMail test split."""
     if dataset == CNN_DAILYMAIL:
         rows = load_rows("test", count, f"use a local file: {_HINT}", seed)
         return [Article(article=row["article"], highlights=row["highlights"]) for row in rows]
@@ -107,11 +99,7 @@ def encode(
 def encode_chats(
     tokenizer: Tokenizer, articles: Sequence[Article], max_input_length: int, asking: Asking
 ) -> list[Ids]:
-    """Prompts as users' messages in the chat template; long articles lose their beginning.
-
-    Raises:
-        UsageError: there is no template, it fails, or it alone is too long.
-    """
+    """Prompts as users' messages in the chat template; long articles lose their beginning."""
     encoder = Encoder(tokenizer, asking, max_input_length)
     return [encoder.ids(asking.prompt(prompt_text(item.article))) for item in articles]
 
@@ -221,11 +209,7 @@ def items(sides: Sequence[SummarySide], prompts: Sequence[Ids]) -> Iterable[dict
 
 
 def check_rouge1(figures: Side, threshold: float) -> None:
-    """Compare a side's ROUGE-1 with a threshold.
-
-    Raises:
-        CheckFailed: it is below.
-    """
+    """Compare a side's ROUGE-1 with a threshold."""
     rouge1 = figures.rouge1 or 0.0
     if rouge1 < threshold:
         raise CheckFailed(

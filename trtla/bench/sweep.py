@@ -73,11 +73,7 @@ def run_sweep(
     on_round: OnRound,
     stages: Stages = silent,
 ) -> Results | None:
-    """Measure everything; None in the serving ranks of mpirun.
-
-    Raises:
-        UsageError: a triple, a batch size or a prompt does not fit the engine.
-    """
+    """Measure everything; None in the serving ranks of mpirun."""
     results = Results()
     for name, dtype in product(sweep.devices, sweep.dtypes):
         device = resolve_device(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from rich.cells import cell_len
 
-from trtla.charts.theme import BASE, COLOURS, INK, theme
+from trtla.charts import BASE, COLOURS, INK, theme
 from trtla.errors import UsageError
 from trtla.explain.mask_view import HIDDEN, mask_lines
 from trtla.explain.record import RecordedRun, RecordedStep

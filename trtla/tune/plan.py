@@ -21,7 +21,7 @@ from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.roofline import Gpu
+from trtla.tune.prediction import Gpu
 
 _AXES = ((1, 2, 3, 4, 5, 7, 10, 15), (2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 7, 10, 15))
 """Window, n-gram and verification set sizes that the search moves along."""
@@ -121,11 +121,7 @@ Groups = Mapping[str, Sequence[Sample]]
 
 
 def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
-    """The prompts by category, at most `most` of each.
-
-    Raises:
-        UsageError: a name, a file or a line is not usable, or there is no prompt.
-    """
+    """The prompts by category, at most `most` of each."""
     return load_sets(names, (), most, _lines)
 
 
@@ -149,11 +145,7 @@ def _lines(name: str) -> list[tuple[str, Question]]:
 def make_samples(
     sets: Sequence[PromptSet], model: OpenedModel, sampling: SamplingParams, on_note: Note
 ) -> list[Sample]:
-    """The prompts of every turn as ids; prompt i of a set has seed + i.
-
-    Raises:
-        UsageError: a prompt has no room, or the chat template fails.
-    """
+    """The prompts of every turn as ids; prompt i of a set has seed + i."""
     return [
         Sample(one.category, number, ids, replace(sampling, seed=sampling.seed + number))
         for one in sets

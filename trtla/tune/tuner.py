@@ -29,8 +29,7 @@ from trtla.runtime.costs import CostPlan, CostTable
 from trtla.runtime.models.load import resolve_device
 from trtla.tune.contest import LEAST_TURNS, Contest, contenders
 from trtla.tune.plan import Groups, Sample, TuneSettings, by_category, make_samples
-from trtla.tune.prediction import Predictor, knee, recommend
-from trtla.tune.roofline import Roofline
+from trtla.tune.prediction import Predictor, Roofline, knee, recommend
 from trtla.tune.search import Search
 from trtla.version import __version__
 
@@ -50,11 +49,7 @@ _BUSY = 1.3
 
 
 def tune(settings: TuneSettings, on_note: Note, stages: Stages = silent) -> Tune:
-    """Tune; the document.
-
-    Raises:
-        UsageError: prompts, limits or devices do not fit the model.
-    """
+    """Tune; the document."""
     started = time.monotonic()
     with LLM(settings.model, settings.options) as llm:
         found = _Tuning(settings, llm, on_note, stages).go()

@@ -143,9 +143,6 @@ def run_ablation_command(
 
     Args:
         lookahead: the triple to open the model with; None is the engine's own.
-
-    Raises:
-        UsageError: a flag, a folder or the output file is not usable.
     """
     ablation = _check(console, given, lookahead)
     check_texts(console, given.asking, (given.engine_dir, given.options.tokenizer_dir))

@@ -103,9 +103,6 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
     Args:
         chosen: None: the tables.
         modes: all that there are.
-
-    Raises:
-        UsageError: some are given; all of them are named.
     """
     context, owners = click.get_current_context(), {mode.section: mode for mode in modes}
     unread: list[str] = []
@@ -125,11 +122,7 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
 
 
 def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
-    """The triple to open the model with; None is the engine's own.
-
-    Raises:
-        UsageError: a triple is above what it is for.
-    """
+    """The triple to open the model with; None is the engine's own."""
     # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
     own = (Path(given.engine_dir) / "trtla.json").is_file()
     lookahead = None if own else _covering(given.lookahead)

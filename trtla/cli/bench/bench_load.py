@@ -23,8 +23,8 @@ from trtla.settings.messages import Asking
 from trtla.settings.sampling import Filters, SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.bench.load.client import Endpoint
-    from trtla.bench.load.runs import Load, LoadRun, LoadTest, Measured
+    from trtla.bench.load_client import Endpoint
+    from trtla.bench.load_runs import Load, LoadResult, LoadRun, LoadTest
 
 _SECTION = "Load on a server: a run each of --concurrency or --request-rate"
 _READ = (
@@ -123,16 +123,9 @@ def _own_params() -> list[click.Parameter]:
 
 
 def run_load_command(console: Console, given: LoadFlags) -> None:
-    """Check, measure with a note a run, and print the figures.
-
-    Raises:
-        UsageError: a flag is not usable.
-        TrtlaError: there is no server, or it answered nothing.
-        CheckFailed: a text under load differs from that alone.
-        KeyboardInterrupt: after what was measured by then has been printed.
-    """
+    """Check, measure with a note a run, and print the figures."""
     test = _check(console, given)
-    from trtla.bench.load.runs import measure
+    from trtla.bench.load_runs import measure
 
     def on_run(run: LoadRun) -> None:
         console.note(_described(run))
@@ -146,8 +139,8 @@ def run_load_command(console: Console, given: LoadFlags) -> None:
 
 def _check(console: Console, given: LoadFlags) -> LoadTest:
     """What can be refused before the server is asked."""
-    from trtla.bench.load.client import Server, server_url
-    from trtla.bench.load.runs import LoadTest
+    from trtla.bench.load_client import Server, server_url
+    from trtla.bench.load_runs import LoadTest
     from trtla.data.prompt_sets import load_sets, mixed
 
     filters = _filters(given)
@@ -194,7 +187,7 @@ def _filters(given: LoadFlags) -> tuple[Filters, ...]:
 
 
 def _loads(given: LoadFlags) -> tuple[Load, ...]:
-    from trtla.bench.load.runs import Load
+    from trtla.bench.load_runs import Load
 
     if given.concurrency and given.request_rate:
         raise UsageError("--concurrency and --request-rate exclude each other", "omit one of them")
@@ -232,7 +225,7 @@ def _extra(given: LoadFlags) -> dict[str, Any]:
 
 
 def _described(run: LoadRun) -> str:
-    from trtla.bench.load.report import row
+    from trtla.bench.load_report import row
 
     done = row(run)
     failed = f", {done.failed} failed" if done.failed else ""
@@ -242,8 +235,8 @@ def _described(run: LoadRun) -> str:
     )
 
 
-def _print(console: Console, test: LoadTest, measured: Measured, output_format: str) -> None:
-    from trtla.bench.load.report import csv_text, document, markdown_text
+def _print(console: Console, test: LoadTest, measured: LoadResult, output_format: str) -> None:
+    from trtla.bench.load_report import csv_text, document, markdown_text
     from trtla.results.documents import host
 
     found = host(command_line())
@@ -255,7 +248,7 @@ def _print(console: Console, test: LoadTest, measured: Measured, output_format: 
         console.out(markdown_text(test, measured, found))
 
 
-def _check_answers(measured: Measured) -> None:
+def _check_answers(measured: LoadResult) -> None:
     """Fail where nothing was answered, or texts depend on what ran beside them."""
     answers = [one for run in measured.runs for one in run.answers.values()]
     failed = [one.error for one in answers if one.error is not None]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trtla.results.documents import Tune
     from trtla.tune.plan import TuneSettings
-    from trtla.tune.roofline import Gpu
+    from trtla.tune.prediction import Gpu
 
 _BATCH_SIZES = (1, 4, 16)
 DOCUMENT = "tune.json"
@@ -54,7 +54,7 @@ def tune(console: Console, /, **flags: Any) -> None:
     given = parsed(TuneFlags, flags)
     plan = _check(given, console)
     if given.dry_run:
-        from trtla.cli.bench.tune_report import show_plan
+        from trtla.cli.bench.tune_output import show_plan
 
         show_plan(console, plan)
         return
@@ -65,8 +65,8 @@ def tune(console: Console, /, **flags: Any) -> None:
 
 def _check(given: TuneFlags, console: Console) -> TuneSettings:
     """What can be refused before a model is loaded."""
+    from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.formats.t5_config import is_encoder_decoder
-    from trtla.tune.output import check_folder, check_preset
     from trtla.tune.plan import TuneSettings, load_prompts
 
     planned = _is_planned(given)
@@ -188,7 +188,7 @@ def _gpu(given: TuneFlags, planned: bool) -> Gpu | None:
                 f"--gpu {given.gpu} plans for TensorRT-LLM, and costs are measured here",
                 "omit --gpu, or add --backend tensorrt-llm",
             )
-        from trtla.tune.roofline import find_gpu
+        from trtla.tune.prediction import find_gpu
 
         return find_gpu(given.gpu)
     if planned:
@@ -226,8 +226,7 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
 
 def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags) -> None:
     """Write what there is to write, then print."""
-    from trtla.cli.bench.tune_report import show
-    from trtla.tune.output import write_document, write_preset
+    from trtla.cli.bench.tune_output import show, write_document, write_preset
 
     write_document(tuned, plan.output_dir / DOCUMENT)
     written = given.write is not None and write_preset(tuned, Path(given.write))

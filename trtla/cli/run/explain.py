@@ -168,8 +168,7 @@ def _check(given: ExplainFlags) -> ExplainFlags:
 
 
 def _check_picture(path: Path, *, force: bool) -> None:
-    from trtla.charts import check_path
-    from trtla.charts.theme import theme
+    from trtla.charts import check_path, theme
 
     check_path(path)
     check_new_file(path, "--output", force=force)

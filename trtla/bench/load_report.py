@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy
 
-from trtla.bench.load.runs import LoadRun, LoadTest, Measured
-from trtla.bench.load.stream import Answer
+from trtla.bench.load_client import StreamedAnswer
+from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
 from trtla.bench.tables import csv_lines
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
@@ -41,7 +41,7 @@ def row(run: LoadRun) -> LoadRow:
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        requests=len(run.asked),
+        requests=len(run.requests),
         completed=len(done),
         failed=len(run.answers) - len(done),
         duration_s=seconds,
@@ -75,7 +75,7 @@ def _spread(name: str, seconds: Iterable[float | None]) -> dict[str, float | Non
     return {f"{key}_{name}": float(one(known)) if known else None for key, one in figures.items()}
 
 
-def _drafting(done: Sequence[Answer]) -> dict[str, Any]:
+def _drafting(done: Sequence[StreamedAnswer]) -> dict[str, Any]:
     """Sums of what `trtla serve` reports of its drafts; nothing of other servers."""
     names = ("steps", "drafted", "accepted")
     if not done or any(one.metrics is None for one in done):
@@ -92,20 +92,20 @@ def _drafting(done: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _sum(done: Sequence[Answer], name: str) -> int | None:
+def _sum(done: Sequence[StreamedAnswer], name: str) -> int | None:
     values = [(one.metrics or {}).get(name) for one in done]
     whole = [value for value in values if isinstance(value, int)]
     return sum(whole) if len(whole) == len(values) else None
 
 
-def _failures(answers: Iterable[Answer]) -> tuple[Failure, ...]:
+def _failures(answers: Iterable[StreamedAnswer]) -> tuple[Failure, ...]:
     reasons = Counter(one.error for one in answers if one.error is not None)
     return tuple(
         Failure(reason=reason, count=number) for reason, number in list(reasons.items())[:_REASONS]
     )
 
 
-def document(test: LoadTest, measured: Measured, found: dict[str, Any]) -> dict[str, Any]:
+def document(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document, with the environment that was found."""
     answers = [one for run in measured.runs for one in run.answers.values() if one.error is None]
     settings = LoadSettings.fill(
@@ -128,7 +128,7 @@ def document(test: LoadTest, measured: Measured, found: dict[str, Any]) -> dict[
     ).document()
 
 
-def csv_text(measured: Measured, found: dict[str, Any]) -> str:
+def csv_text(measured: LoadResult, found: dict[str, Any]) -> str:
     """One line a run, with what is needed of the environment in the last columns."""
     extra = {key: found[key] for key in ("cpu", "cores", "trtla", "commit")}
     lines = [
@@ -140,7 +140,7 @@ def csv_text(measured: Measured, found: dict[str, Any]) -> str:
     return csv_lines(list(lines[0]), lines, header=True)
 
 
-def markdown_text(test: LoadTest, measured: Measured, found: dict[str, Any]) -> str:
+def markdown_text(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
     """The circumstances in a few lines, a table with a line a run, and what failed."""
     rows = [row(run) for run in measured.runs]
     parts = [_head(test, measured, found), _table(measured, rows)]
@@ -154,7 +154,7 @@ def markdown_text(test: LoadTest, measured: Measured, found: dict[str, Any]) -> 
     return "\n\n".join(parts)
 
 
-def _head(test: LoadTest, measured: Measured, found: dict[str, Any]) -> str:
+def _head(test: LoadTest, measured: LoadResult, found: dict[str, Any]) -> str:
     server = measured.server
     owner = f" (owned by {server.owned_by})" if server.owned_by else ""
     return "\n".join(
@@ -170,7 +170,7 @@ def _head(test: LoadTest, measured: Measured, found: dict[str, Any]) -> str:
     )
 
 
-def _table(measured: Measured, rows: Sequence[LoadRow]) -> str:
+def _table(measured: LoadResult, rows: Sequence[LoadRow]) -> str:
     ours = any(one.tokens_per_step is not None for one in rows)
     columns = [
         "requests", "sampling", "completed", "failed", "duration s", "requests/s",

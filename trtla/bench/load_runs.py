@@ -1,6 +1,6 @@
 """Runs of load: when requests are sent, what came of each, and their texts once more alone.
 
-What is done so far stands in `Measured` at any time, so that an interrupted run has results.
+What is done so far stands in `LoadResult` at any time, so that an interrupted run has results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from itertools import cycle, islice, product
 from types import FrameType
 from typing import Any
 
-from trtla.bench.load.client import Asked, Client, Server
-from trtla.bench.load.stream import Answer
+from trtla.bench.load_client import Client, LoadRequest, Server, StreamedAnswer
 from trtla.console import Progress, Stages, silent
 from trtla.results.metrics import first_difference
 from trtla.settings.messages import Asking
@@ -70,20 +69,20 @@ class LoadTest:
         numbered = enumerate(cycle(self.prompts))
         for filters, load in product(self.filters, self.loads):
             texts = islice(numbered, self.requests)
-            yield LoadRun(load, filters, [self._asked(filters, *one, chat) for one in texts])
+            yield LoadRun(load, filters, [self._request(filters, *one, chat) for one in texts])
 
-    def warm_up(self, chat: bool) -> Asked:
+    def warm_up(self, chat: bool) -> LoadRequest:
         """A request that is not counted: half a prompt, so that the server keeps none of a run."""
         first = self.prompts[0]
-        return self._asked(self.filters[0], 0, first[len(first) // 2 :], chat)
+        return self._request(self.filters[0], 0, first[len(first) // 2 :], chat)
 
-    def _asked(self, filters: Filters, index: int, text: str, chat: bool) -> Asked:
+    def _request(self, filters: Filters, index: int, text: str, chat: bool) -> LoadRequest:
         temperature, top_k, top_p = filters
         seed = self.sampling.seed + index
         sampling = replace(
             self.sampling, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
-        return Asked(self.asking.prompt(text, chat=chat), sampling)
+        return LoadRequest(self.asking.prompt(text, chat=chat), sampling)
 
 
 @dataclass(slots=True)
@@ -92,9 +91,9 @@ class LoadRun:
 
     load: Load
     filters: Filters
-    asked: Sequence[Asked]
+    requests: Sequence[LoadRequest]
     start: float = 0.0
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, StreamedAnswer] = field(default_factory=dict)
     """By the request's index, in the order in which they were over."""
 
     @property
@@ -116,7 +115,7 @@ class Checked:
 
 
 @dataclass(slots=True)
-class Measured:
+class LoadResult:
     """All that is known so far."""
 
     server: Server
@@ -130,14 +129,9 @@ def measure(
     on_note: Callable[[str], None],
     on_run: Callable[[LoadRun], None],
     stages: Stages = silent,
-) -> Measured:
-    """Run every load; Ctrl-C ends it, with what there is by then.
-
-    Raises:
-        TrtlaError: there is no server, or it does not answer a request.
-        KeyboardInterrupt: on Ctrl-C before the first run, or a second one.
-    """
-    done = Measured(test.server)
+) -> LoadResult:
+    """Run every load; Ctrl-C ends it, with what there is by then."""
+    done = LoadResult(test.server)
 
     async def work() -> None:
         with _interrupting(done):
@@ -152,7 +146,7 @@ def measure(
 
 
 @contextmanager
-def _interrupting(done: Measured) -> Iterator[None]:
+def _interrupting(done: LoadResult) -> Iterator[None]:
     """Make Ctrl-C cancel the running task: an error raised anywhere in the event loop gets lost."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
@@ -176,7 +170,7 @@ def _interrupting(done: Measured) -> Iterator[None]:
 
 async def _measure(
     test: LoadTest,
-    done: Measured,
+    done: LoadResult,
     on_note: Callable[[str], None],
     on_run: Callable[[LoadRun], None],
     stages: Stages,
@@ -206,14 +200,14 @@ async def _run(client: Client, run: LoadRun, arrivals_seed: int, progress: Progr
     """Send the requests of a run and wait for their answers."""
 
     async def send(index: int) -> None:
-        run.answers[index] = await client.ask(run.asked[index])
-        progress(len(run.answers), len(run.asked))
+        run.answers[index] = await client.ask(run.requests[index])
+        progress(len(run.answers), len(run.requests))
 
     run.start = time.perf_counter()
     if run.load.request_rate is None:
-        await _in_turn(send, len(run.asked), run.load.concurrency or 1)
+        await _in_turn(send, len(run.requests), run.load.concurrency or 1)
     else:
-        times = arrivals(len(run.asked), run.load.request_rate, arrivals_seed)
+        times = arrivals(len(run.requests), run.load.request_rate, arrivals_seed)
         await _at(send, [run.start + at for at in times])
 
 
@@ -251,13 +245,13 @@ async def _check(
     client: Client, runs: Sequence[LoadRun], checked: Checked, progress: Progress
 ) -> None:
     """Ask every distinct request alone, and compare the texts that it had under load."""
-    under_load: dict[tuple[Any, ...], list[tuple[str, Asked, Answer]]] = {}
+    under_load: dict[tuple[Any, ...], list[tuple[str, LoadRequest, StreamedAnswer]]] = {}
     for run in runs:
         for index, answer in sorted(run.answers.items()):
             if answer.error is None:
-                asked = run.asked[index]
+                request = run.requests[index]
                 name = f"request {index} of {run.load}"
-                under_load.setdefault(asked.key, []).append((name, asked, answer))
+                under_load.setdefault(request.key, []).append((name, request, answer))
     for number, group in enumerate(under_load.values(), 1):
         alone = await client.ask(group[0][1])
         if alone.error is not None:

@@ -1,1 +1,0 @@
-"""Load on an OpenAI-compatible server: requests, arrivals, timings, checks of texts."""

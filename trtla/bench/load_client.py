@@ -1,0 +1,398 @@
+"""The client of an OpenAI-compatible server: what models it has, and one streamed request.
+
+Times are taken by time.perf_counter where bytes are received. No proxy is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from trtla.console import counted
+from trtla.errors import TrtlaError, UsageError, sentence
+from trtla.settings.messages import Messages
+from trtla.settings.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import httpx
+
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MOST_REASON = 300
+"""Characters of a server's message that are kept."""
+
+
+class RequestFailed(Exception):
+    """A request has no complete answer; the text is the reason."""
+
+
+class EventParser:
+    """Server-sent events from bytes that may be cut anywhere.
+
+    Lines end with LF, CRLF or CR; comments and fields other than `data` are passed by.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+        self._after_cr = False
+        self._begun = False
+
+    def feed(self, received: bytes) -> list[str]:
+        """The data of every event that these bytes complete."""
+        if not received:
+            return []
+        if self._after_cr and received.startswith(b"\n"):
+            received = received[1:]
+            self._after_cr = False
+            if not received:
+                return []
+        self._after_cr = received.endswith(b"\r")
+        *lines, self._rest = _LINE_END.split(self._rest + received)
+        return [data for line in lines if (data := self._line(line)) is not None]
+
+    def end(self) -> list[str]:
+        """The last event, where the server omits the empty line behind it."""
+        return self.feed(b"\n\n")
+
+    def _line(self, line: bytes) -> str | None:
+        """Take a line; the event's data if it is the empty line that ends one."""
+        if not self._begun:
+            self._begun, line = True, line.removeprefix(_BYTE_ORDER_MARK)
+        if not line:
+            data, self._data = self._data, []
+            return "\n".join(data) if data else None
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" ").decode(errors="replace"))
+        return None
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What one request brought, and when; times are seconds of one clock."""
+
+    start: float
+    """When it was sent."""
+    texts: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """When each of the texts was received."""
+    last: float | None = None
+    """When the last chunk with a choice was received."""
+    closed: float = 0.0
+    """When the answer was over, complete or not."""
+    usage: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+    """trtla's extension."""
+    finished: bool = False
+    status: int | None = None
+    """Of HTTP; None before any."""
+    error: str | None = None
+    """Why there is no complete answer."""
+
+    @property
+    def text(self) -> str:
+        """All that it wrote."""
+        return "".join(self.texts)
+
+    @property
+    def input_tokens(self) -> int | None:
+        """Tokens of the prompt; None where the server does not report them."""
+        return self._counted("prompt_tokens")
+
+    @property
+    def output_tokens(self) -> int:
+        """As the server reports them, else the number of chunks with text."""
+        reported = self._counted("completion_tokens")
+        return len(self.texts) if reported is None else reported
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From sending to the first text; None where there was no text."""
+        return self.times[0] - self.start if self.times else None
+
+    @property
+    def e2el_s(self) -> float | None:
+        """From sending to the last chunk with a choice."""
+        return None if self.last is None else self.last - self.start
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time of an output token after the first; None for fewer than two."""
+        if self.last is None or not self.times or self.output_tokens < 2:
+            return None
+        return (self.last - self.times[0]) / (self.output_tokens - 1)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between the receipts of texts that follow each other."""
+        return [after - before for before, after in pairwise(self.times)]
+
+    def _counted(self, key: str) -> int | None:
+        value = (self.usage or {}).get(key)
+        return value if isinstance(value, int) else None
+
+    def take(self, data: str, at: float) -> None:
+        """Read the data of an event that was received at this time."""
+        if data.strip() == "[DONE]":
+            self.finished = True
+            return
+        chunk = _object(data)
+        if chunk.get("error"):
+            raise RequestFailed(reason_of(chunk))
+        for key in ("usage", "metrics"):
+            if isinstance(chunk.get(key), Mapping):
+                setattr(self, key, chunk[key])
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, Sequence) else ():
+            self._take_choice(choice, at)
+
+    def _take_choice(self, choice: Any, at: float) -> None:
+        if not isinstance(choice, Mapping):
+            raise RequestFailed(f"a choice of the answer is {choice!r:.60}")
+        self.last = at
+        self.finished = self.finished or choice.get("finish_reason") is not None
+        if text := _text(choice):
+            self.texts.append(text)
+            self.times.append(at)
+
+    def end(self, content_type: str) -> None:
+        """The stream is over."""
+        if self.finished:
+            return
+        if self.last is None:
+            raise RequestFailed(f"the answer is {content_type or 'empty'}, and no stream of chunks")
+        raise RequestFailed(f"the stream ended early, after {counted(len(self.texts), 'chunk')}")
+
+
+def _object(data: str) -> Mapping[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, Mapping):
+        raise RequestFailed(f"a chunk of the answer is not a JSON object: {data!r:.60}")
+    return chunk
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """A chunk's text: of a completion, or of a chat with what it thinks before it answers."""
+    delta = choice.get("delta")
+    if not isinstance(delta, Mapping):
+        return str(choice.get("text") or "")
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    return str(thought or "") + str(delta.get("content") or "")
+
+
+def reason_of(body: Any) -> str:
+    """A server's message in one line, from what it has for a body: OpenAI's form or another."""
+    while isinstance(body, Mapping):
+        named = (body.get(key) for key in ("error", "message", "detail"))
+        body = next((value for value in named if value), json.dumps(body))
+    return " ".join(str(body).split())[:_MOST_REASON]
+
+
+Endpoint = Literal["chat", "completions"]
+ENDPOINTS = ("chat", "completions")
+OURS = "trtla"
+"""What our own server has for the owner of its model."""
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_CONNECT_S = 10.0
+_LIST_S = 30.0
+_SILENCE_S = 600.0
+"""A request without any byte for this long has failed."""
+_BAD_REQUEST = (400, 422)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request."""
+
+    prompt: str | Messages
+    sampling: SamplingParams
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What its text depends on: greedy decoding has no seed."""
+        seed = None if self.sampling.greedy else self.sampling.seed
+        return str(self.prompt), self.sampling.law, self.sampling.max_output_len, seed
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go, and what its requests have in common."""
+
+    url: str
+    """Without `/v1`."""
+    key: str | None = None
+    model: str | None = None
+    """None until the server was asked."""
+    endpoint: Endpoint | None = None
+    owned_by: str | None = None
+    usage: bool = True
+    """Whether it takes `stream_options`, which ask for the numbers of tokens."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More keys of every request."""
+
+    def body(self, request: LoadRequest) -> dict[str, Any]:
+        """A request's JSON."""
+        sampling, chat = request.sampling, self.endpoint == "chat"
+        return {
+            "model": self.model,
+            "messages" if chat else "prompt": request.prompt,
+            "max_tokens": sampling.max_output_len,
+            "temperature": sampling.temperature,
+            **({"top_k": sampling.top_k} if sampling.top_k else {}),
+            **({"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}),
+            "seed": sampling.seed,
+            "stream": True,
+            **({"stream_options": {"include_usage": True}} if self.usage else {}),
+            **({"metrics": True} if self.owned_by == OURS else {}),
+            **self.extra,
+        }
+
+
+def server_url(text: str) -> str:
+    """The address of a server, without a `/v1` at its end."""
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number
+        known = False
+    if not known or parts.query or parts.fragment:
+        raise UsageError(
+            f"--serve {text} is not the address of a server", "give one like http://127.0.0.1:8000"
+        )
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class Client:
+    """Connections to a server; an asynchronous context manager that closes them."""
+
+    def __init__(self, server: Server) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise TrtlaError(
+                '--serve needs the package "httpx"', "pip install 'trtla[serve]'"
+            ) from None
+        self.server = server
+        self._httpx = httpx
+        self._http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {server.key}"} if server.key else {},
+            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def look(self) -> None:
+        """Ask the server for its model where none is named, and whether it is ours."""
+        models = await self._models()
+        names = [str(one.get("id")) for one in models]
+        wanted = self.server.model or next(iter(names), None)
+        if wanted is None:
+            raise TrtlaError(
+                f"{self.server.url} has no list of models", "name one with --served-model-name"
+            )
+        if names and wanted not in names:
+            raise UsageError(
+                f"{self.server.url} has no model {wanted}", f"it has {', '.join(names)}"
+            )
+        about = next((one for one in models if one.get("id") == wanted), {})
+        endpoint: Endpoint = "completions" if about.get("chat") is False else "chat"
+        self.server = replace(
+            self.server,
+            model=wanted,
+            endpoint=self.server.endpoint or endpoint,
+            owned_by=about.get("owned_by"),
+        )
+
+    async def _models(self) -> list[Mapping[str, Any]]:
+        """What the server lists; nothing where it has no such route."""
+        url = self.server.url
+        try:
+            response = await self._http.get(f"{url}/v1/models", timeout=_LIST_S)
+            body = response.json() if response.is_success else reason_of(_body(response))
+        except self._httpx.HTTPError as error:
+            raise TrtlaError(
+                f"no server answers at {url}: {sentence(error)}",
+                "start one, such as trtla serve --port 8000, or correct the address",
+            ) from None
+        except ValueError:
+            body = None
+        if response.status_code in (401, 403):
+            raise TrtlaError(f"{url} refuses the key: {body}", "give its key with --api-key-file")
+        if response.status_code == 503:
+            raise TrtlaError(f"{url} is not ready: {body}", "wait until it has loaded its model")
+        data = body.get("data") if isinstance(body, Mapping) else None
+        return [one for one in data if isinstance(one, Mapping)] if isinstance(data, list) else []
+
+    async def warm_up(self, request: LoadRequest) -> StreamedAnswer:
+        """Ask once, uncounted; a server that refuses `stream_options` gets none from now on."""
+        first = await self.ask(request)
+        if first.status in _BAD_REQUEST and self.server.usage:
+            self.server = replace(self.server, usage=False)
+            again = await self.ask(request)
+            if again.error is None:
+                return again
+        if first.error is not None:
+            raise TrtlaError(
+                f"{self.server.url} did not answer the warm-up request: {first.error}",
+                "correct what it names; --endpoint, --served-model-name and --extra-body are sent",
+            )
+        return first
+
+    async def ask(self, request: LoadRequest) -> StreamedAnswer:
+        """Send a request and read its answer; what goes wrong is the answer's `error`."""
+        answer = StreamedAnswer(time.perf_counter())
+        try:
+            await self._read(request, answer)
+        except RequestFailed as error:
+            answer.error = str(error)
+        except self._httpx.HTTPError as error:
+            answer.error = sentence(error)
+        answer.closed = time.perf_counter()
+        return answer
+
+    async def _read(self, request: LoadRequest, answer: StreamedAnswer) -> None:
+        url = self.server.url + _PATHS[self.server.endpoint or "chat"]
+        async with self._http.stream("POST", url, json=self.server.body(request)) as response:
+            answer.status = response.status_code
+            if response.status_code != 200:
+                await response.aread()
+                raise RequestFailed(f"{response.status_code}: {reason_of(_body(response))}")
+            parser = EventParser()
+            async for received in response.aiter_bytes():
+                at = time.perf_counter()
+                for data in parser.feed(received):
+                    answer.take(data, at)
+            for data in parser.end():
+                answer.take(data, time.perf_counter())
+            answer.end(response.headers.get("content-type", ""))
+
+
+def _body(response: httpx.Response) -> Any:
+    """A refusal's JSON, else its text."""
+    try:
+        return response.json()
+    except ValueError:
+        return response.text or response.reason_phrase
