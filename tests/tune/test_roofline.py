@@ -6,7 +6,8 @@ import pytest
 
 from trtla.errors import UsageError
 from trtla.formats.config import CheckpointConfig
-from trtla.tune.prediction import GPUS, Roofline, find_gpu, knee
+from trtla.tune.plan import GPUS, find_gpu
+from trtla.tune.prediction import Roofline, knee
 
 LLAMA_3_8B = CheckpointConfig(
     architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=128256, hidden_size=4096,

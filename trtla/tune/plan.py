@@ -17,11 +17,10 @@ from trtla.data.prompt_sets import (
     load_sets,
     set_lines,
 )
-from trtla.errors import UsageError
+from trtla.errors import UsageError, did_you_mean
 from trtla.files import read_text
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-from trtla.tune.prediction import Gpu
 
 _AXES = ((1, 2, 3, 4, 5, 7, 10, 15), (2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 7, 10, 15))
 """Window, n-gram and verification set sizes that the search moves along."""
@@ -33,6 +32,46 @@ _MOST_DRAFT_LEN = 127
 
 FREE = LookaheadConfig(*(values[-1] for values in _AXES))
 """The limit of a model that no engine limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's published peaks, without sparsity."""
+
+    name: str
+    terabytes_per_s: float
+    """Memory bandwidth."""
+    teraflops: float
+    """Dense float16 and bfloat16 products with float32 sums."""
+    fp8_teraflops: float | None
+    """Dense; None: it has no FP8 products."""
+    source: str
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("h200", 4.8, 989.0, 1979.0, "NVIDIA H200 data sheet, SXM"),
+        Gpu("h100", 3.35, 989.0, 1979.0, "NVIDIA H100 data sheet, SXM"),
+        Gpu("h100-pcie", 2.0, 756.0, 1513.0, "NVIDIA H100 data sheet, PCIe"),
+        Gpu("a100", 2.039, 312.0, None, "NVIDIA A100 data sheet, SXM 80GB"),
+        Gpu("a100-40gb", 1.555, 312.0, None, "NVIDIA A100 data sheet, 40GB"),
+        Gpu("l40s", 0.864, 362.05, 733.0, "NVIDIA L40S data sheet"),
+        Gpu("l4", 0.3, 121.0, 242.5, "NVIDIA L4 data sheet"),
+        Gpu("a10", 0.6, 125.0, None, "NVIDIA A10 data sheet"),
+        Gpu("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
+    )
+}
+"""By the name that --gpu takes."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU of the table."""
+    found = GPUS.get(name.lower())
+    if found is None:
+        hint = f"{did_you_mean(name.lower(), GPUS)}use {', '.join(GPUS)}"
+        raise UsageError(f"--gpu {name} is not known", hint)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

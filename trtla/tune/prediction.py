@@ -10,11 +10,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from trtla.errors import UsageError, did_you_mean
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.plan import Groups, Sample
+from trtla.tune.plan import Gpu, Groups, Sample
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
@@ -196,46 +195,6 @@ def _chosen(
 
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU's published peaks, without sparsity."""
-
-    name: str
-    terabytes_per_s: float
-    """Memory bandwidth."""
-    teraflops: float
-    """Dense float16 and bfloat16 products with float32 sums."""
-    fp8_teraflops: float | None
-    """Dense; None: it has no FP8 products."""
-    source: str
-
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("h200", 4.8, 989.0, 1979.0, "NVIDIA H200 data sheet, SXM"),
-        Gpu("h100", 3.35, 989.0, 1979.0, "NVIDIA H100 data sheet, SXM"),
-        Gpu("h100-pcie", 2.0, 756.0, 1513.0, "NVIDIA H100 data sheet, PCIe"),
-        Gpu("a100", 2.039, 312.0, None, "NVIDIA A100 data sheet, SXM 80GB"),
-        Gpu("a100-40gb", 1.555, 312.0, None, "NVIDIA A100 data sheet, 40GB"),
-        Gpu("l40s", 0.864, 362.05, 733.0, "NVIDIA L40S data sheet"),
-        Gpu("l4", 0.3, 121.0, 242.5, "NVIDIA L4 data sheet"),
-        Gpu("a10", 0.6, 125.0, None, "NVIDIA A10 data sheet"),
-        Gpu("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
-    )
-}
-"""By the name that --gpu takes."""
-
-
-def find_gpu(name: str) -> Gpu:
-    """A GPU of the table."""
-    found = GPUS.get(name.lower())
-    if found is None:
-        hint = f"{did_you_mean(name.lower(), GPUS)}use {', '.join(GPUS)}"
-        raise UsageError(f"--gpu {name} is not known", hint)
-    return found
 
 
 class Roofline:

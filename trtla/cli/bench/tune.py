@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtla.results.documents import Tune
-    from trtla.tune.plan import TuneSettings
-    from trtla.tune.prediction import Gpu
+    from trtla.tune.plan import Gpu, TuneSettings
 
 _BATCH_SIZES = (1, 4, 16)
 DOCUMENT = "tune.json"
@@ -188,7 +187,7 @@ def _gpu(given: TuneFlags, planned: bool) -> Gpu | None:
                 f"--gpu {given.gpu} plans for TensorRT-LLM, and costs are measured here",
                 "omit --gpu, or add --backend tensorrt-llm",
             )
-        from trtla.tune.prediction import find_gpu
+        from trtla.tune.plan import find_gpu
 
         return find_gpu(given.gpu)
     if planned:

@@ -155,7 +155,7 @@ def _datasets() -> Iterable[str]:
 
 
 def _gpus() -> Iterable[str]:
-    from trtla.tune.prediction import GPUS
+    from trtla.tune.plan import GPUS
 
     return GPUS
 
