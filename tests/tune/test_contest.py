@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,11 +31,18 @@ def journal(folder: Path) -> Journal:
     return Journal(folder / "kept.jsonl", "k", "--output-dir")
 
 
+STORED = SimpleNamespace(pretrained_config=SimpleNamespace(fp8=False, dtype="float32"))
+NO_MODEL = SimpleNamespace(
+    stats=lambda: SimpleNamespace(weight_type=None, compute_type=None),
+    engine=SimpleNamespace(config=STORED),
+)
+
+
 class Played(Contest):
     """A contest whose contenders take made seconds: {category: {name: seconds}} for each turn."""
 
     def __init__(self, folder, field, seconds):
-        super().__init__(None, GROUPS, field, 1, journal(folder))
+        super().__init__(NO_MODEL, GROUPS, field, 1, journal(folder))
         self.made = seconds
 
     def _warm_up(self):

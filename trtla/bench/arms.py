@@ -121,20 +121,12 @@ class Arm:
     own = False
     """Whether sampled text must equal that of `ar`: our noise depends on seed and position."""
 
-    @property
-    def setting(self) -> str | None:
-        """What the arm chose for itself."""
-        return None
-
-    @property
-    def weight_type(self) -> str | None:
-        """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
-        return None
-
-    @property
-    def compute_type(self) -> str | None:
-        """The type of the arithmetic; None: unknown."""
-        return None
+    setting: str | None = None
+    """What the arm chose for itself."""
+    weight_type: str | None = None
+    """The type of most weights in memory, such as bfloat16, FP8 or Q4_1; None: unknown."""
+    compute_type: str | None = None
+    """The type of the arithmetic; None: unknown, or chosen product by product."""
 
     def takes(self, batch_size: int) -> bool:
         """Whether it can decode such a batch."""
@@ -176,18 +168,10 @@ class EngineArm(Arm):
         self.own = not drafter.rejection  # which draws otherwise
         self._llm, self._triple, self._drafter = llm, triple, drafter
         self._options = options
+        stats, stored = llm.stats(), llm.engine.config.pretrained_config
+        self.weight_type = stats.weight_type or ("FP8" if stored.fp8 else stored.dtype)
+        self.compute_type = stats.compute_type or stored.dtype
         self.begin_round()
-
-    @property
-    def weight_type(self) -> str | None:
-        """As the executor holds them."""
-        return self._llm.stats().weight_type or _stored_type(self._llm)
-
-    @property
-    def compute_type(self) -> str | None:
-        """Of the activations."""
-        own = self._llm.engine.config.pretrained_config.dtype
-        return self._llm.stats().compute_type or own
 
     def takes(self, batch_size: int) -> bool:
         """Whether the engine is made for such a batch."""
@@ -252,23 +236,12 @@ class PeerArm(Arm):
         compute_type: str | None = None,
     ) -> None:
         self.name, self._decode_with, self._choices = name, decode_with, choices
-        self._chosen = choices[0]
-        self._weight_type, self._compute_type = weight_type, compute_type
+        self.weight_type, self.compute_type = weight_type, compute_type
+        self._choose(choices[0])
 
-    @property
-    def weight_type(self) -> str | None:
-        """As the peer holds them."""
-        return self._weight_type
-
-    @property
-    def compute_type(self) -> str | None:
-        """None where the peer chooses it product by product, as with quantised weights."""
-        return self._compute_type
-
-    @property
-    def setting(self) -> str | None:
-        """The choice, where there is one."""
-        return ", ".join(f"{key}={value}" for key, value in self._chosen.items()) or None
+    def _choose(self, options: Options) -> None:
+        self._chosen = options
+        self.setting = ", ".join(f"{key}={value}" for key, value in options.items()) or None
 
     def takes(self, batch_size: int) -> bool:
         """Most peers take one prompt at a time."""
@@ -278,9 +251,8 @@ class PeerArm(Arm):
         """Decode untimed, then once with each choice."""
         super().warm_up(prompts, sampling)
         if len(self._choices) > 1:
-            self._chosen = min(
-                self._choices, key=lambda one: self._decode_with(prompts, sampling, one).time_s
-            )
+            seconds = [self._decode_with(prompts, sampling, one).time_s for one in self._choices]
+            self._choose(self._choices[seconds.index(min(seconds))])
 
     def decode(self, prompts: Sequence[Ids], sampling: Sequence[SamplingParams]) -> ArmRun:
         """Decode one batch."""
@@ -291,12 +263,6 @@ def _arm_name(triple: Lookahead | None, drafter: DrafterSettings) -> str:
     if triple == AUTOREGRESSIVE or drafter.drafter == NO_DRAFTER.drafter:
         return AR
     return drafter.name if triple is None else f"lookahead {triple}"
-
-
-def _stored_type(llm: LLM) -> str:
-    """Of a TensorRT-LLM engine, whose executor does not report it."""
-    checkpoint = llm.engine.config.pretrained_config
-    return "FP8" if checkpoint.fp8 else checkpoint.dtype
 
 
 def _engine_bytes(llm: LLM) -> int:

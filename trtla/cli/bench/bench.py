@@ -20,7 +20,7 @@ from trtla.cli.bench.bench_flags import (
     filters_of,
     shared_setup,
 )
-from trtla.cli.bench.bench_load import LOAD, LoadFlags, load_flags, run_load_command
+from trtla.cli.bench.bench_load import LOAD, load_flags, run_load_command
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.model import check_batch_size, check_drafters, check_texts
 from trtla.cli.shared.options import (
@@ -226,12 +226,13 @@ def bench(console: Console, /, **flags: Any) -> None:
     mode = LOAD if flags["serve"] is not None else ABLATION if flags["ablation"] else None
     check_read(mode, (LOAD, ABLATION))
     refuse_filters(flags["processor"])
+    if mode is not LOAD:
+        _check_model(flags["engine_dir"])
+    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **flags})
     if mode is LOAD:
-        run_load_command(console, LoadFlags.of(flags))
+        run_load_command(console, given)
         return
-    _check_model(flags["engine_dir"])
-    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **LoadFlags.without(flags)})
-    if given.ablation:
+    if mode is ABLATION:
         run_ablation_command(console, given, check_lookahead(given))
         return
     sweep, sets = _check(given)

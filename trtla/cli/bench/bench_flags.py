@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -21,21 +21,11 @@ from trtla.settings.sampling import BEYOND, Filters, parse_processor
 
 
 @dataclass(frozen=True)
-class FilterFlags:
-    """Ways of sampling, each measured."""
-
-    temperature: tuple[float, ...]
-    processor: tuple[str, ...]
-    """Empty: not given."""
-    top_k: int
-    top_p: float
-
-
-@dataclass(frozen=True)
-class BenchFlags(FilterFlags):
+class BenchFlags:
     """The command's flags, each under its own name."""
 
     engine_dir: str
+    """Not there with `serve`."""
     options: ExecutorOptions
     lookahead: tuple[Lookahead, ...]
     compare: tuple[str, ...]
@@ -50,6 +40,11 @@ class BenchFlags(FilterFlags):
     threads: tuple[int, ...]
     batch_size: tuple[int, ...]
     prompt_len: tuple[int, ...]
+    temperature: tuple[float, ...]
+    processor: tuple[str, ...]
+    """Empty: not given."""
+    top_k: int
+    top_p: float
     max_output_len: int
     seed: int
     min_p: float
@@ -62,6 +57,15 @@ class BenchFlags(FilterFlags):
     output_format: str
     drafters: tuple[str, ...]
     """Those of --drafter; `options.drafter` has what they have in common."""
+    serve: str | None
+    concurrency: tuple[int, ...] | None
+    request_rate: tuple[float, ...] | None
+    arrivals_seed: int
+    endpoint: Literal["chat", "completions"] | None
+    served_model_name: str | None
+    api_key_file: str | None
+    extra_body: str | None
+    check_texts: bool
     ablation: bool
     prompt: str | None
     prompts_per_task: int | None
@@ -202,7 +206,7 @@ def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
     return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
 
 
-def filters_of(given: FilterFlags) -> tuple[Filters, ...]:
+def filters_of(given: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
     if given.processor:
         named = (parse_processor(text).filters for text in given.processor)

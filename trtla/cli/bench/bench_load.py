@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.bench.bench_flags import FilterFlags, Mode, filters_of
+from trtla.cli.bench.bench_flags import BenchFlags, Mode, filters_of
 from trtla.cli.shared.options import PATH, setting, stack, switch
 from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNTS, NUMBERS, TEXT
@@ -83,46 +81,7 @@ load_flags = stack(
 """The flags of --serve."""
 
 
-@dataclass(frozen=True)
-class LoadFlags(FilterFlags):
-    """The flags that --serve reads, each under its own name."""
-
-    prompts: tuple[str, ...]
-    categories: tuple[str, ...]
-    num_prompts: int
-    system: str | None
-    max_output_len: int
-    seed: int
-    ignore_eos: bool
-    output_format: str
-    serve: str
-    concurrency: tuple[int, ...] | None
-    request_rate: tuple[float, ...] | None
-    arrivals_seed: int
-    endpoint: Endpoint | None
-    served_model_name: str | None
-    api_key_file: str | None
-    extra_body: str | None
-    check_texts: bool
-
-    @classmethod
-    def of(cls, flags: Mapping[str, Any]) -> LoadFlags:
-        """From the command's."""
-        return cls(**{one.name: flags[one.name] for one in fields(cls)})
-
-    @classmethod
-    def without(cls, flags: Mapping[str, Any]) -> dict[str, Any]:
-        """The command's flags that are not read by --serve alone."""
-        own = {str(param.name) for param in _own_params()}
-        return {name: value for name, value in flags.items() if name not in own}
-
-
-def _own_params() -> list[click.Parameter]:
-    params = click.get_current_context().command.params
-    return [param for param in params if getattr(param, "section", None) == _SECTION]
-
-
-def run_load_command(console: Console, given: LoadFlags) -> None:
+def run_load_command(console: Console, given: BenchFlags) -> None:
     """Check, measure with a note a run, and print the figures."""
     test = _check(console, given)
     from trtla.bench.load_runs import measure
@@ -137,7 +96,7 @@ def run_load_command(console: Console, given: LoadFlags) -> None:
     _check_answers(measured)
 
 
-def _check(console: Console, given: LoadFlags) -> LoadTest:
+def _check(console: Console, given: BenchFlags) -> LoadTest:
     """What can be refused before the server is asked."""
     from trtla.bench.load_client import Server, server_url
     from trtla.bench.load_runs import LoadTest
@@ -145,8 +104,9 @@ def _check(console: Console, given: LoadFlags) -> LoadTest:
 
     filters = _filters(given)
     sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
-    endpoint: Endpoint | None = given.endpoint or ("chat" if given.system is not None else None)
-    if given.system is not None and endpoint != "chat":
+    system = given.asking.system
+    endpoint: Endpoint | None = given.endpoint or (None if system is None else "chat")
+    if system is not None and endpoint != "chat":
         raise UsageError(
             "--system is a message of a chat, which --endpoint completions has not", "omit one"
         )
@@ -158,7 +118,7 @@ def _check(console: Console, given: LoadFlags) -> LoadTest:
     share = max(1, len(questions) // (len(loads) * len(filters)))
     return LoadTest(
         server=Server(
-            server_url(given.serve),
+            server_url(given.serve or ""),
             _key(given.api_key_file),
             given.served_model_name,
             endpoint,
@@ -167,7 +127,7 @@ def _check(console: Console, given: LoadFlags) -> LoadTest:
         loads=loads,
         filters=filters,
         prompts=tuple(one.turns[0] for one in questions),
-        asking=Asking(system=given.system),
+        asking=Asking(system=system),
         requests=given.num_prompts if _given("num_prompts") else share,
         sampling=sampling[0],
         arrivals_seed=given.arrivals_seed,
@@ -179,14 +139,14 @@ def _given(name: str) -> bool:
     return source(click.get_current_context(), name) != "default"
 
 
-def _filters(given: LoadFlags) -> tuple[Filters, ...]:
+def _filters(given: BenchFlags) -> tuple[Filters, ...]:
     """One unless lists are given: a load has runs enough."""
     if given.processor or _given("temperature"):
         return filters_of(given)
     return ((0.0, given.top_k, given.top_p),)
 
 
-def _loads(given: LoadFlags) -> tuple[Load, ...]:
+def _loads(given: BenchFlags) -> tuple[Load, ...]:
     from trtla.bench.load_runs import Load
 
     if given.concurrency and given.request_rate:
@@ -208,7 +168,7 @@ def _key(file: str | None) -> str | None:
     return key
 
 
-def _extra(given: LoadFlags) -> dict[str, Any]:
+def _extra(given: BenchFlags) -> dict[str, Any]:
     """The fields of every request beside OpenAI's."""
     own = {"ignore_eos": given.ignore_eos} if _given("ignore_eos") else {}
     if given.extra_body is None:
