@@ -25,13 +25,11 @@ from tests.support.toys import (
     greedy_scores,
     hash_rule,
     hash_scores,
-    plain,
     request,
     run,
     tokens_of,
     toy_executor,
 )
-from trtla import LLM
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import top_tokens
@@ -70,48 +68,6 @@ def kept(settings, vocab, drafters):
 def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, own, end_ids):
     rule, vocab, prompt, _, count, _ = case
     assert_within_limits(rule, vocab, prompt, count, own.gamma, ngram(own, vocab), end_ids)
-
-
-@pytest.mark.parametrize("gamma", range(1, 9))
-@pytest.mark.parametrize("count", range(1, 7))
-def test_i7_every_small_length(count, gamma):
-    """Nothing drafted at all is no division by zero either."""
-    own = replace(NGRAM, gamma=gamma, stop_if_unknown=False)
-    assert_within_limits(lambda s: s[-1], 5, [3, 3, 3], count, gamma, ngram(own, 5))
-    executor, _ = toy_executor(
-        greedy_scores(lambda s: 1, 5), 5, AUTOREGRESSIVE, drafter=ngram(own, 5)
-    )
-    stats = run(executor, [request([1], count)])[0][-1].stats
-    assert stats.tokens_per_step >= 1.0
-    assert (stats.drafted == 0) == (count <= 2)
-
-
-@examples(60)
-@given(
-    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
-    chosen,
-    st.booleans(),
-    st.sampled_from([0.3, 0.8, 1.5]),
-    st.sampled_from([0, 2, 4]),
-    st.sampled_from([1.0, 0.8]),
-    st.integers(0, 999),
-)
-def test_i2_sampled_texts_of_a_batch_are_those_of_plain_decoding(
-    prompts, own, shared, heat, top_k, top_p, salt
-):
-    """The target's one draw a position is compared and emitted: no bias, whatever is drafted."""
-    scores = hash_scores(6, salt)
-    asked = [
-        request(prompt, 25, None, i, temperature=heat * (i != 1), seed=salt + i, top_k=top_k,
-                top_p=top_p)
-        for i, prompt in enumerate(prompts)
-    ]  # fmt: skip
-    storage = NgramStorage(own.ngram_order, own.ngram_kind, 50) if shared else None
-    together, _ = toy_executor(scores, 6, AUTOREGRESSIVE, drafter=ngram(own, 6, storage))
-    outputs = run(together, asked)
-    for one in asked:
-        alone, _ = toy_executor(scores, 6, AUTOREGRESSIVE)
-        assert tokens_of(outputs[one.request_id]) == tokens_of(run(alone, [one])[one.request_id])
 
 
 def test_i2_a_drafted_token_is_emitted_as_often_as_the_target_says():
@@ -155,15 +111,6 @@ def test_i13_never_more_forwards_than_plain_decoding(case, own):
     )
     run(executor, [request(prompt, count)])
     assert len(model.fed) <= count
-
-
-def test_the_earliest_end_token_of_the_text_counts_not_the_first_listed():
-    cycle = lambda s: (s[-1] + 1) % 8  # noqa: E731
-    executor, _ = toy_executor(greedy_scores(cycle, 8), 8, AUTOREGRESSIVE, drafter=ngram(NGRAM, 8))
-    prompt = [*range(8), 0]
-    outputs = run(executor, [request(prompt, 30, end_ids=[5, 3])])[0]
-    assert tokens_of(outputs) == [1, 2, 3]
-    assert outputs[-1].stats.steps == 1  # the end token was inside the draft
 
 
 def counts_by_rule(prompt, text, tops, order, kind, filler):
@@ -274,29 +221,6 @@ def test_unknown_contexts_end_a_draft_or_are_filled():
     assert set(drafted) <= set(range(9))
 
 
-def test_shared_counts_help_the_next_request_and_change_no_text():
-    rule = hash_rule(11, 6, 2)
-    steps = {}
-    for shared in (True, False):
-        storage = NgramStorage(3) if shared else None
-        executor, _ = toy_executor(
-            greedy_scores(rule, 11), 11, AUTOREGRESSIVE, drafter=ngram(NGRAM, 11, storage)
-        )
-        outputs = [run(executor, [request([1, 2, 3], 60, None, i)])[i] for i in range(2)]
-        assert [tokens_of(each) for each in outputs] == [plain(rule, [1, 2, 3], 60)] * 2
-        steps[shared] = [each[-1].stats.steps for each in outputs]
-    assert steps[True][0] == steps[False][0] == steps[False][1]
-    assert steps[True][1] < steps[False][1]
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("heat", [0.0, 0.6])
-@pytest.mark.parametrize("kind", ["basic", "onelevel"])
-def test_a_real_model_says_the_same(monkeypatch, compiled, heat, kind):
-    own = replace(NGRAM, ngram_kind=kind, ngram_order=2)
-    real_model_says_the_same(monkeypatch, compiled, heat, ngram(own, 101))
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_most_probable_tokens_of_a_real_model_begin_with_its_greedy_choice(
     monkeypatch, compiled
@@ -318,23 +242,3 @@ def test_the_most_probable_tokens_of_a_real_model_begin_with_its_greedy_choice(
     factory = one_per_request(lambda request: Checked(NGRAM, request, 101))
     real_model_says_the_same(monkeypatch, compiled, 0.0, factory)
     assert Checked.seen == 3 * 39
-
-
-def test_the_shipped_model_drafts_by_settings_in_one_batch(tiny_llama):
-    own = [
-        DrafterSettings(("none",)),
-        NGRAM,
-        replace(NGRAM, ngram_kind="onelevel", ngram_order=4, top_k_filler=1),
-        replace(NGRAM, reset_in_between=False, stop_if_unknown=False),
-        replace(NGRAM, reset_in_between=False, gamma=8),
-        DrafterSettings(("prompt-lookup",)),
-    ]
-    prompts = ["One, two, three, one, two,"] * len(own)
-    params = [SamplingParams(60, 0.8 * (i % 2), top_p=0.9, seed=5) for i in range(2)]
-    with LLM(tiny_llama, dtype="float32") as llm:
-        plain_texts = [llm.generate(prompts[0], each, drafter=own[0])[0] for each in params]
-        for each, expected in zip(params, plain_texts, strict=True):
-            drafted = llm.generate(prompts, each, drafter=own)
-            assert all(text.output_ids == expected.output_ids for text in drafted)
-            assert [text.stats.drafted > 0 for text in drafted] == [False] + [True] * 5
-            assert [text.stats.accepted > 0 for text in drafted] == [False] + [True] * 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,10 @@ from tests.support.cases import cases
 from tests.support.drafted import (
     assert_within_limits,
     one_per_request,
-    real_model_says_the_same,
 )
 from tests.support.examples import examples
 from tests.support.toys import (
     greedy_scores,
-    hash_scores,
     plain,
     request,
     run,
@@ -23,7 +23,7 @@ from tests.support.toys import (
     toy_executor,
 )
 from trtla.runtime.draft import NO_DRAFT
-from trtla.runtime.drafters.lookup import PromptLookupDrafter
+from trtla.runtime.drafters.lookup import PromptLookupDrafter, TextIndex
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
 gammas = st.integers(1, 8)
@@ -44,34 +44,8 @@ def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, gamma, end_ids):
     assert_within_limits(rule, vocab, prompt, count, gamma, lookup(gamma), end_ids)
 
 
-@examples(40)
-@given(
-    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4),
-    gammas,
-    st.sampled_from([0.3, 0.8, 1.5]),
-    st.sampled_from([1.0, 0.8]),
-    st.integers(0, 999),
-)
-def test_i2_sampled_texts_of_a_batch_are_those_of_plain_decoding(prompts, gamma, heat, top_p, salt):
-    scores = hash_scores(6, salt)
-    asked = [
-        request(prompt, 25, None, i, temperature=heat * (i != 1), seed=salt + i, top_p=top_p)
-        for i, prompt in enumerate(prompts)
-    ]
-    together, _ = toy_executor(scores, 6, AUTOREGRESSIVE, drafter=lookup(gamma))
-    outputs = run(together, asked)
-    for one in asked:
-        alone, _ = toy_executor(scores, 6, AUTOREGRESSIVE)
-        assert tokens_of(outputs[one.request_id]) == tokens_of(run(alone, [one])[one.request_id])
-
-
 def drafted(text, gamma=4, **room):
     return PromptLookupDrafter(gamma, text, **room).propose().tokens
-
-
-def test_the_longest_match_wins_then_the_youngest():
-    assert drafted([1, 2, 3, 4, 9, 2, 3, 5, 8, 1, 2, 3]) == (4, 9, 2, 3)
-    assert drafted([2, 3, 4, 9, 2, 3, 5, 8, 1, 2, 3]) == (5, 8, 1, 2)
 
 
 def test_a_match_has_two_tokens_at_least():
@@ -103,7 +77,39 @@ def test_a_text_that_repeats_takes_gamma_plus_1_tokens_a_step(gamma):
     assert outputs[-1].stats.step_lengths == [1] + [gamma + 1] * 6
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("heat", [0.0, 0.2])
-def test_a_real_model_says_the_same(monkeypatch, compiled, heat):
-    real_model_says_the_same(monkeypatch, compiled, heat, lookup(4))
+texts = st.lists(st.integers(0, 2), max_size=40)
+
+
+def found(text, length=3):
+    return TextIndex(list(text)).continuation(length)
+
+
+def test_the_longest_match_comes_first_then_the_youngest():
+    text = [1, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3, 6, 7]
+    assert found([*text, 1, 2, 3]) == (4, 9, 2)
+    assert found([*text, 2, 3]) == (6, 7, 2)
+
+
+@given(texts, st.integers(1, 5))
+def test_a_continuation_stood_behind_the_longest_match_and_behind_no_younger_one(text, length):
+    pairs, tokens = list(pairwise(text)), found(text, length)
+    assert bool(tokens) == (bool(pairs) and pairs[-1] in pairs[:-1])
+    if tokens:
+        matches = [(match(text, end), end) for end in range(2, len(text))]
+        end = max(matches)[1]
+        assert tokens == tuple([*text, *tokens][end : end + length])
+
+
+def match(text, end):
+    """How many tokens before `end` are those at the text's end, 16 at most."""
+    pairs = zip(reversed(text[:end]), reversed(text), strict=False)
+    return min(16, len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
+
+
+@given(texts, st.lists(st.integers(1, 6), max_size=12))
+def test_an_index_that_grows_finds_what_a_new_one_finds(text, lengths):
+    grown: list[int] = []
+    index = TextIndex(grown)
+    for length in lengths:
+        grown += text[len(grown) : len(grown) + length]
+        assert index.continuation(3) == found(grown)

@@ -223,7 +223,7 @@ class LoadRequest:
     def key(self) -> tuple[Any, ...]:
         """What its text depends on: greedy decoding has no seed."""
         seed = None if self.sampling.greedy else self.sampling.seed
-        return str(self.prompt), self.sampling.law, self.sampling.max_output_len, seed
+        return str(self.prompt), self.sampling.draw_settings, self.sampling.max_output_len, seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,7 @@ _MOST_FILLERS = 64
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """What drafts, and how; the default is lookahead alone.
-
-    Raises:
-        UsageError: a value is out of its range, or values do not go together.
-    """
+    """What drafts, and how; the default is lookahead alone."""
 
     drafter: tuple[str, ...] = option(
         ("lookahead",),
@@ -144,12 +140,10 @@ class DrafterSettings:
 
     @property
     def name(self) -> str:
-        """The drafters with commas between, as the flag has them."""
         return ",".join(self.drafter)
 
     @property
     def largest_gamma(self) -> int:
-        """Most tokens that EGAG may choose."""
         return self.gamma if self.gamma_max is None else self.gamma_max
 
     @property
@@ -161,7 +155,6 @@ class DrafterSettings:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's folder, where there is one."""
         for name in self.drafter:
             if name.startswith(DRAFT_PREFIX):
                 return name[len(DRAFT_PREFIX) :]
@@ -169,7 +162,6 @@ class DrafterSettings:
 
     @property
     def uses_lookahead(self) -> bool:
-        """True when lookahead drafts, alone or beside others."""
         return "lookahead" in self.drafter
 
     def max_draft_len(self, triple: LookaheadConfig) -> int:
@@ -190,11 +182,11 @@ def parse_drafter(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_used(settings: Iterable[DrafterSettings]) -> None:
-    """Refuse what only draft models know, where there is none among all settings."""
-    given = list(settings)
-    if any(one.draft_model is not None for one in given):
+    """Refuse EGAG and rejection sampling where there is no draft model among all settings."""
+    every = list(settings)
+    if any(one.draft_model is not None for one in every):
         return
-    for one in given:
+    for one in every:
         for name in ("egag", "rejection"):
             if getattr(one, name):
                 raise UsageError(
@@ -209,8 +201,7 @@ def check_draft_place(
     """Refuse a device or a type of draft models where no draft model can use it.
 
     Args:
-        device: what draft_device was given; None: nothing.
-        dtype: likewise draft_dtype.
+        device: draft_device, or None; likewise dtype.
         has_draft_model: whether any request can be drafted for by one.
         trtllm: the engine's name, if TensorRT-LLM runs it.
     """
@@ -255,9 +246,6 @@ def refuse_texts(name: str, what: str) -> UsageError:
 class DraftOptions:
     """How lookahead drafts; by default branches that begin alike share nodes, and tokens of the
     window are accepted like those of candidates, as in TensorRT-LLM.
-
-    Raises:
-        UsageError: a value is out of its range.
     """
 
     FLAG_PREFIX: ClassVar[str] = "lookahead_"
@@ -302,5 +290,4 @@ class DraftOptions:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of the options that differ from their defaults."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)

@@ -108,7 +108,7 @@ _LEAST_TOP_P = 5e-324  # the smallest number above 0
 _MOST_TIME_MS = 2**53
 """Exact as a float, and some 285 000 years."""
 
-Law = tuple[float, int, float, float]
+DrawSettings = tuple[float, int, float, float]
 """(temperature, top_k, top_p, min_p)."""
 
 
@@ -217,7 +217,7 @@ class SamplingParams:
         return tuple(replace(self, n=1, seed=seed) for seed in seeds)
 
     @property
-    def law(self) -> Law:
+    def draw_settings(self) -> DrawSettings:
         """All that decides a draw from a row but the seed: who shares it is drawn together."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 

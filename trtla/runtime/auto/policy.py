@@ -38,7 +38,6 @@ class _Step:
 
     @property
     def plain(self) -> bool:
-        """Whether it feeds nothing beside these sequences' input."""
         return self.tokens == self.sequences
 
 
@@ -199,7 +198,6 @@ class TreePolicy:
         return (first,) if first.window_tokens <= room else ()
 
     def _draft_chains(self, drafters: Sequence[TreeDrafter], step: _Step) -> None:
-        """Let other drafters draft where that pays."""
         having = [one for one in drafters if one.others]
         if not having:
             return
@@ -218,7 +216,6 @@ class TreePolicy:
             self._chain_s += (each - self._chain_s) / 8.0
 
     def _rate(self, base: int, sequences: int) -> float:
-        """Tokens a second that these sequences reach."""
         return sequences * self._speed_up / self._costs.seconds(base, sequences)
 
     def record(self, fed: int, base: int, sequences: int, committed: int, seconds: float) -> None:

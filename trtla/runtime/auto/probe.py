@@ -204,8 +204,6 @@ def measure(forward: Forward, plan: CostPlan, clock: Clock = thread_clock) -> Co
 
 
 class _Row:
-    """The forwards of one number of sequences."""
-
     def __init__(self, forward: Forward, sequences: int, plan: CostPlan, clock: Clock) -> None:
         self.sequences = sequences
         self._forward, self._plan, self._clock = forward, plan, clock
@@ -293,5 +291,4 @@ class _Row:
         return steady and self._busy_s >= _CALM_SHARE * self._wall_s
 
     def points(self) -> tuple[Point, ...]:
-        """(fed tokens over all, seconds)."""
         return rising({self.sequences * each: self._best(each) for each in self._runs})

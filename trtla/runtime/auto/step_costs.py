@@ -14,7 +14,7 @@ _KNOTS = 14  # fed tokens of each sequence: powers of 2, up to more than a step 
 _CLIP = math.log(2.0)  # what a single step may say, in or out of line
 _BOUND = math.log(64.0)  # of corrections
 _MEMORY = 1.0 / 32.0  # what a plain step counts at least
-_SHARED = 1.0 / 64.0  # what a step with drafts says of plain ones: the machine's speed drifts
+_SHARED = 1.0 / 64.0  # what a step with drafts counts for plain ones: the machine's speed drifts
 _MOST_WEIGHT = 24.0  # steps that a knot's correction remembers
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 64  # steps without drafts: at first, and then to stay known
 _KNOWN = 0.25  # weight below which a knot is as if never fed
@@ -44,12 +44,11 @@ class StepCosts:
         return forward * correction.factor(low, share)
 
     def knows(self, tokens: int, sequences: int) -> bool:
-        """Whether steps of about this size were seen lately."""
+        """Whether steps of about this size were seen recently."""
         _, correction, low, share = self._place(tokens, sequences)
         return correction.knows(low + round(share))
 
     def record(self, tokens: int, sequences: int, seconds: float) -> None:
-        """Take what a step took, host work included."""
         forward, correction, low, share = self._place(tokens, sequences)
         ratio = math.log(max(seconds, 1e-9) / forward)
         if tokens == sequences:
@@ -83,12 +82,10 @@ class _Correction:
         self._factors = [1.0] * _KNOTS
 
     def factor(self, low: int, share: float) -> float:
-        """Real seconds by the table's, between knots `low` and `low` + 1."""
         below, above = self._factors[low], self._factors[low + 1]
         return below + (above - below) * share
 
     def knows(self, knot: int) -> bool:
-        """Whether steps near a knot were seen lately."""
         if not knot:
             return self._seen >= _FIRST_PLAIN and self._steps - self._last_plain < _PLAIN_EVERY
         return self._weights[knot] >= _KNOWN

@@ -91,7 +91,7 @@ class DraftModelDrafter(Drafter):
         self.draft_probs: list[Tensor] = []
         """What each of them was drawn from, where they are verified by rejection sampling."""
         self.choice: GammaChoice | None = None
-        """The policy's, for this step; None: it was not asked."""
+        """The policy's, for this step; None: not yet."""
         self._group = group
         self._text = list(request.input_ids)
         self._end = len(self._text) + request.sampling.max_output_len
@@ -103,7 +103,6 @@ class DraftModelDrafter(Drafter):
 
     @property
     def gamma(self) -> int:
-        """Tokens to draft in this step."""
         return min(self.choice.gamma, self.room) if self.choice else 0
 
     @property
@@ -112,7 +111,7 @@ class DraftModelDrafter(Drafter):
         return len(self._text) - 1 - self.sequence.num_cached
 
     def propose(self) -> Draft:
-        """A chain of at most gamma tokens; the first one asked drafts for all in the batch."""
+        """A chain of at most gamma tokens; the first one drafts for all in the batch."""
         if self in self._group.due:
             self._group.draft()
         draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
@@ -123,7 +122,6 @@ class DraftModelDrafter(Drafter):
         self._group.due.pop(self, None)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Keep what of the cache belongs to the text."""
         accepted = alike(self.drafted, committed)
         kept = min(len(self._text) + accepted, self.sequence.num_cached)
         if self.choice is not None:
@@ -136,7 +134,6 @@ class DraftModelDrafter(Drafter):
         self._group.due[self] = None
 
     def stretch(self, length: int) -> Feed:
-        """The next tokens that are missing, without logits."""
         start = self.sequence.num_cached
         return Feed(self.sequence, tuple(self._text[start : start + length]), ())
 
@@ -158,7 +155,6 @@ class DraftModelDrafter(Drafter):
             self.draft_probs.append(probabilities(logits, self.sequence.request.sampling)[0])
 
     def close(self) -> None:
-        """Give the cache's blocks back."""
         self._group.forget(self)
 
 
@@ -170,7 +166,7 @@ class DraftModelDrafters:
         cache: its own K/V cache; a request that finds no place in it is not drafted for.
         settings: fixed gamma or EGAG, for requests that say nothing else.
         limits: those of the target's executor, whose vocabulary is the draft model's.
-        totals: where its steps are counted; its own unless said otherwise.
+        totals: where its steps are counted; its own unless given.
     """
 
     def __init__(

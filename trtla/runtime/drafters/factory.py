@@ -58,7 +58,6 @@ class Drafters(DrafterFactory):
         self._spaces: OrderedDict[int, Drafters] = OrderedDict()
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """The drafter of a request that is decoded with this triple, both within the limits."""
         if request.private:  # what it would share with others it shares with none
             return self.fresh()(lookahead, replace(request, private=False, space=0))
         if request.space:
@@ -72,17 +71,14 @@ class Drafters(DrafterFactory):
         return self._make(names[0], lookahead, request, settings) if names else NoDrafter()
 
     def reset(self) -> None:
-        """Begin anew with all that requests share."""
         for model in self._models.values():
             model.reset()
         self._storages, self._trees, self._spaces = {}, None, OrderedDict()
 
     def fresh(self, options: DraftOptions | None = None) -> Drafters:
-        """With the same draft models, and nothing else of what requests share."""
         return Drafters(self._limits, options or self._options, self._models)
 
     def _of(self, space: int) -> Drafters:
-        """Those of a space, which share nothing with any other."""
         if space not in self._spaces:
             self._spaces[space] = self.fresh()
             if len(self._spaces) > _MOST_SPACES:
@@ -105,12 +101,10 @@ class Drafters(DrafterFactory):
         return self._models[name.removeprefix(DRAFT_PREFIX)].drafter(request, settings)
 
     def _kept(self, settings: DrafterSettings) -> NgramStorage:
-        """The storage that requests of one order and kind share."""
         shape = (settings.ngram_order, settings.ngram_kind)
         return self._storages.setdefault(shape, NgramStorage(*shape))
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Draft from texts in all requests without a space that come."""
         for text in texts:
             shared = self._shared()
             if shared is not None:

@@ -41,7 +41,6 @@ class DraftTree:
         self._children = {edge: node for node, edge in enumerate(edges, 1)}
 
     def append(self, branch: Sequence[int]) -> None:
-        """Add a branch below the input token, on nodes of its own."""
         first = len(self.tokens) + 1
         self.parents += (0, *range(first, first + len(branch) - 1))
         self.tokens += branch
@@ -124,18 +123,15 @@ class LookaheadWindow:
         return self._fillers[len(self._levels) - 1 :]
 
     def tokens(self) -> tuple[int, ...]:
-        """Tokens to feed, in the order of `parents`."""
         first, *later = self._levels
         cells = first[1:] if self.full else first
         return (*self.fillers, *cells, *(token for level in later for token in level))
 
     @property
     def size(self) -> int:
-        """How many tokens it feeds."""
         return len(self.fillers) + self._width * len(self._levels) - self.full
 
     def parents(self) -> tuple[int, ...]:
-        """Parent nodes of `tokens`."""
         return window_parents(self._width, len(self.fillers), len(self._levels), self.full)
 
     def newest(self) -> tuple[int, ...]:
@@ -196,7 +192,6 @@ class NgramPool:
         self._values: dict[int, dict[tuple[int, ...], None]] = {}
 
     def insert(self, key: int, value: tuple[int, ...]) -> None:
-        """Add a continuation of exactly N-1 tokens."""
         if not self._capacity:
             return
         values = self._values.setdefault(key, {})
@@ -212,7 +207,6 @@ class NgramPool:
             self.insert(tokens[start], tuple(tokens[start + 1 : start + 1 + size]))
 
     def lookup(self, key: int) -> list[tuple[int, ...]]:
-        """The continuations under a key, oldest first, at most `capacity`."""
         return list(self._values.get(key, ()))
 
     def __len__(self) -> int:
@@ -252,7 +246,6 @@ class LookaheadDrafter(Drafter):
 
     @property
     def pool(self) -> NgramPool:
-        """The n-grams seen so far."""
         self._pool_text()
         return self._pool
 
@@ -277,7 +270,6 @@ class LookaheadDrafter(Drafter):
         self._pool_text()
 
     def _pool_text(self) -> None:
-        """Pool the n-grams of committed tokens that are not there yet."""
         size = self._ngram
         if len(self._recent) < size:
             return

@@ -28,7 +28,6 @@ class LookupDrafter(Drafter):
         self._gamma, self._left = gamma, max_output_len
 
     def propose(self) -> Draft:
-        """What follows the text, as far as it is known."""
         most = self._gamma if self._left is None else min(self._gamma, self._left - 1)
         return Draft.chain(self._continuation(most) if most > 0 else ())
 
@@ -36,7 +35,6 @@ class LookupDrafter(Drafter):
     def _continuation(self, most: int) -> Sequence[int]: ...
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Go on with the text."""
         if self._left is not None:
             self._left -= len(committed)
 
@@ -58,7 +56,6 @@ class PromptLookupDrafter(LookupDrafter):
         return self._index.continuation(most)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Go on with the text."""
         super().observe(greedy, committed)
         self._text += committed
 
@@ -150,7 +147,6 @@ class NgramDrafter(LookupDrafter):
         storage.initialize(request.known_ids)
 
     def _continuation(self, most: int) -> Sequence[int]:
-        """Looked-up tokens, each by those before it."""
         text = list(self._recent)
         for _ in range(most):
             token = self.storage.next_token(text)
@@ -162,7 +158,6 @@ class NgramDrafter(LookupDrafter):
         return text[len(self._recent) :]
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """The target's most probable tokens where it is about to commit some."""
         self._tops = tops
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
@@ -176,8 +171,6 @@ class NgramDrafter(LookupDrafter):
 
 
 class _Followers:
-    """How often each token followed a context, and which one leads."""
-
     __slots__ = ("best", "counts")
 
     def __init__(self, first: int) -> None:

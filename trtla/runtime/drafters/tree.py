@@ -39,7 +39,6 @@ class Backoff:
         return self._left < 0
 
     def planned(self, worth: float, cost: float) -> None:
-        """Take what a plan is worth and what planning costs, both in tokens."""
         self._worth += (worth - self._worth) * _MEMORY
         skips = self._worth < cost
         self._length = min(max(1, 2 * self._length), _LONGEST) if skips else 0
@@ -107,7 +106,6 @@ class TreeDrafter(Drafter):
         return self._tree
 
     def counts(self) -> dict[str, SourceCounts]:
-        """What its sources did so far."""
         return self._tree.counts()
 
     @property
@@ -144,7 +142,6 @@ class TreeDrafter(Drafter):
         self._planned = self._merged(chosen) if self._base.tokens else chosen
 
     def _merged(self, chosen: Draft) -> Draft:
-        """The base, and the nodes of the tree merged into it."""
         base = self._base
         merged, first = DraftTree(base.tokens, base.parents), base.first_candidate
         nodes = merged.merge_tree(chosen.tokens, chosen.parents)
@@ -214,13 +211,11 @@ class TreeDrafter(Drafter):
         self._rows = None
 
     def ranked(self, tops: Sequence[Sequence[int]]) -> None:
-        """For the other drafters."""
         for other in self.others:
             if other.ranks:
                 other.ranked(tops)
 
     def observe(self, greedy: Sequence[int], committed: Sequence[int]) -> None:
-        """Go on with the text, and learn from what was proposed."""
         if not committed:  # the target had no answer
             return
         if self.fixed is not None:
@@ -242,7 +237,6 @@ class TreeDrafter(Drafter):
         self.chosen = self._base = self._planned = NO_DRAFT
 
     def close(self) -> None:
-        """The request has ended: its output serves others."""
         self._shared.add_text(self.output)
         for other in self.others:
             other.close()

@@ -69,7 +69,7 @@ def queries_of(feeds: Sequence[Feed]) -> list[RowQuery]:
 
 def query_message(queries: Sequence[RowQuery]) -> list[Any]:
     """As JSON."""
-    return [(one.greedy, one.params.law, one.noise, one.top) for one in queries]
+    return [(one.greedy, one.params.draw_settings, one.noise, one.top) for one in queries]
 
 
 def read_queries(message: Sequence[Any]) -> list[RowQuery]:

@@ -55,7 +55,7 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor)
 
     Args:
         feed: the input token and a chain below it, all rows wanted.
-        prediction: what the target said after each.
+        prediction: the target's, after each of them.
         draft_probs: what each drafted token was drawn from, [drafted, vocab].
     """
     params, places = feed.sequence.request.sampling, feed.positions()
@@ -88,5 +88,5 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
     It is all 0 only where p and q are equal but for rounding.
     """
-    rest = (p - q).clamp_(min=0.0)
-    return rest if rest.any() else p
+    weights = (p - q).clamp_(min=0.0)
+    return weights if weights.any() else p

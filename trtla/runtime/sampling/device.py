@@ -47,8 +47,6 @@ _CHUNK_WARPS, _BLOCK_WARPS = 8, 16
 
 
 class _Buffers:
-    """What one launch reads and writes beside the logits, for up to so many rows."""
-
     def __init__(self, rows: int, chunks: int, device: torch.device) -> None:
         from trtla.runtime.sampling.device_kernels import FIELDS, PARTS
 

@@ -125,7 +125,6 @@ def _gumbel(noise: Sequence[float], logits: Tensor) -> Tensor:
 
 
 def _shifted(value: Tensor, count: int) -> Tensor:
-    """A shift to the right that brings in zeros."""
     return (value >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -28,7 +28,6 @@ def _mixed_seed(seed: int) -> int:
 
 
 def _mixed(value: int) -> int:
-    """The finaliser of splitmix64."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * FIRST) & _MASK
     value = ((value ^ (value >> 27)) * SECOND) & _MASK

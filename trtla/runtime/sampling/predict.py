@@ -1,6 +1,6 @@
 """What the target predicts after a step's rows: from logits to tokens.
 
-All feeds in few calls, or row by row where single rows are cheap and most are never asked for.
+All feeds in few calls, or row by row where single rows are cheap and most are never read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtla.runtime.sampling.draw import argmax, draw_at
 from trtla.runtime.sampling.noise import uniform
 from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sequence import Feed
-from trtla.settings.sampling import Law, SamplingParams
+from trtla.settings.sampling import DrawSettings, SamplingParams
 
 
 class Draw(NamedTuple):
@@ -35,7 +35,7 @@ class Draw(NamedTuple):
 
 @dataclass(slots=True)
 class Prediction:
-    """What the target said after a feed's rows, by node; NO_TOKEN where it has no answer."""
+    """The target's choices after a feed's rows, by node; NO_TOKEN where it has no answer."""
 
     greedy: Mapping[int, int]
     """The argmax; of a sampled request only where its drafter reads it."""
@@ -114,14 +114,14 @@ def predict(
     else:
         found, start = [], 0
         for feed, top in zip(feeds, tops, strict=True):
-            found.append(_predict_asked(feed, logits, start, sampler, top))
+            found.append(_predict_lazily(feed, logits, start, sampler, top))
             start += len(feed.rows)
     for prediction, top in zip(found, tops, strict=True):
         prediction.tops = top
     return found
 
 
-def _predict_asked(
+def _predict_lazily(
     feed: Feed, logits: Tensor, start: int, by_row: RowSampler, tops: TopRows | None
 ) -> Prediction:
     rows = dict(zip(feed.rows, range(start, start + len(feed.rows)), strict=True))
@@ -165,9 +165,9 @@ def _predict_all(
     predictions, start = [], 0
     for feed in feeds:
         rows, stop = feed.rows, start + len(feed.rows)
-        said = dict(zip(rows, greedy[start:stop], strict=True))
-        own = said if not draws else dict(zip(rows, chosen[start:stop], strict=True))
-        predictions.append(Prediction(said, own, logits, start))
+        best = dict(zip(rows, greedy[start:stop], strict=True))
+        own = best if not draws else dict(zip(rows, chosen[start:stop], strict=True))
+        predictions.append(Prediction(best, own, logits, start))
         start = stop
     return predictions
 
@@ -193,9 +193,9 @@ def row_draws(feeds: Sequence[Feed]) -> list[Draw]:
 
 def drawn(draws: Sequence[Draw], logits: Tensor) -> list[int]:
     """Their tokens; those with the same filters together: one call costs less than many."""
-    alike: dict[Law, list[int]] = {}
+    alike: dict[DrawSettings, list[int]] = {}
     for place, draw in enumerate(draws):
-        alike.setdefault(draw.params.law, []).append(place)
+        alike.setdefault(draw.params.draw_settings, []).append(place)
     tokens = [0] * len(draws)
     for places in alike.values():
         rows, noise = [draws[i].row for i in places], [draws[i].noise for i in places]
@@ -213,15 +213,15 @@ def _drawn_nodes(feed: Feed) -> Sequence[int]:
     return feed.rows[: 1 + len(feed.draft.candidates)]
 
 
-def logits_after(feed: Feed, nodes: Sequence[int], said: Prediction) -> Tensor:
+def logits_after(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> Tensor:
     """A copy of the rows after some of a feed's nodes, [nodes, vocab]."""
-    return said.logits[[said.start + feed.rows.index(node) for node in nodes]]
+    return prediction.logits[[prediction.start + feed.rows.index(node) for node in nodes]]
 
 
-def most_probable(feed: Feed, nodes: Sequence[int], said: Prediction) -> list[list[int]]:
+def most_probable(feed: Feed, nodes: Sequence[int], prediction: Prediction) -> list[list[int]]:
     """The tokens that a feed's drafter asks for after each of these nodes, best first."""
     sampling, ranks = feed.sequence.request.sampling, feed.sequence.drafter.ranks
-    return top_tokens(logits_after(feed, nodes, said), ranks, sampling)
+    return top_tokens(logits_after(feed, nodes, prediction), ranks, sampling)
 
 
 def top_rows(
@@ -235,17 +235,16 @@ def top_rows(
     wanted = [feed.sequence.drafter.top_rows for feed in feeds]
     rows: list[int] = []
     start = 0
-    for feed, asked in zip(feeds, wanted, strict=True):
-        rows += range(start, start + len(feed.rows)) if asked else ()
+    for feed, count in zip(feeds, wanted, strict=True):
+        rows += range(start, start + len(feed.rows)) if count else ()
         start += len(feed.rows)
     if not rows:  # parts of prompts have none
         return [None] * len(feeds)
-    count = max(wanted)
-    ids, logs = ranked_rows(logits, rows, count, sampler)
+    ids, logs = ranked_rows(logits, rows, max(wanted), sampler)
     found: list[TopRows | None] = []
     start = 0
-    for feed, asked in zip(feeds, wanted, strict=True):
-        stop = start + (len(feed.rows) if asked else 0)
+    for feed, count in zip(feeds, wanted, strict=True):
+        stop = start + (len(feed.rows) if count else 0)
         nodes = (0,) if feed.draft is None else feed.rows
         found.append(TopRows(nodes, ids[start:stop], logs[start:stop]) if stop > start else None)
         start = stop

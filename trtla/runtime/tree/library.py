@@ -151,7 +151,6 @@ class SharedTrees:
         self._library.tree_add_other(self._handle, _ids(tokens), len(tokens), kept)
 
     def texts(self) -> list[tuple[int, ...]]:
-        """The texts that are drafted from in all requests."""
         start = POINTER(c_int32)()
         size = self._library.tree_others(self._handle, byref(start))
         tokens = start[:size]
