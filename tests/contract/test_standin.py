@@ -6,7 +6,6 @@ import copy
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -206,13 +205,6 @@ def test_requests_are_checked_but_their_lookahead_is_not(e: Any) -> None:
         e.Request([1], 0)
     huge = e.LookaheadDecodingConfig(99, 99, 99)
     assert e.Request([1], 1, lookahead_config=huge).lookahead_config.max_ngram_size == 99
-
-
-def test_the_allotted_time_is_a_timedelta(e: Any) -> None:
-    allotted = timedelta(milliseconds=5)
-    assert e.Request([1], 1, allotted_time_ms=allotted).allotted_time_ms == allotted
-    with pytest.raises(TypeError, match=WRONG):
-        e.Request([1], 1, allotted_time_ms=5)
 
 
 @pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)

@@ -19,8 +19,6 @@ CAPABILITY = os.environ.get("TENSORRT_LLM_STANDIN_GPU")
 
 
 class _Metadata(Distribution):
-    """The distribution tensorrt-llm in the release played."""
-
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":
             return None

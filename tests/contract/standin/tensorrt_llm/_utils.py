@@ -16,12 +16,10 @@ def mpi_world_size() -> int:
 
 
 def local_mpi_rank() -> int:
-    """This process's number on its node."""
     return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(mpi_rank())))
 
 
 def local_mpi_size() -> int:
-    """The number of processes on this node."""
     return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", str(mpi_world_size())))
 
 

@@ -23,6 +23,5 @@ if at_least(1, 0):
 
         @model_validator(mode="after")
         def set_max_total_draft_tokens(self) -> UserProvidedDecodingConfig:
-            """One chain a request."""
             self.max_total_draft_tokens = self.max_draft_len
             return self

@@ -36,11 +36,9 @@ class Logger:
 
     @property
     def level(self) -> str:
-        """The level in force."""
         return self._level
 
     def set_level(self, min_severity: str) -> None:
-        """Change the level, unless the environment set it."""
         if self._set_from_env:
             self.warning(
                 f"Logger level already set from environment. Discard new verbosity: {min_severity}"
@@ -50,19 +48,15 @@ class Logger:
         self._logger.setLevel(severity_map[min_severity])
 
     def error(self, *message: object) -> None:
-        """Log an error."""
         self._logger.error(_line("[E]", message))
 
     def warning(self, *message: object) -> None:
-        """Log a warning."""
         self._logger.warning(_line("[W]", message))
 
     def info(self, *message: object) -> None:
-        """Log a note."""
         self._logger.info(_line("[I]", message))
 
     def debug(self, *message: object) -> None:
-        """Log a detail."""
         self._logger.debug(_line("[V]", message))
 
 
@@ -74,5 +68,4 @@ logger = Logger()
 
 
 def set_level(min_severity: str) -> None:
-    """Change the level of the process's logger."""
     logger.set_level(min_severity)

@@ -28,8 +28,6 @@ _POSITIONAL = ("world_size", "rank", "gpus_per_node")
 
 
 class Mapping:
-    """Sizes of the parallel groups and the rank in them."""
-
     world_size: int
     rank: int
     gpus_per_node: int
@@ -64,24 +62,19 @@ class Mapping:
 
     @property
     def tp_rank(self) -> int:
-        """The rank among those that share a layer."""
         return self.rank % self.tp_size
 
     @property
     def pp_rank(self) -> int:
-        """The number of the group of layers."""
         return self.rank // (self.tp_size * self.cp_size)
 
     def is_first_pp_rank(self) -> bool:
-        """True where the embedding is."""
         return self.pp_rank == 0
 
     def is_last_pp_rank(self) -> bool:
-        """True where lm_head is."""
         return self.pp_rank == self.pp_size - 1
 
     def pp_layers(self, num_layers: int) -> list[int]:
-        """Global numbers of this rank's layers."""
         if num_layers % self.pp_size:
             raise StandinUndefinedBehaviour(
                 f"{num_layers} layers on pp_size {self.pp_size}: releases differ in who gets the "
@@ -92,11 +85,9 @@ class Mapping:
 
     @classmethod
     def from_dict(cls, mapping: dict[str, Any]) -> Mapping:
-        """The mapping of a dictionary whose keys are all known."""
         return cls(**mapping)
 
     def to_dict(self) -> dict[str, Any]:
-        """All sizes and the rank."""
         return {name: getattr(self, name) for name in _DEFAULTS}
 
 

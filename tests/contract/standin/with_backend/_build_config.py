@@ -28,12 +28,10 @@ class LoraConfig:
     trtllm_modules_to_hf_modules: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> LoraConfig:
-        """The configuration of a dictionary."""
         return cls(**config)
 
 
@@ -47,11 +45,9 @@ class AutoParallelConfig:
 
     @property
     def enabled(self) -> bool:
-        """True when it plans."""
         return self.world_size > 1
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields."""
         return asdict(self)
 
     @classmethod
@@ -143,7 +139,6 @@ class _BuildConfig:
 
     @classmethod
     def from_json_file(cls, config_file: str | Path, plugin_config: Any = None) -> _BuildConfig:
-        """The configuration in a file."""
         return cls.from_dict(json.loads(Path(config_file).read_text()), plugin_config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +163,6 @@ class _BuildConfig:
             setattr(self, name, value)
 
     def update(self, **kwargs: Any) -> None:
-        """Set fields."""
         self.update_from_dict(kwargs)
 
 

@@ -24,8 +24,6 @@ __all__ = ["AutoParallelConfig", "BuildConfig", "Engine", "EngineConfig", "LoraC
 
 
 class EngineConfig:
-    """An engine folder's config.json."""
-
     def __init__(
         self, pretrained_config: PretrainedConfig, build_config: Any, version: str
     ) -> None:
@@ -35,12 +33,10 @@ class EngineConfig:
 
     @classmethod
     def from_json_file(cls, config_file: str | Path) -> EngineConfig:
-        """The configuration in a file."""
         return cls.from_json_str(Path(config_file).read_text())
 
     @classmethod
     def from_json_str(cls, config_str: str) -> EngineConfig:
-        """The configuration in a text."""
         config = json.loads(config_str)
         return cls(
             PretrainedConfig.from_dict(config["pretrained_config"]),
@@ -82,7 +78,6 @@ class Engine:
 
     @classmethod
     def from_dir(cls, engine_dir: str | Path, rank: int = 0) -> Engine:
-        """One rank of an engine folder."""
         folder = Path(engine_dir)
         config = EngineConfig.from_json_file(folder / "config.json")
         config.pretrained_config.set_rank(rank)
@@ -90,7 +85,6 @@ class Engine:
 
     @classmethod
     def from_buffer(cls, engine_buffer: bytes, json_config_str: str, rank: int = 0) -> Engine:
-        """One rank from memory."""
         config = EngineConfig.from_json_str(json_config_str)
         config.pretrained_config.set_rank(rank)
         return cls(config, engine_buffer)

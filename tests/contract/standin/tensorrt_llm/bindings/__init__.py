@@ -6,13 +6,10 @@ import enum
 
 
 class KVCacheType(enum.Enum):
-    """How keys and values are stored."""
-
     CONTINUOUS = 0
     PAGED = 1
     DISABLED = 2
 
     @classmethod
     def from_string(cls, name: str) -> KVCacheType:
-        """The member of that name."""
         return cls[name.upper()]

@@ -5,7 +5,6 @@ TensorRT-LLM batch_manager/llmRequest.cpp, executorImpl.cpp, lookaheadAlgorithm.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from .._standin import StandinUndefinedBehaviour
@@ -18,7 +17,6 @@ from ._enums import FinishReason
 from ._requests import Request
 from ._responses import Response, Result
 from ._start import Started, Triple, draft_len, triple_of
-from ._stats import RequestPerfMetrics, SpeculativeDecodingMetrics
 from ._tokens import lookahead_step, sampled_step
 
 _FILE = "batch_manager/llmRequest.cpp"
@@ -26,8 +24,6 @@ _ALGORITHM = "layers/lookaheadAlgorithm.cpp"
 
 
 class Active:
-    """One request in flight."""
-
     def __init__(self, request_id: int, request: Request) -> None:
         self.id, self.request = request_id, request
         self.prompt: list[int] = request.input_token_ids
@@ -38,9 +34,7 @@ class Active:
         self.decoding_iter = 0
         self.finish = FinishReason.NOT_FINISHED
         self._sent = 0
-        self._started = time.monotonic()
         self._set_up = False
-        self._drafted = self._accepted = 0
 
     def validate(self, engine: EngineFacts, limits: Started, gather_logits: bool) -> None:
         """The checks that touch this request alone; lowers max_tokens to what fits.
@@ -136,7 +130,6 @@ class Active:
             )
 
     def tokens_of_step(self, server: Triple | None) -> int:
-        """How many tokens its next step puts through the model."""
         if self.context_position < len(self.prompt):
             return len(self.prompt) - self.context_position
         if server is None:
@@ -153,9 +146,6 @@ class Active:
         else:
             triple = self.triple(server) if self.output else (1, 1, 0)
             new = lookahead_step(model, tokens, *triple[1:], self.end_id, min_len)
-            drafts = min(draft_len(triple), triple[1] - 1)
-            self._drafted += drafts
-            self._accepted += len(new) - 1 if drafts else 0
         self.decoding_iter += 1
         for token in new:
             self._commit(token)
@@ -168,22 +158,11 @@ class Active:
             self.finish = FinishReason.END_ID
             return
         self.output.append(token)
-        words = self.request.stop_words or []
-        if any(self.output[-len(word) :] == word for word in words if word):
-            self.finish = FinishReason.STOP_WORDS
-        elif len(self.output) >= self.max_tokens:
+        if len(self.output) >= self.max_tokens:
             self.finish = FinishReason.LENGTH
 
     @property
-    def timed_out(self) -> bool:
-        """True when its allotted time, counted from when it was taken, has passed."""
-        allotted = self.request.allotted_time_ms
-        passed = time.monotonic() - self._started
-        return allotted is not None and passed >= allotted.total_seconds()
-
-    @property
     def average(self) -> float:
-        """Generated tokens per decoding iteration."""
         return len(self.output) / self.decoding_iter if self.decoding_iter else 0.0
 
     def response(self) -> Response | None:
@@ -199,20 +178,12 @@ class Active:
         if at_least(1, 1):
             result.avg_decoded_tokens_per_iter = self.average
         result.output_token_ids = [self._tokens_out(streaming, output.exclude_input_from_output)]
-        if output.return_perf_metrics:
-            result.request_perf_metrics = RequestPerfMetrics(
-                speculative_decoding=SpeculativeDecodingMetrics(
-                    self._accepted / self._drafted if self._drafted else 0.0,
-                    self._accepted,
-                    self._drafted,
-                )
-            )
         self._sent = len(self.output)
         return Response(self.id, result, self.request.client_id)
 
     def _tokens_out(self, streaming: bool, exclude_input: bool) -> list[int]:
-        if self.finish in (FinishReason.CANCELLED, FinishReason.TIMED_OUT):
+        if self.finish == FinishReason.CANCELLED:
             return []  # clearGeneratedTokens
         if not streaming:
             return list(self.output) if exclude_input else self.prompt + self.output
-        return self.output[0 if self.request.return_all_generated_tokens else self._sent :]
+        return self.output[self._sent :]

@@ -22,8 +22,6 @@ from ._native import Arg, Native
 
 
 class DynamicBatchConfig(Native):
-    """Tuning of the batch size while running."""
-
     _args = (
         Arg("enable_batch_size_tuning", n.boolean, read_only=True),
         Arg("enable_max_num_tokens_tuning", n.boolean, read_only=True),
@@ -52,8 +50,6 @@ class SchedulerConfig(Native):
 
 
 class RuntimeDefaults(Native):
-    """Settings that a model brings."""
-
     _args = (
         Arg("max_attention_window", n.optional(n.vector(n.int32)), None, read_only=True),
         Arg("sink_token_length", n.optional(n.int32), None, read_only=True),
@@ -91,15 +87,12 @@ class KvCacheConfig(Native):
             self.fill_empty_fields_from_runtime_defaults(defaults)
 
     def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
-        """Take what is not set from the model's settings."""
         for name in ("max_attention_window", "sink_token_length"):
             if self._stored[name] is None:
                 self._stored[name] = getattr(runtime_defaults, name)
 
 
 class OrchestratorConfig(Native):
-    """For CommunicationMode.ORCHESTRATOR."""
-
     _args = (
         Arg("is_orchestrator", n.boolean, True),
         Arg("worker_executable_path", n.text, ""),
@@ -109,8 +102,6 @@ class OrchestratorConfig(Native):
 
 
 class ParallelConfig(Native):
-    """How the ranks talk and which devices they take."""
-
     _args = (
         Arg("communication_type", n.of(CommunicationType), CommunicationType.MPI),
         Arg("communication_mode", n.of(CommunicationMode), CommunicationMode.LEADER),
@@ -203,8 +194,6 @@ class CacheTransceiverConfig(Native):
 
 
 class AdditionalModelOutput(Native):
-    """A further output tensor."""
-
     _args = (Arg("name", n.text), Arg("gather_context", n.boolean, False))
 
 

@@ -24,7 +24,6 @@ def check(condition: bool, text: str, file: str) -> None:
 
 
 def throw(text: str, file: str) -> RuntimeError:
-    """The exception of TLLM_THROW, to be raised."""
     path = f"/src/tensorrt_llm/cpp/tensorrt_llm/{file}:100"
     frames = "\n".join(
         f"{number}       0x7f0000000{number}00 {name}"

@@ -46,7 +46,6 @@ class DecodingMode:
 
     @property
     def name(self) -> str:
-        """The mode's name."""
         return self._name
 
     def isTopKorTopP(self) -> bool:
@@ -114,7 +113,6 @@ class LookaheadDecodingConfig(Native):
     def calculate_speculative_resource_tuple(
         w: int, n: int, g: int, /
     ) -> tuple[int, int, int, int]:
-        """As the method, for any triple."""
         drafts = (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
         return drafts + 1, n, drafts, n - 1
 

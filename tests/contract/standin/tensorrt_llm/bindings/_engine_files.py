@@ -21,8 +21,6 @@ LOOKAHEAD, NONE = 8, 1
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """config.json of an engine, as far as the executor asks."""
-
     pretrained: dict[str, Any]
     tp_size: int
     pp_size: int
@@ -44,12 +42,10 @@ class EngineFacts:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         return self.tp_size * self.pp_size
 
     @property
     def vocab_size_padded(self) -> int:
-        """The vocabulary with the rows that split it evenly."""
         ranks = self.world_size
         return -(-int(self.pretrained["vocab_size"]) // ranks) * ranks
 
@@ -104,7 +100,6 @@ def _get(config: dict[str, Any], key: str) -> Any:
 
 
 def read_text(folder: Path) -> str:
-    """config.json of an engine folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise throw(f"[TensorRT-LLM][ERROR] Assertion failed: File does not exist: {path}", _JSON)
@@ -112,7 +107,6 @@ def read_text(folder: Path) -> str:
 
 
 def read_ranks(folder: Path, count: int) -> list[dict[str, torch.Tensor]]:
-    """The tensors of every rank."""
     ranks = []
     for rank in range(count):
         path = folder / f"rank{rank}.engine"

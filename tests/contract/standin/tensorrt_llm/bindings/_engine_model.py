@@ -21,7 +21,6 @@ class EngineModel:
         self._noise = torch.Generator().manual_seed(0)
 
     def logits(self, rows: list[list[int]]) -> torch.Tensor:
-        """[rows, tokens, vocabulary] of sequences of one length."""
         with torch.no_grad():
             result: torch.Tensor = self._model(torch.tensor(rows), use_cache=False).logits
         if noise := float(os.environ.get("TENSORRT_LLM_STANDIN_NOISE") or 0):

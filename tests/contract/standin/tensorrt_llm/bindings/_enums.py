@@ -11,16 +11,12 @@ class _Bound(enum.Enum):
 
 
 class ModelType(_Bound):
-    """Kinds of models."""
-
     DECODER_ONLY = 0
     ENCODER_ONLY = 1
     ENCODER_DECODER = 2
 
 
 class BatchingType(_Bound):
-    """How requests share steps."""
-
     STATIC = 0
     INFLIGHT = 1
 
@@ -34,52 +30,32 @@ class CapacitySchedulerPolicy(_Bound):
 
 
 class ContextChunkingPolicy(_Bound):
-    """How long prompts share steps."""
-
     FIRST_COME_FIRST_SERVED = 0
     EQUAL_PROGRESS = 1
 
 
 class CommunicationType(_Bound):
-    """How ranks talk."""
-
     MPI = 0
 
 
 class CommunicationMode(_Bound):
-    """Who takes requests."""
-
     LEADER = 0
     ORCHESTRATOR = 1
 
 
 class RequestType(_Bound):
-    """What part of a request is done here."""
-
     REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
     REQUEST_TYPE_CONTEXT_ONLY = 1
     REQUEST_TYPE_GENERATION_ONLY = 2
 
 
 class FinishReason(_Bound):
-    """Why a request ended."""
-
     NOT_FINISHED = 0
     END_ID = 1
     STOP_WORDS = 2
     LENGTH = 3
     TIMED_OUT = 4
     CANCELLED = 5
-
-
-class RequestStage(_Bound):
-    """How far a request is."""
-
-    QUEUED = 0
-    ENCODER_IN_PROGRESS = 1
-    CONTEXT_IN_PROGRESS = 2
-    GENERATION_IN_PROGRESS = 3
-    GENERATION_COMPLETE = 4
 
 
 for _enum in (
@@ -91,6 +67,5 @@ for _enum in (
     CommunicationMode,
     RequestType,
     FinishReason,
-    RequestStage,
 ):
     _enum.__module__ = "tensorrt_llm.bindings.executor"

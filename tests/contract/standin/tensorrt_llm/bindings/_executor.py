@@ -71,7 +71,6 @@ class Executor:
         self._poison: StandinUndefinedBehaviour | None = None
 
     def can_enqueue_requests(self) -> bool:
-        """True in the leader, before shutdown."""
         self._check_alive()
         return self._ranks.is_leader and not self._shut_down
 
@@ -118,7 +117,6 @@ class Executor:
         return self._take(request_id)
 
     def _wait(self, request_id: int | None, deadline: float | None) -> None:
-        """Work until there is a response, or the time is over."""
         ready = self._loop.ready
         while not (ready if request_id is None else request_id in ready):
             if self._loop.idle:
@@ -148,7 +146,6 @@ class Executor:
         return taken
 
     def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
-        """How many responses wait."""
         self._check("getNumResponsesReady")
         ready = self._loop.ready
         return sum(len(r) for number, r in ready.items() if id is None or number == id)
@@ -162,23 +159,10 @@ class Executor:
             self._loop.cancelled.add(id)
 
     def get_latest_iteration_stats(self) -> list[Any]:
-        """Statistics since the last call."""
         self._check("getLatestIterationStats")
         stats = list(self._loop.iteration_stats)
         self._loop.iteration_stats.clear()
         return stats
-
-    def get_latest_request_stats(self) -> list[Any]:
-        """Statistics since the last call."""
-        self._check("getLatestRequestStats")
-        stats = list(self._loop.request_stats)
-        self._loop.request_stats.clear()
-        return stats
-
-    def get_latest_debug_tensors(self) -> list[Any]:
-        """Nothing: there are no debug tensors here."""
-        self._check("getLatestDebugTensors")
-        return []
 
     def get_kv_cache_event_manager(self) -> None:
         """Nothing: events are not modelled."""
@@ -202,7 +186,6 @@ class Executor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Shut down, and destroy the C++ object."""
         self.shutdown()
         del self._loop
         self._destroy()
@@ -275,6 +258,12 @@ def _refuse_unmodelled(request: Request) -> None:
     stored = request._stored
     if request.sampling_config.beam_width > 1 or stored["num_return_sequences"] > 1:
         raise StandinUndefinedBehaviour("beams and several sequences are not modelled")
-    for name in ("external_draft_tokens_config", "prompt_tuning_config", "bad_words"):
+    for name in (
+        "external_draft_tokens_config",
+        "prompt_tuning_config",
+        "bad_words",
+        "stop_words",
+        "allotted_time_ms",
+    ):
         if stored[name] is not None:
             raise StandinUndefinedBehaviour(f"{name} is not modelled")

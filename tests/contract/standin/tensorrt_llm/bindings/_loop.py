@@ -15,7 +15,7 @@ from ._active import Active
 from ._cpp import log
 from ._engine_files import EngineFacts
 from ._engine_model import EngineModel
-from ._enums import FinishReason, RequestStage
+from ._enums import FinishReason
 from ._requests import Request
 from ._responses import Response
 from ._start import Started, draft_len, mask_words
@@ -23,8 +23,6 @@ from ._stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
-    RequestStats,
-    RequestStatsPerIteration,
 )
 
 
@@ -47,7 +45,6 @@ class Loop:
         self.cancelled: set[int] = set()
         self.ready: dict[int, list[Response]] = {}
         self.iteration_stats: deque[Any] = deque(maxlen=config.iter_stats_max_iterations)
-        self.request_stats: deque[Any] = deque(maxlen=config.request_stats_max_iterations)
         self._iterations = 0
         self._latency_ms = 0.0
         """Of the pass before, which the next record reports."""
@@ -56,11 +53,9 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """True when no response will ever come without a new request."""
         return not self.queued and not self.active
 
     def iterate(self) -> None:
-        """One iteration over all active requests."""
         began = self._mark
         self._end_cancelled()
         finished = self._answer()
@@ -80,9 +75,7 @@ class Loop:
 
     def _end_cancelled(self) -> None:
         for active in self.active:
-            if active.timed_out:
-                active.finish = FinishReason.TIMED_OUT
-            elif active.id in self.cancelled:
+            if active.id in self.cancelled:
                 active.finish = FinishReason.CANCELLED
         self.cancelled -= {active.id for active in self.active}
 
@@ -181,33 +174,9 @@ class Loop:
             )
         )
         self._iterations += 1
-        self._record_requests(finished, scheduled)
 
     def _blocks(self) -> KvCacheStats:
         size = self._engine.tokens_per_block
         most = self._pool_tokens // size
         used = sum(-(-(len(a.prompt) + len(a.output)) // size) for a in self.active)
         return KvCacheStats(most, most - used, used, size)
-
-    def _record_requests(self, finished: list[Active], scheduled: list[Active]) -> None:
-        stats = [_stats(active, _stage(active), active in scheduled) for active in self.active]
-        stats += [RequestStats(id=number, stage=RequestStage.QUEUED) for number, _ in self.queued]
-        stats += [_stats(active, RequestStage.GENERATION_COMPLETE, False) for active in finished]
-        self.request_stats.append(RequestStatsPerIteration(self._iterations - 1, stats))
-
-
-def _stage(active: Active) -> RequestStage:
-    if active.output:
-        return RequestStage.GENERATION_IN_PROGRESS
-    return RequestStage.CONTEXT_IN_PROGRESS
-
-
-def _stats(active: Active, stage: RequestStage, scheduled: bool) -> RequestStats:
-    return RequestStats(
-        id=active.id,
-        stage=stage,
-        context_prefill_position=active.context_position,
-        num_generated_tokens=len(active.output),
-        avg_num_decoded_tokens_per_iter=active.average,
-        scheduled=scheduled,
-    )

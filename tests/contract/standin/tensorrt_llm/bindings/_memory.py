@@ -17,17 +17,13 @@ _taken: list[Pool] = []
 
 @dataclass(eq=False)
 class Pool:
-    """The tokens that one executor has room for."""
-
     tokens: int
 
     def free(self) -> None:
-        """Give them back."""
         _taken.remove(self)
 
 
 def take(config: KvCacheConfig) -> Pool:
-    """Allocate a pool."""
     total = int(os.environ.get("TENSORRT_LLM_STANDIN_KV_TOKENS", _PLENTY))
     share = config.free_gpu_memory_fraction or 0.9
     tokens = int(share * (total - sum(pool.tokens for pool in _taken)))

@@ -32,7 +32,6 @@ class Ranks:
         return self.rank == 0
 
     def shut_down(self) -> None:
-        """Tell the other ranks, or wait until the leader does."""
         if self.world_size == 1:
             return
         if self.is_leader:

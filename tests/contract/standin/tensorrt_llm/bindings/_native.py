@@ -25,8 +25,6 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Arg:
-    """One constructor argument and property."""
-
     name: str
     cast: Cast
     default: Any = REQUIRED
@@ -128,7 +126,6 @@ def _refusal(
 
 
 def integer(bits: int, *, signed: bool = True) -> Cast:
-    """A C++ integer."""
     low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
 
     def cast(value: Any) -> int:
@@ -150,8 +147,6 @@ def float32(value: Any) -> float:
 
 
 def of(*types: type) -> Cast:
-    """An instance of one of these types."""
-
     def cast(value: Any) -> Any:
         if not isinstance(value, types):
             raise Mismatch
@@ -180,5 +175,4 @@ def vector(inner: Cast) -> Cast:
 
 
 def anything(value: Any) -> Any:
-    """What the stand-in does not look into."""
     return value

@@ -69,8 +69,6 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 class OutputConfig(Native):
-    """What a response holds."""
-
     _args = (
         Arg("return_log_probs", n.boolean, False),
         Arg("return_context_logits", n.boolean, False),

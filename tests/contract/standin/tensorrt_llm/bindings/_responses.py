@@ -71,12 +71,10 @@ class Response:
 
     @property
     def request_id(self) -> int:
-        """The executor's number of the request."""
         return self._request_id
 
     @property
     def client_id(self) -> int | None:
-        """The caller's number of the request."""
         return self._client_id
 
     def has_error(self) -> bool:
@@ -98,12 +96,10 @@ class Response:
         return self._content
 
     def clear_context_logits(self) -> None:
-        """Drop them."""
         if isinstance(self._content, Result):
             self._content.context_logits = None
 
     def clear_generation_logits(self) -> None:
-        """Drop them."""
         if isinstance(self._content, Result):
             self._content.generation_logits = None
 

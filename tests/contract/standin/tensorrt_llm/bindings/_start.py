@@ -24,8 +24,6 @@ _LAYER = "layers/lookaheadDecodingLayer.cpp"
 
 @dataclass(frozen=True)
 class Started:
-    """The limits in force."""
-
     max_batch_size: int
     max_num_tokens: int
     max_input_len: int
@@ -230,7 +228,6 @@ def _check_features(config: ExecutorConfig) -> None:
 
 
 def draft_len(triple: Triple) -> int:
-    """Draft tokens of a step."""
     w, n, g = triple
     return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
 

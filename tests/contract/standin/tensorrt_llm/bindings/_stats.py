@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any
 
 from .._version import at_least
-from ._enums import RequestStage
 
 
 @dataclass
@@ -22,8 +21,6 @@ class KvCacheStats:
 
 @dataclass
 class InflightBatchingStats:
-    """What ran in one iteration."""
-
     num_scheduled_requests: int = 0
     num_context_requests: int = 0
     num_gen_requests: int = 0
@@ -53,7 +50,6 @@ class _IterationStats:
     inflight_batching_stats: InflightBatchingStats | None = None
 
     def to_json_str(self) -> str:
-        """All of it as JSON."""
         return json.dumps(asdict(self))
 
 
@@ -62,61 +58,9 @@ IterationStats: Any = make_dataclass("IterationStats", _newer, bases=(_Iteration
 IterationStats.__doc__ = "Statistics of one iteration of the executor."
 
 
-@dataclass
-class RequestStats:
-    """How far one request is."""
-
-    id: int
-    stage: RequestStage
-    context_prefill_position: int = 0
-    num_generated_tokens: int = 0
-    avg_num_decoded_tokens_per_iter: float = 0.0
-    scheduled: bool = False
-    paused: bool = False
-    dis_serving_stats: None = None
-    alloc_total_blocks_per_request: int = 0
-    alloc_new_blocks_per_request: int = 0
-    reused_blocks_per_request: int = 0
-
-
-@dataclass
-class RequestStatsPerIteration:
-    """All requests in one iteration."""
-
-    iter: int
-    request_stats: list[RequestStats]
-
-
-@dataclass
-class SpeculativeDecodingMetrics:
-    """Counters by path position: drafts of a step count N - 1 at most."""
-
-    acceptance_rate: float = 0.0
-    total_accepted_draft_tokens: int = 0
-    total_draft_tokens: int = 0
-
-
-@dataclass
-class RequestPerfMetrics:
-    """Measurements of a request; times are not modelled."""
-
-    timing_metrics: None = None
-    kv_cache_metrics: None = None
-    speculative_decoding: SpeculativeDecodingMetrics = field(
-        default_factory=SpeculativeDecodingMetrics
-    )
-    first_iter: int | None = None
-    last_iter: int | None = None
-    iter: int | None = None
-
-
 for _class in (
-    SpeculativeDecodingMetrics,
-    RequestPerfMetrics,
     KvCacheStats,
     InflightBatchingStats,
     IterationStats,
-    RequestStats,
-    RequestStatsPerIteration,
 ):
     _class.__module__ = "tensorrt_llm.bindings.executor"

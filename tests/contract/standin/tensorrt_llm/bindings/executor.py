@@ -34,7 +34,6 @@ from ._enums import (
     ContextChunkingPolicy,
     FinishReason,
     ModelType,
-    RequestStage,
     RequestType,
 )
 from ._requests import OutputConfig, Request, SamplingConfig
@@ -43,10 +42,6 @@ from ._stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
-    RequestPerfMetrics,
-    RequestStats,
-    RequestStatsPerIteration,
-    SpeculativeDecodingMetrics,
 )
 
 if HAS_BACKEND:

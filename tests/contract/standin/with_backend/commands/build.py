@@ -42,7 +42,6 @@ _CONFIG_NAMES = (
 
 
 def main() -> None:
-    """Parse the flags, build, save."""
     args = parse_arguments().parse_args()
     emit_engine_arch_deprecation("trtllm-build")
     if args.gather_all_token_logits:
@@ -122,7 +121,6 @@ def build_and_save(
     model_config: PretrainedConfig,
     logits_dtype: str | None,
 ) -> None:
-    """Build one rank on one GPU."""
     import torch
 
     torch.cuda.set_device(gpu_id)

@@ -32,8 +32,6 @@ KV_CACHE_QUANT_ALGOS = ("FP8", "INT8")
 
 
 class SpeculativeDecodingMode(enum.IntFlag):
-    """How drafts are made."""
-
     NONE = 1
     DRAFT_TOKENS_EXTERNAL = 2
     MEDUSA = 4
@@ -43,7 +41,6 @@ class SpeculativeDecodingMode(enum.IntFlag):
 
     @staticmethod
     def from_arguments(args: Namespace) -> SpeculativeDecodingMode:
-        """The mode of trtllm-build's flag."""
         name = args.speculative_decoding_mode
         if name is None:
             return SpeculativeDecodingMode.NONE
@@ -78,7 +75,6 @@ class QuantConfig:
         return cls(**config)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields."""
         return asdict(self)
 
 
@@ -151,7 +147,6 @@ class PretrainedConfig:
 
     @property
     def quant_algo(self) -> str | None:
-        """The algorithm of the weights."""
         return self.quantization.quant_algo
 
     @property
@@ -172,16 +167,13 @@ class PretrainedConfig:
 
     @classmethod
     def from_json_file(cls, config_file: str | Path) -> PretrainedConfig:
-        """The configuration in a file."""
         return cls.from_dict(json.loads(Path(config_file).read_text()))
 
     @classmethod
     def from_checkpoint(cls, ckpt_dir: str | Path) -> PretrainedConfig:
-        """The configuration of a checkpoint folder."""
         return cls.from_json_file(Path(ckpt_dir) / "config.json")
 
     def set_rank(self, rank: int) -> None:
-        """Make it one rank's."""
         values = self.mapping.to_dict()
         values["rank"] = rank
         self.mapping = Mapping.from_dict(values)

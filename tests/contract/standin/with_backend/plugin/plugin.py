@@ -69,14 +69,12 @@ class _Slotted:
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> _Slotted:
-        """The defaults, changed by a dictionary."""
         made = cls()
         made.update_from_dict(config)
         return made
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> _Slotted:
-        """The configuration of trtllm-build's flags."""
         return cls.from_dict(vars(args))
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +82,6 @@ class _Slotted:
         return {name: object.__getattribute__(self, f"_{name}") for name in DEFAULTS}
 
     def validate(self) -> None:
-        """Refuse plugins that the GPU cannot run."""
         _check_architecture(self)
 
 
@@ -114,7 +111,6 @@ class _Checked(BaseModel):
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> _Checked:
-        """The configuration of trtllm-build's flags."""
         return cls(**vars(args))
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +128,6 @@ PluginConfig.__module__ = __name__
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for every field of the command line."""
     for name in cli_plugin_args:
         default = DEFAULTS[name]
         if name in SWITCHES:

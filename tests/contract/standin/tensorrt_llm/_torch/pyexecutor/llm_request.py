@@ -22,8 +22,6 @@ class SamplingConfig:
 
 
 class LlmRequest:
-    """A request of the executor."""
-
     __slots__ = (
         "_draft",
         "_tokens",
@@ -59,7 +57,6 @@ class LlmRequest:
         return list(self._tokens)
 
     def add_new_token(self, token: int, beam: int) -> None:
-        """The target's next token."""
         self._tokens.append(token)
 
     def pause(self, max_input_len: int) -> None:
@@ -68,7 +65,6 @@ class LlmRequest:
 
     @property
     def py_draft_tokens(self) -> list[int]:
-        """What the next pass verifies."""
         return self._draft
 
     @py_draft_tokens.setter
@@ -79,5 +75,4 @@ class LlmRequest:
 
 
 def get_draft_token_length(request: LlmRequest) -> int:
-    """How many tokens the next pass verifies."""
     return len(request.py_draft_tokens)

@@ -40,11 +40,9 @@ class PyExecutor:
         self.passes = self.drafted = self.accepted = 0
 
     def enqueue(self, request: LlmRequest, target: Target) -> None:
-        """Its prompt is read in the next pass."""
         self._new.append((request, target))
 
     def evict(self, request: LlmRequest) -> None:
-        """Begin with its prompt and what it has generated anew."""
         [one] = [one for one in self._running if one[0] is request]
         self._running.remove(one)
         request.pause(self._max_input_len)

@@ -9,8 +9,6 @@ from .scheduler import ScheduledRequests
 
 
 class BaseResourceManager(ABC):
-    """The base class of what a user gives beside a drafter."""
-
     @abstractmethod
     def get_max_resource_count(self) -> int:
         """How much there is to share out."""

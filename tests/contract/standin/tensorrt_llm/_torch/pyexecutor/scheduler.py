@@ -9,7 +9,5 @@ from .llm_request import LlmRequest
 
 @dataclass(slots=True)
 class ScheduledRequests:
-    """Those whose prompts are read, and those that generate."""
-
     context_requests: list[LlmRequest] = field(default_factory=list)
     generation_requests: list[LlmRequest] = field(default_factory=list)

@@ -11,8 +11,6 @@ from ..pyexecutor.scheduler import ScheduledRequests
 
 
 class Drafter(ABC):
-    """The base class of all drafters."""
-
     def __init__(
         self,
         max_draft_len: int | None = None,

@@ -29,7 +29,6 @@ class Need:
 
 
 def needed(config: PretrainedConfig) -> dict[str, Need]:
-    """All tensors of the configuration's rank."""
     v = config.__dict__
     if config.quant_algo not in (None, "FP8", *WEIGHT_ONLY) or config.quantization.has_zero_point:
         raise StandinUndefinedBehaviour(f"the stand-in knows no tensors of {config.quant_algo}")

@@ -56,7 +56,6 @@ class LLaMAForCausalLM:
         return model
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take the tensors, complete and in the right shapes."""
         need = needed(self.config)
         weights = dict(weights)
         bits = {"W8A16": 8, "W4A16": 4}.get(str(self.config.quant_algo))
