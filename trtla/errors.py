@@ -81,8 +81,8 @@ def first_line(text: object) -> str:
 
 def sentence(error: BaseException) -> str:
     """An error of another library in one line: its type and its message."""
-    said = first_line(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    reason = first_line(error)
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def as_trtla_error(error: BaseException) -> TrtlaError:
@@ -90,7 +90,7 @@ def as_trtla_error(error: BaseException) -> TrtlaError:
     return error if isinstance(error, TrtlaError) else TrtlaError(sentence(error))
 
 
-def closest(given: str, known: Iterable[str]) -> str | None:
+def closest(typed: str, known: Iterable[str]) -> str | None:
     """The known name that a mistyped one is most like; None where none is like it.
 
     `float8` is not a mistyped `float32`: numbers without a common digit are meant to differ.
@@ -98,9 +98,9 @@ def closest(given: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
     names = {name.lower(): name for name in known}
-    digits = _digits(given)
+    digits = _digits(typed)
     same = [name for name in names if not digits or digits & _digits(name)]
-    found = get_close_matches(given.lower(), same, 1, _NEAR)
+    found = get_close_matches(typed.lower(), same, 1, _NEAR)
     return names[found[0]] if found else None
 
 
@@ -108,9 +108,9 @@ def _digits(name: str) -> set[str]:
     return set(filter(str.isdigit, name))
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """How a hint begins when a name is mistyped: `did you mean NAME? `, or nothing."""
-    guess = closest(given, known)
+    guess = closest(typed, known)
     return f"did you mean {guess}? " if guess else ""
 
 

@@ -73,8 +73,8 @@ class Interrupts:
         """Print what ended the program, once; the exit code, as shells count it."""
         number = self.came or signal.SIGINT
         if self._mouth.acquire(blocking=False):
-            said = f"error: {_NAMES[signal.Signals(number)]}"
-            _print([*filter(None, map(_tried, self._words)), said])
+            last = f"error: {_NAMES[signal.Signals(number)]}"
+            _print([*filter(None, map(_tried, self._words)), last])
         return 128 + number
 
     def end(self, code: int) -> int:

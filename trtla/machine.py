@@ -142,8 +142,8 @@ def process_rank() -> int:
     """Which of the processes that torchrun or mpirun has started this is; 0 without them."""
     names = ["RANK"] if "MASTER_ADDR" in os.environ else []
     names += ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"]
-    given = (os.environ.get(name, "") for name in names)
-    return next((int(rank) for rank in given if rank.isdecimal()), 0)
+    ranks = (os.environ.get(name, "") for name in names)
+    return next((int(rank) for rank in ranks if rank.isdecimal()), 0)
 
 
 def usable_cores() -> int:

@@ -95,12 +95,12 @@ def build_engine(
     chosen, _ = choose_backend(backend)
     source, tensors = open_source(source_dir, dtype)
     limits = plan_limits(settings, source.config, chosen).build_config
-    asked, cache = asked_of_builder(settings, chosen), settings.timing_cache
+    fields, cache = asked_of_builder(settings, chosen), settings.timing_cache
     origin = dict(sources or {})
-    build = EngineBuild(source, tensors, limits, settings.lookahead, origin, asked, cache)
+    build = EngineBuild(source, tensors, limits, settings.lookahead, origin, fields, cache)
     if chosen == "tensorrt-llm":
         check_trtllm(source.config, limits, gpu_capability())
-        check_machine(workers, asked)
+        check_machine(workers, fields)
     with atomic_directory(target, force=force, sources=inputs) as folder:
         if chosen == "tensorrt-llm":
             write_compiled(build, folder, workers, progress)
@@ -144,14 +144,14 @@ def describe_build(
     source = read_source(folder, dtype)
     limits = plan_limits(settings, source.config, chosen)
     notes: list[str] = list(limits.notes)
-    asked, cache = asked_of_builder(settings, chosen), settings.timing_cache
+    fields, cache = asked_of_builder(settings, chosen), settings.timing_cache
     commands: tuple[str, ...] = ()
     if chosen == "tensorrt-llm":
         config, suffix = source.config, "engine"
         machine = gpu_capability(), installed_version()
         notes += check_trtllm(config, limits.build_config, *machine)
         commands = command_lines(
-            source, Path(output_dir), limits.build_config, workers, asked, cache
+            source, Path(output_dir), limits.build_config, workers, fields, cache
         )
         notes += [] if commands else [_NO_COMMAND]
     else:
@@ -169,7 +169,7 @@ def describe_build(
         files=("config.json", *ranks, MANIFEST, *side_files(folder)),
         notes=tuple(notes),
         commands=commands,
-        trtllm=asked,
+        trtllm=fields,
         timing_cache=cache,
     )
 

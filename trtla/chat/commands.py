@@ -30,7 +30,7 @@ _GUESSES = 3  # commands that may have been meant
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ChatCommand:
     """One slash command."""
 
     name: str
@@ -77,55 +77,59 @@ class Command:
         return changed(settings, dict(zip(self.paths, parts, strict=True)))
 
 
-def commands_of(kind: type, part: str, *others: str) -> Iterator[Command]:
+def commands_of(kind: type, part: str, *others: str) -> Iterator[ChatCommand]:
     """A command for every setting of a class, but for `others`."""
     for one in declared(kind).values():
         if one.name not in others:
             former = (one.option.chat,) if one.option.chat else ()
             paths = (f"{part}.{one.name}",)
-            yield Command(one.name, one.option.help, values.value_of(one), paths, former)
+            yield ChatCommand(one.name, one.option.help, values.value_of(one), paths, former)
 
 
 _FILTERS = tuple(f"sampling.{name}" for name in ("temperature", "top_k", "top_p"))
 
 TABLE = (
-    Command("help", "All commands and their values.", aliases=("?",)),
-    Command("quit", "Leave, as Ctrl-D does.", aliases=("bye", "q")),
-    Command("exit", "Leave, as /quit does."),
-    Command("clear", "Clear the screen; the conversation stays."),
-    Command("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
-    Command("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
-    Command("undo", "Take the last message and its answer back."),
-    Command("system", "The system message, before the conversation.", values.SYSTEM, ("system",)),
-    Command("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
+    ChatCommand("help", "All commands and their values.", aliases=("?",)),
+    ChatCommand("quit", "Leave, as Ctrl-D does.", aliases=("bye", "q")),
+    ChatCommand("exit", "Leave, as /quit does."),
+    ChatCommand("clear", "Clear the screen; the conversation stays."),
+    ChatCommand("reset", "Forget the conversation; the settings stay.", aliases=("new",)),
+    ChatCommand("retry", "Answer the last message again, with another seed.", aliases=("regen",)),
+    ChatCommand("undo", "Take the last message and its answer back."),
+    ChatCommand(
+        "system", "The system message, before the conversation.", values.SYSTEM, ("system",)
+    ),
+    ChatCommand("chat", "Messages go into the model's chat template.", TOGGLE, ("chat",)),
     *commands_of(SamplingParams, "sampling", "allotted_time_ms"),
-    Command(
+    ChatCommand(
         "processor", "The three filters: greedy, nucleus 0.8 0.9, ...", values.PROCESSOR, _FILTERS
     ),
-    Command("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
-    Command(
+    ChatCommand("speculative", "Draft at all; off answers plainly.", TOGGLE, ("speculative",)),
+    ChatCommand(
         "lookahead",
         "Window, ngram, verification; auto: what pays.",
         values.LOOKAHEAD,
         ("lookahead",),
     ),
-    Command("drafter", "What drafts, one or several.", values.DRAFTER, ("drafter.drafter",)),
+    ChatCommand("drafter", "What drafts, one or several.", values.DRAFTER, ("drafter.drafter",)),
     *commands_of(DrafterSettings, "drafter", "drafter"),
-    Command("cache", "The K/V cache, which is always on here.", TOGGLE),
-    Command("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
-    Command("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
-    Command("compare", "The last message with two settings, side by side, sharing nothing.", PAIR),
-    Command("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
-    Command(
+    ChatCommand("cache", "The K/V cache, which is always on here.", TOGGLE),
+    ChatCommand("target", "Answer plainly too, and report the ratio.", TOGGLE, ("target",)),
+    ChatCommand("ngram", "Answer with n-grams too, and report the ratio.", TOGGLE, ("ngram",)),
+    ChatCommand(
+        "compare", "The last message with two settings, side by side, sharing nothing.", PAIR
+    ),
+    ChatCommand("debug", "Every step: accepted, rejected, the model's own.", TOGGLE, ("debug",)),
+    ChatCommand(
         "colors", "Tint accepted tokens alike, or by source (auto).", values.COLORS, ("colors",)
     ),
-    Command("stats", "Counters over all answers, and the context."),
-    Command("save", "Write conversation and settings to a JSON file.", FILE),
-    Command("load", "Go on with what was saved.", FILE),
+    ChatCommand("stats", "Counters over all answers, and the context."),
+    ChatCommand("save", "Write conversation and settings to a JSON file.", FILE),
+    ChatCommand("load", "Go on with what was saved.", FILE),
 )
 """All commands, in the order of /help."""
 
-BY_NAME: Mapping[str, Command] = {
+BY_NAME: Mapping[str, ChatCommand] = {
     name: command for command in TABLE for name in (command.name, *command.aliases)
 }
 """Whatever is understood."""
@@ -137,13 +141,13 @@ _REST = (
 )
 
 
-def split(line: str) -> tuple[Command, str]:
+def split(line: str) -> tuple[ChatCommand, str]:
     """The command of a line such as `/gamma  6`, and the text behind it."""
-    name, *rest = line.strip().lstrip("/").split(maxsplit=1) or [""]
-    return find(name), "".join(rest)
+    name, *value = line.strip().lstrip("/").split(maxsplit=1) or [""]
+    return find(name), "".join(value)
 
 
-def find(name: str) -> Command:
+def find(name: str) -> ChatCommand:
     """A command by its name, in any case and with `-` for `_`; raises UsageError."""
     wanted = _plain(name)
     if wanted in BY_NAME:
@@ -205,11 +209,11 @@ def complete(line: str, known: Known) -> tuple[str, list[CompletionItem]]:
 
 
 def _complete(text: str, names: Sequence[str], known: Known) -> tuple[str, list[CompletionItem]]:
-    name, blank, rest = text.partition(" ")
+    name, blank, value = text.partition(" ")
     if not blank:
         begun = [one for one in names if one.startswith(_plain(name))]
         return text, [CompletionItem(one, help=find(one.lstrip("/")).help) for one in begun]
-    command, typed = BY_NAME.get(_plain(name.lstrip("/"))), rest.lstrip()
+    command, typed = BY_NAME.get(_plain(name.lstrip("/"))), value.lstrip()
     if command is None or command.value is None:
         return "", []
     if command.value is PAIR:  # the setting that is being typed last

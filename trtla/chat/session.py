@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from trtla.chat import saved
-from trtla.chat.commands import Command, help_text, one_line, read_side, split
+from trtla.chat.commands import ChatCommand, help_text, one_line, read_side, split
 from trtla.chat.conversation import Fitted, Turn
 from trtla.chat.model import ChatModel, Reply, Tally
 from trtla.chat.printer import Printer
@@ -108,7 +108,7 @@ class Session:
                 self._compare(*value)
         return True
 
-    def _set(self, command: Command, text: str) -> None:
+    def _set(self, command: ChatCommand, text: str) -> None:
         name = command.name
         if not text and command.value is not TOGGLE:
             clear = "; /system off clears it" if name == "system" else ""

@@ -109,10 +109,10 @@ def plain_answers(
     def answer(prompts: Sequence[Ids], places: Sequence[int]) -> list[str]:
         own = [replace(sampling, seed=sampling.seed + place) for place in places]
         done = llm.generate(list(prompts), own, AUTOREGRESSIVE, drafter=NO_DRAFTER)
-        said = [_before_end(one.output_ids, ends) for one in done]
+        spoken = [_before_end(one.output_ids, ends) for one in done]
         return [
             tokenizer.stream(prompt).push(ids, last=True)
-            for prompt, ids in zip(prompts, said, strict=True)
+            for prompt, ids in zip(prompts, spoken, strict=True)
         ]
 
     return answer

@@ -128,26 +128,26 @@ def gather(
             raise UsageError(f"{request.name} has an empty prompt", "give at least one token")
         if isinstance(request.prompt, str):
             check_text(request.prompt, request.name)
-    asked = [_asked(request, asking) for request in requests]
-    asked = _with_each(asked, "lookahead", lookaheads, "--request-lookahead has {} triples")
-    return _with_each(asked, "expected_output", outputs, "--expected-output has {} texts")
+    requests = [_templated(request, asking) for request in requests]
+    requests = _with_each(requests, "lookahead", lookaheads, "--request-lookahead has {} triples")
+    return _with_each(requests, "expected_output", outputs, "--expected-output has {} texts")
 
 
-def _expected_text(given: str) -> str:
+def _expected_text(value: str) -> str:
     """The text that a value of --expected-output stands for."""
-    if given.startswith("@"):
-        return read_text(Path(given[1:]))
-    text = _stdin_text() if given == STDIN else given
+    if value.startswith("@"):
+        return read_text(Path(value[1:]))
+    text = _stdin_text() if value == STDIN else value
     check_text(text, "--expected-output")
     return text
 
 
 def as_chats(requests: Sequence[PromptRequest]) -> list[PromptRequest]:
     """The requests for a model with a template: those that are chats become messages."""
-    return [_asked(one, Asking(chat=True)) if one.is_chat else one for one in requests]
+    return [_templated(one, Asking(chat=True)) if one.is_chat else one for one in requests]
 
 
-def _asked(request: PromptRequest, asking: Asking) -> PromptRequest:
+def _templated(request: PromptRequest, asking: Asking) -> PromptRequest:
     """As the flags want it; only a first turn gets a system message."""
     prompt = request.prompt
     if is_conversation(prompt):
@@ -164,14 +164,14 @@ def _asked(request: PromptRequest, asking: Asking) -> PromptRequest:
 
 
 def _with_each(
-    requests: list[PromptRequest], key: str, values: Sequence[Any], said: str
+    requests: list[PromptRequest], key: str, values: Sequence[Any], message: str
 ) -> list[PromptRequest]:
     """The requests with a flag's values, one for all or one each, where they have none."""
     if not values:
         return requests
     if len(values) not in (1, len(requests)):
         raise UsageError(
-            f"{said.format(len(values))} for {counted(len(requests), 'prompt')}",
+            f"{message.format(len(values))} for {counted(len(requests), 'prompt')}",
             "give one for all prompts, or one for each",
         )
     wide = list(values) * len(requests) if len(values) == 1 else values
@@ -236,19 +236,19 @@ def _from_line(
         lookahead = _lookahead(line)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", error.hint) from None
-    given, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
+    how, expected = (sampling, lookahead, None if own is drafter else own), line.expected_output
     made = partial(
         PromptRequest, expected_output=tuple(expected) if isinstance(expected, list) else expected
     )
     if line.messages is not None:
-        yield made(where, check_messages(line.messages, where), *given)
+        yield made(where, check_messages(line.messages, where), *how)
     elif line.turns is None:
         prompt = tuple(line.input_ids or ()) if line.text is None else line.text
-        yield made(where, prompt, *given)
+        yield made(where, prompt, *how)
     else:
         for turn, text in enumerate(line.turns or [""]):  # an empty prompt is refused
             name = f"turn {turn + 1} of {where}" if turn else where
-            yield made(name, text, *given, turn=turn, is_chat=True)
+            yield made(name, text, *how, turn=turn, is_chat=True)
 
 
 def _lookahead(line: _Line) -> Lookahead | None:
@@ -261,6 +261,6 @@ def _lookahead(line: _Line) -> Lookahead | None:
 
 def _replaced(settings: Kind, line: _Line) -> Kind:
     """The settings with the line's own values; the same object where it has none."""
-    given = {name: getattr(line, name) for name in declared(type(settings))}
-    own = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(line, name) for name in declared(type(settings))}
+    own = {name: value for name, value in values.items() if value is not None}
     return replace(settings, **own) if own else settings  # type: ignore[type-var]

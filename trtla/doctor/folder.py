@@ -86,19 +86,19 @@ def inspect(path: str | Path) -> dict[str, Any]:
     TensorRT-LLM rounds have a note. All but Hugging Face folders also
     have weight_types: tensors, bytes and bits_per_weight of each type.
     """
-    given = hub_folder(path)
-    folder = model_folder(given)
-    files = shards(given) if is_gguf(given) else folder.iterdir()
+    local = hub_folder(path)
+    folder = model_folder(local)
+    files = shards(local) if is_gguf(local) else folder.iterdir()
     result: dict[str, Any] = {
-        "path": str(given),
-        "kind": "GGUF file" if is_gguf(given) else folder_kind(folder),
+        "path": str(local),
+        "kind": "GGUF file" if is_gguf(local) else folder_kind(folder),
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "tokenizer": tokenizer_dir(folder) is not None,
         "chat_template": may_have_chat_template(folder),
         "end_ids": sorted(end_ids(folder)),
     }
-    if is_gguf(given):
-        infos = read_header(given).tensors.values()
+    if is_gguf(local):
+        infos = read_header(local).tensors.values()
         result["tensor_types"] = dict(Counter(info.type for info in infos).most_common())
         found = ((i.type, prod(i.shape), i.shape[0] * i.row_bytes) for i in infos)
         result["weight_types"] = _weight_types(found)

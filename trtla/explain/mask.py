@@ -51,7 +51,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Stretch:
     """Nodes [start, end) that stand together: a level, a candidate."""
 
     name: str
@@ -107,15 +107,15 @@ def _window_nodes(draft: Draft, window: WindowCells) -> list[int]:
     return DraftTree().merge_tree(window.tokens, window.parents)[1:]
 
 
-def blocks(step: RecordedStep) -> list[Block]:
+def blocks(step: RecordedStep) -> list[Stretch]:
     """The fed nodes in stretches of one level or one candidate, in order."""
-    found: list[Block] = []
+    found: list[Stretch] = []
     for node, role in enumerate(roles(step)):
         name = _block_name(role)
         if found and found[-1].name == name:
-            found[-1] = Block(name, role.part, found[-1].start, node + 1)
+            found[-1] = Stretch(name, role.part, found[-1].start, node + 1)
         else:
-            found.append(Block(name, role.part, node, node + 1))
+            found.append(Stretch(name, role.part, node, node + 1))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from trtla.explain.mask import Block, Part, blocks, positions, roles, visible
+from trtla.explain.mask import Part, Stretch, blocks, positions, roles, visible
 from trtla.explain.record import RecordedRun, RecordedStep
 from trtla.explain.words import CHECK, WIDTH, Paint, Style, Words, fit
 
@@ -92,28 +92,30 @@ def _legend(fed: set[Part], paint: Paint) -> Iterator[str]:
     yield "  " + "  ".join(kinds)
 
 
-def _heading(stretches: Sequence[Block], layout: _Layout) -> str:
+def _heading(stretches: Sequence[Stretch], layout: _Layout) -> str:
     """The blocks' short names over their columns, where they fit."""
     line = ""
-    for block in stretches:
-        name, room = _short(block), (block.end - block.start) * layout.cell
+    for stretch in stretches:
+        name, room = _short(stretch), (stretch.end - stretch.start) * layout.cell
         line += (fit(name, room) if len(name) <= room else " " * room) + " " * layout.gap
     return line
 
 
-def _short(block: Block) -> str:
-    kind, _, number = block.name.partition(" ")
+def _short(stretch: Stretch) -> str:
+    kind, _, number = stretch.name.partition(" ")
     return f"{kind[0].upper()}{number}" if number else kind[:2]
 
 
-def _cells(seen: Sequence[bool], stretches: Sequence[Block], layout: _Layout, paint: Paint) -> str:
+def _cells(
+    seen: Sequence[bool], stretches: Sequence[Stretch], layout: _Layout, paint: Paint
+) -> str:
     """A row of the mask; what is painted alike is painted together."""
     line = ""
-    for block in stretches:
+    for stretch in stretches:
         line += " " * layout.gap
-        nodes = range(block.start, block.end)
+        nodes = range(stretch.start, stretch.end)
         for sees, group in groupby(nodes, lambda node: seen[node]):
             count = len(list(group)) * layout.cell
-            style = _STYLES[block.part] if sees else "dim"
-            line += paint((_GLYPHS[block.part] if sees else HIDDEN) * count, style)
+            style = _STYLES[stretch.part] if sees else "dim"
+            line += paint((_GLYPHS[stretch.part] if sees else HIDDEN) * count, style)
     return line

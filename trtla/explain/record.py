@@ -133,11 +133,11 @@ class StepRecorder(DraftRecorder):
 
 
 def _cells(window: LookaheadWindow, input_token: int) -> WindowCells:
-    first, *rest = window.levels
+    first, *others = window.levels
     if window.full:
         first = (input_token, *first[1:])
     shape = (window.tokens(), window.parents(), window.newest())
-    return WindowCells((first, *rest), window.fillers, window.full, *shape)
+    return WindowCells((first, *others), window.fillers, window.full, *shape)
 
 
 def record_run(
@@ -154,8 +154,8 @@ def record_run(
             largest triple.
     """
     watch = RecorderWatch(StepRecorder)
-    asked = lookahead or llm.limits.lookahead
-    chunks = llm.stream(prompt, sampling, asked, drafter=drafter, watch=watch)
+    triple = lookahead or llm.limits.lookahead
+    chunks = llm.stream(prompt, sampling, triple, drafter=drafter, watch=watch)
     (completion,) = [chunk.completion for chunk in chunks if chunk.completion is not None]
     recorder = watch.recorders[0]
     return RecordedRun(tuple(recorder.steps), completion, len(recorder.request.input_ids))

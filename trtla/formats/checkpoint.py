@@ -61,7 +61,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self._given = config
+        self._stored = config
         self._shapes = source_shapes(config)
         self._where: dict[str, list[_Placement]] = {}
         ranks, problems = _open_ranks(folder, config)
@@ -75,10 +75,10 @@ class Checkpoint:
     @cached_property
     def config(self) -> CheckpointConfig:
         """As in config.json, but not tied where the stored lm_head differs from the embedding."""
-        given, same = self._given, self._where[LM_HEAD] is self._where[EMBEDDING]
-        if not given.tie_word_embeddings or same or equal_ends(self, given.vocab_size):
-            return given
-        return untied(given)
+        stored, same = self._stored, self._where[LM_HEAD] is self._where[EMBEDDING]
+        if not stored.tie_word_embeddings or same or equal_ends(self, stored.vocab_size):
+            return stored
+        return untied(stored)
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:

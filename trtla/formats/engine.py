@@ -66,29 +66,29 @@ class Engine:
             return self.in_memory_lookahead
         return None if self.config.build_config.max_draft_len else AUTOREGRESSIVE
 
-    def default_triple(self, asked: LookaheadConfig | None) -> LookaheadConfig:
+    def default_triple(self, requested: LookaheadConfig | None) -> LookaheadConfig:
         """The triple of requests that name none: the one asked for, else the engine's own.
 
         TensorRT-LLM would take (4,3,4) without one, and fail at start.
         """
         draft_len = self.config.build_config.max_draft_len
-        triple = asked or self.lookahead
+        triple = requested or self.lookahead
         if triple is None:
             raise unknown_triple(self.name, draft_len)
         check_default(triple, draft_len, self.name)
         return triple
 
-    def batch_size(self, asked: int | None) -> int:
+    def batch_size(self, requested: int | None) -> int:
         """The number of requests in flight: the one asked for, else the engine's limit."""
-        if asked is not None:
-            whole("max_batch_size", asked, "a whole number, at least 1", 1)
+        if requested is not None:
+            whole("max_batch_size", requested, "a whole number, at least 1", 1)
         largest = self.config.build_config.max_batch_size
-        if asked is not None and asked > largest:
+        if requested is not None and requested > largest:
             raise UsageError(
-                f"max_batch_size {asked} is above the engine's {largest}",
+                f"max_batch_size {requested} is above the engine's {largest}",
                 "use a smaller --max-batch-size, or rebuild the engine",
             )
-        return asked or largest
+        return requested or largest
 
     @property
     def max_encoder_len(self) -> int | None:
@@ -265,14 +265,14 @@ def engine_from_hugging_face(
     from trtla.formats.hf import HFModel
     from trtla.formats.source import checkpoint_config, in_type
 
-    asked, model = settings or BuildSettings(), HFModel.open(path)
+    limits, model = settings or BuildSettings(), HFModel.open(path)
     config = model.config if dtype == "auto" else checkpoint_config(model.config, dtype)
     source = in_type(model, model.config, config)
-    return Engine(Path(path), _in_memory(config, asked), None, source, asked.lookahead)
+    return Engine(Path(path), _in_memory(config, limits), None, source, limits.lookahead)
 
 
-def _in_memory(config: CheckpointConfig, asked: BuildSettings) -> EngineConfig:
-    limits, _ = plan_limits(asked, config)
+def _in_memory(config: CheckpointConfig, settings: BuildSettings) -> EngineConfig:
+    limits, _ = plan_limits(settings, config)
     return EngineConfig(version=__version__, pretrained_config=config, build_config=limits)
 
 

@@ -166,20 +166,20 @@ def _check(settings: BuildSettings) -> None:
         )
 
 
-def _seq_len(asked: int | None, config: CheckpointConfig) -> int:
+def _seq_len(requested: int | None, config: CheckpointConfig) -> int:
     positions, window = config.max_positions, config.sliding_window
     longest = min(positions, window or positions)
-    if asked is None:
+    if requested is None:
         return min(DEFAULT_SEQ_LEN, longest)
-    if asked > positions:
+    if requested > positions:
         raise UsageError(
-            f"max_seq_len {asked} is above the {positions} positions of the model",
+            f"max_seq_len {requested} is above the {positions} positions of the model",
             f"use --max-seq-len {longest} or less",
         )
-    if asked > longest:
+    if requested > longest:
         raise UsageError(
-            f"max_seq_len {asked} is above the model's sliding window {longest}, "
+            f"max_seq_len {requested} is above the model's sliding window {longest}, "
             "which trtla does not apply",
             f"use --max-seq-len {longest} or less",
         )
-    return asked
+    return requested

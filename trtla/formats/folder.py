@@ -206,8 +206,8 @@ def _applicable(found: Mapping[str, Any]) -> dict[str, float]:
     """What flags can ask for; drawing at temperature 1 is something that is asked for."""
     draws = found.get("do_sample") is True
     neutral = {**(_DRAWN if draws else {}), **_FLAGS}
-    given = {name: found[name] for name in neutral if _is_number(found.get(name))}
-    own = {name: value for name, value in given.items() if value != neutral[name]}
+    numbers = {name: found[name] for name in neutral if _is_number(found.get(name))}
+    own = {name: value for name, value in numbers.items() if value != neutral[name]}
     return {"temperature": 1.0, **own} if draws else own
 
 

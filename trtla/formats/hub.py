@@ -32,9 +32,9 @@ def hub_folder(path: str | Path) -> Path:
     Only what no local path can mean is looked up: one slash, the hub's letters, and no folder of
     the first part's name.
     """
-    given, found = Path(path), _NAME.fullmatch(str(path))
-    if found is None or given.exists() or Path(given.parts[0]).exists():
-        return given
+    local, found = Path(path), _NAME.fullmatch(str(path))
+    if found is None or local.exists() or Path(local.parts[0]).exists():
+        return local
     try:
         if found["file"]:
             return _gguf_file(found["repo"], found["revision"], found["file"])

@@ -67,10 +67,10 @@ def read_source(folder: Path, dtype: str | None) -> BuildSource:
     if weight_file(folder) is not None:  # the types of its blocks are in the header
         return open_source(folder, dtype)[0]
     config, named = read_hf_config(folder / "config.json")
-    asked = dtype or "auto"
-    if asked == "auto" and not named:
-        asked = "float16"
-    return BuildSource(folder, kind, checkpoint_config(config, asked), config)
+    wanted = dtype or "auto"
+    if wanted == "auto" and not named:
+        wanted = "float16"
+    return BuildSource(folder, kind, checkpoint_config(config, wanted), config)
 
 
 def open_source(folder: Path, dtype: str | None) -> tuple[BuildSource, TensorSource]:

@@ -187,8 +187,8 @@ def _check_rope(config: CheckpointConfig, where: str) -> None:
             f"{where}: partial_rotary_factor {partial} is not supported",
             "trtla runs models that rotate whole heads",
         )
-    given = [key for key in _YARN_KEYS if kind == "yarn" and scaling.get(key) is not None]
-    for key in (*_SCALING_KEYS.get(kind, ()), *given):
+    yarn = [key for key in _YARN_KEYS if kind == "yarn" and scaling.get(key) is not None]
+    for key in (*_SCALING_KEYS.get(kind, ()), *yarn):
         value = scaling.get(key)
         if key in ("mscale", "mscale_all_dim") and value == 0:
             continue

@@ -111,9 +111,9 @@ def read_t5_config(folder: Path) -> T5Config:
     """The config of a folder; generation_config.json comes first where it names the start token."""
     path = folder / "config.json"
     data, generation = read_json(path), folder / "generation_config.json"
-    said = read_json(generation) if generation.is_file() else None
-    if isinstance(said, dict) and said.get("decoder_start_token_id") is not None:
-        data = {**data, "decoder_start_token_id": said["decoder_start_token_id"]}
+    content = read_json(generation) if generation.is_file() else None
+    if isinstance(content, dict) and content.get("decoder_start_token_id") is not None:
+        data = {**data, "decoder_start_token_id": content["decoder_start_token_id"]}
     return validate(T5Config, data, str(path), "copy the file again")
 
 

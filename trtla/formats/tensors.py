@@ -218,9 +218,9 @@ def yarn_frequencies(
 
 def yarn_magnitude(scaling: Mapping[str, Any]) -> float:
     """What yarn multiplies cosines and sines by: attention to longer texts is flatter."""
-    factor, given = float(scaling["factor"]), scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
+    factor, explicit = float(scaling["factor"]), scaling.get("attention_factor")
+    if explicit is not None:
+        return float(explicit)
 
     def grown(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

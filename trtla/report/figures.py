@@ -27,7 +27,7 @@ EVERY_CATEGORY = "all"
 
 
 @dataclass(frozen=True)
-class Measured:
+class ArmRow:
     """An arm under conditions: a row of a document, or one over all tasks."""
 
     source: int
@@ -89,19 +89,19 @@ class Measured:
         return ", ".join(part for part in parts if part)
 
 
-def measured(source: Source) -> list[Measured]:
+def measured(source: Source) -> list[ArmRow]:
     """The rows of a document that compare arms; summarize and run have tables of their own."""
     match source.document:
         case Bench(settings=settings, rows=rows):
             model = _model(settings.model)
-            return [Measured(source.number, model, row, _sampling(row)) for row in rows]
+            return [ArmRow(source.number, model, row, _sampling(row)) for row in rows]
         case Ablation(means=means):
             pairs = [(_model(row.model), _of_ablation(row)) for row in means]
-            return [Measured(source.number, model, row, _sampling(row)) for model, row in pairs]
+            return [ArmRow(source.number, model, row, _sampling(row)) for model, row in pairs]
         case Tune() as tune:
             ran = (*tune.verified, *tune.alternatives)
             model, tuned = _model(tune.engine), [_of_tune(tune, one) for one in ran]
-            return [Measured(source.number, model, row, "the prompts of tune") for row in tuned]
+            return [ArmRow(source.number, model, row, "the prompts of tune") for row in tuned]
         case _:
             return []
 
@@ -191,9 +191,9 @@ class Comparison:
     """The arms of one document under its first conditions, the fastest first."""
 
     source: int
-    rows: tuple[Measured, ...]
+    rows: tuple[ArmRow, ...]
     """Over all tasks."""
-    measures: tuple[Measured, ...]
+    measures: tuple[ArmRow, ...]
     """All of the document's, under whatever conditions."""
 
     @property
@@ -202,28 +202,26 @@ class Comparison:
         return self.rows[0].conditions
 
     @property
-    def best(self) -> Measured | None:
+    def best(self) -> ArmRow | None:
         """The fastest arm beside plain decoding."""
         return next((row for row in self.rows if not row.plain and row.speedup is not None), None)
 
 
-def comparisons(measures: Iterable[Measured]) -> list[Comparison]:
+def comparisons(measures: Iterable[ArmRow]) -> list[Comparison]:
     """One comparison a document and model."""
     groups = grouped(measures, lambda one: (one.source, one.model))
     return [_compare(source, members) for (source, _), members in groups.items()]
 
 
-def grouped(
-    measures: Iterable[Measured], key: Callable[[Measured], Key]
-) -> dict[Key, list[Measured]]:
+def grouped(measures: Iterable[ArmRow], key: Callable[[ArmRow], Key]) -> dict[Key, list[ArmRow]]:
     """Measures by what they share, in the order of their first ones."""
-    groups: dict[Key, list[Measured]] = {}
+    groups: dict[Key, list[ArmRow]] = {}
     for one in measures:
         groups.setdefault(key(one), []).append(one)
     return groups
 
 
-def _compare(source: int, measures: Sequence[Measured]) -> Comparison:
+def _compare(source: int, measures: Sequence[ArmRow]) -> Comparison:
     """Greedy where that was measured, then the smallest batch, then what comes first."""
     first = min(measures, key=lambda one: (one.sampling != GREEDY, one.figures.batch_size))
     here = [one for one in measures if one.conditions == first.conditions]
@@ -235,14 +233,14 @@ def _compare(source: int, measures: Sequence[Measured]) -> Comparison:
     return Comparison(source, tuple(rows), tuple(measures))
 
 
-def over_tasks(members: Sequence[Measured]) -> float | None:
+def over_tasks(members: Sequence[ArmRow]) -> float | None:
     """An arm's speed-up over all tasks: as the document has it, else their geometric mean."""
     whole = [one.speedup for one in members if one.task is None and one.speedup is not None]
     ratios = [one.speedup for one in members if one.speedup is not None]
     return geometric_mean(whole or ratios)
 
 
-def _over_tasks(members: Sequence[Measured], plain_mb: float | None) -> Measured:
+def _over_tasks(members: Sequence[ArmRow], plain_mb: float | None) -> ArmRow:
     first, peak = members[0], _peak(members)
     tasks = [one for one in members if one.task is not None]
     ratios = [one.speedup for one in tasks if one.speedup is not None]
@@ -259,7 +257,7 @@ def _over_tasks(members: Sequence[Measured], plain_mb: float | None) -> Measured
     }
     row = first.figures.model_copy(update=summed)
     more = None if first.plain or peak is None or plain_mb is None else peak - plain_mb
-    return Measured(first.source, first.model, row, first.sampling, len(ratios), more)
+    return ArmRow(first.source, first.model, row, first.sampling, len(ratios), more)
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
@@ -273,7 +271,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return mean(found) if found else None
 
 
-def _peak(members: Iterable[Measured]) -> float | None:
+def _peak(members: Iterable[ArmRow]) -> float | None:
     peaks = (one.figures.peak_memory_mb for one in members)
     return max((peak for peak in peaks if peak is not None), default=None)
 
@@ -292,7 +290,7 @@ class Equality:
     """The target's top-2 logit margin there."""
 
 
-def equality(sources: Sequence[Source], measures: Iterable[Measured]) -> list[Equality]:
+def equality(sources: Sequence[Source], measures: Iterable[ArmRow]) -> list[Equality]:
     """Of every arm that was compared, in the order of the documents."""
     compared = (one for one in measures if one.figures.equal_texts is not None and not one.plain)
     groups = grouped(compared, lambda one: (one.source, one.name))
@@ -301,7 +299,7 @@ def equality(sources: Sequence[Source], measures: Iterable[Measured]) -> list[Eq
     return sorted(found, key=lambda one: one.source)
 
 
-def _of_arm(source: int, name: str, members: Sequence[Measured]) -> Equality:
+def _of_arm(source: int, name: str, members: Sequence[ArmRow]) -> Equality:
     rows = [one.figures for one in members]
     places = (row.first_divergence for row in rows)
     return Equality(

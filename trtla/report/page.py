@@ -152,14 +152,14 @@ class Origin:
 
 def origin(source: Source) -> Origin:
     """What a document says about its making."""
-    given = source.document.environment
-    command = source.document.argv if isinstance(source.document, Tune) else given.get("command")
-    rows = (*_settings(source), *_machine(given))
+    made_on = source.document.environment
+    command = source.document.argv if isinstance(source.document, Tune) else made_on.get("command")
+    rows = (*_settings(source), *_machine(made_on))
     return Origin(source.number, source.name, source.kind, str(command) if command else None, rows)
 
 
-def _machine(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in given.items():
+def _machine(made_on: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in made_on.items():
         if key == "command" or value in (None, "", []):
             continue
         yield _LABELS.get(key, key), _shown(key, value)

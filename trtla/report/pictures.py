@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trtla.charts import bars, svg_text
-from trtla.report.figures import Comparison, Measured, grouped, over_tasks
+from trtla.report.figures import ArmRow, Comparison, grouped, over_tasks
 from trtla.results.documents import Tune
 
 _MOST_ARMS = 6
@@ -35,7 +35,7 @@ def speed_pictures(comparison: Comparison, mark: str) -> Iterator[Picture]:
 
 
 def _groups(
-    comparison: Comparison, measures: Sequence[Measured], key: Callable[[Measured], str | None]
+    comparison: Comparison, measures: Sequence[ArmRow], key: Callable[[ArmRow], str | None]
 ) -> dict[str, dict[str, float]]:
     """{group: {arm: mean speed-up}}, the fastest arms only, plain decoding left to the line."""
     kept = chart_names(comparison)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtla.report.figures import Comparison, Measured
+from trtla.report.figures import ArmRow, Comparison
 from trtla.report.reading import Document, Source
 from trtla.results.bench_documents import Ablation, Bench
 from trtla.results.documents import Run, Summarize, Tune
@@ -27,13 +27,13 @@ def headline(found: Sequence[Comparison], sources: Sequence[Source]) -> str:
     if best is not None:
         return _measured(*best)
     for source in sources:
-        said = _without_arms(source)
-        if said:
-            return said
+        sentence = _without_arms(source)
+        if sentence:
+            return sentence
     return "Nothing in these documents compares a method with plain decoding."
 
 
-def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Measured] | None:
+def best_of(found: Sequence[Comparison]) -> tuple[Comparison, ArmRow] | None:
     """The fastest arm of all comparisons."""
     pairs = [(one, one.best) for one in found]
     known = [(one, row, row.speedup) for one, row in pairs if row and row.speedup is not None]
@@ -43,7 +43,7 @@ def best_of(found: Sequence[Comparison]) -> tuple[Comparison, Measured] | None:
     return comparison, row
 
 
-def _measured(comparison: Comparison, row: Measured) -> str:
+def _measured(comparison: Comparison, row: ArmRow) -> str:
     ratio = row.speedup or 0.0
     if ratio >= 1.0 + _SAME:
         arm = row.arm.replace("lookahead", "Lookahead", 1)
@@ -62,8 +62,8 @@ def _without_arms(source: Source) -> str | None:
             w, n, g = chosen.lookahead
             ratio = chosen.measured_speedup or chosen.predicted_speedup
             kind = "measured" if chosen.measured_speedup else "predicted"
-            said = f" with {times(ratio)} ({kind})" if ratio else ""
-            return f"tune recommends W {w}, N {n}, G {g}{said}."
+            speed = f" with {times(ratio)} ({kind})" if ratio else ""
+            return f"tune recommends W {w}, N {n}, G {g}{speed}."
         case Summarize() as summarize:
             ratio = side_ratios(summarize).get("trtla")
             return None if ratio is None else _as_fast("Summarizing", ratio)
@@ -84,7 +84,7 @@ def side_ratios(summarize: Summarize) -> dict[str, float]:
     return {name: value / plain for name, value in speed.items()} if plain else {}
 
 
-def range_text(row: Measured) -> str | None:
+def range_text(row: ArmRow) -> str | None:
     """The slowest and the fastest task of an arm."""
     low, high = row.figures.speedup_vs_ar_min, row.figures.speedup_vs_ar_max
     if row.plain or row.tasks < 2 or low is None or high is None:
@@ -92,7 +92,7 @@ def range_text(row: Measured) -> str | None:
     return f"{low:.2f} to {high:.2f} over {row.tasks} tasks"
 
 
-def caveats(sources: Sequence[Source], measures: Sequence[Measured]) -> Iterator[str]:
+def caveats(sources: Sequence[Source], measures: Sequence[ArmRow]) -> Iterator[str]:
     """What flatters or blurs the figures, each in a sentence."""
     yield from _loops(measures)
     yield from _differences(measures)
@@ -114,11 +114,11 @@ def _machines(sources: Sequence[Source]) -> Iterator[str]:
     if len(silent) == 1:
         yield f"Document {silent[0]} does not say which machine it was made on."
     elif silent:
-        said = f"{', '.join(silent[:-1])} and {silent[-1]}"
-        yield f"Documents {said} do not say which machine they were made on."
+        numbers = f"{', '.join(silent[:-1])} and {silent[-1]}"
+        yield f"Documents {numbers} do not say which machine they were made on."
 
 
-def _loops(measures: Sequence[Measured]) -> Iterator[str]:
+def _loops(measures: Sequence[ArmRow]) -> Iterator[str]:
     shares = [(m.figures.distinct_4grams, m.task) for m in measures]
     found = [(share, task) for share, task in shares if share is not None and share < _LOOPS]
     if found:
@@ -130,7 +130,7 @@ def _loops(measures: Sequence[Measured]) -> Iterator[str]:
         )
 
 
-def _differences(measures: Sequence[Measured]) -> Iterator[str]:
+def _differences(measures: Sequence[ArmRow]) -> Iterator[str]:
     found = ((one.name, one.figures) for one in measures)
     names = dict.fromkeys(name for name, row in found if row.equal_texts not in (None, row.texts))
     if names:

@@ -30,8 +30,8 @@ _LONGEST = 200
 
 def model_folder(path: str | Path) -> Path:
     """The folder of a model: a GGUF file's, that of a name on the hub, or the path itself."""
-    given = hub_folder(path)
-    return gguf_folder(given.absolute()) if is_gguf(given) else given
+    local = hub_folder(path)
+    return gguf_folder(local.absolute()) if is_gguf(local) else local
 
 
 def gguf_folder(path: Path) -> Path:
@@ -62,9 +62,9 @@ def weight_file(folder: Path) -> Path | None:
 
 def model_inputs(path: str | Path) -> tuple[Path, ...]:
     """What must stay while a model is read: its folder or file, and all parts of a GGUF file."""
-    given = Path(path)
-    file = weight_file(given) or given
-    return (given, *(shards(file) if is_gguf(file) else ()))
+    local = Path(path)
+    file = weight_file(local) or local
+    return (local, *(shards(file) if is_gguf(file) else ()))
 
 
 def _key(found: list[list[str | int]]) -> str:

@@ -118,9 +118,9 @@ def hf_name(name: str) -> str:
     """Hugging Face's name of a tensor; one that has none there keeps its own."""
     if name in _MODEL:
         return _MODEL[name]
-    kind, _, rest = name.partition(".")
-    layer, _, rest = rest.partition(".")
-    stem, _, last = rest.partition(".")
+    kind, _, tail = name.partition(".")
+    layer, _, tail = tail.partition(".")
+    stem, _, last = tail.partition(".")
     if kind != "blk" or stem not in _LAYER:
         return name
     return f"model.layers.{layer}.{_LAYER[stem]}.{last}"
@@ -130,8 +130,8 @@ def gguf_name(name: str) -> str:
     """llama.cpp's name of a tensor of Hugging Face's."""
     if not name.startswith("model.layers."):
         return next((own for own, theirs in _MODEL.items() if theirs == name), name)
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    stem, _, last = rest.rpartition(".")
+    layer, _, tail = name.removeprefix("model.layers.").partition(".")
+    stem, _, last = tail.rpartition(".")
     own = next((own for own, theirs in _LAYER.items() if theirs == stem), stem)
     return f"blk.{layer}.{own}.{last}"
 
