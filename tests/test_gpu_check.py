@@ -67,6 +67,7 @@ def test_no_section_of_a_dry_run_fails_and_nothing_is_wrong(dry_run):
     assert ran == {one for one in wanted - set(stages.NOT_DRY) if stages.base(one) not in lacking}
 
 
+@pytest.mark.deep
 def test_what_a_cpu_can_tell_is_judged(dry_run):
     _, documents = dry_run
     judged = {
@@ -88,6 +89,7 @@ def test_what_a_cpu_can_tell_is_judged(dry_run):
     }
 
 
+@pytest.mark.deep
 def test_a_table_shows_value_expectation_and_verdict(dry_run):
     printed, _ = dry_run
     assert f"by {sys.executable}, Python" in printed

@@ -6,6 +6,8 @@ Imports inside functions and under TYPE_CHECKING count as well: a layer is what 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,6 +80,7 @@ WITH_TORCH = (
 """All of those folders that do."""
 
 
+@functools.cache
 def module_file(name: str) -> Path | None:
     """The file of a module of this package; None where the name is none."""
     path = PACKAGE.joinpath(*name.split(".")[1:])
@@ -87,8 +90,13 @@ def module_file(name: str) -> Path | None:
     return None
 
 
-def imports(path: Path, inside: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, inside: bool = True) -> tuple[str, ...]:
     """Every module that a file imports; `inside`: also in functions and under TYPE_CHECKING."""
+    return tuple(_imports(path, inside))
+
+
+def _imports(path: Path, inside: bool) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if inside else run_at_import(tree):
         if isinstance(node, ast.Import):
@@ -264,13 +272,6 @@ def test_tests_share_through_support_and_conftest_only() -> None:
     """A test file can be moved, split or deleted without a look at the others."""
     tests = Path(__file__).parent
     for file in tests.rglob("*.py"):
-        nodes = ast.walk(ast.parse(file.read_text()))
-        names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
-        wrong = [
-            name
-            for name in names
-            if name.split(".")[0] == "tests"
-            and name.split(".")[1:2] != ["support"]
-            and name.split(".")[-1] != "conftest"
-        ]
+        names = re.findall(r"^\s*(?:from|import) (tests[\w.]*)", file.read_text(), re.MULTILINE)
+        wrong = [n for n in names if not re.search(r"^tests\.support|\.conftest$", n)]
         assert not wrong, f"{file.relative_to(tests)} imports {wrong}: move it to tests/support"

@@ -91,6 +91,7 @@ def test_a_full_disk_loses_nothing(undisturbed: tuple[Path, Path], tmp_path: Pat
     ]  # fmt: skip
 
 
+@pytest.mark.deep
 def test_what_a_kill_left_of_a_file_is_removed(
     undisturbed: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_what_a_kill_left_of_a_file_is_removed(
     assert not (out / ".output.jsonl.abc").exists()
 
 
+@pytest.mark.deep
 def test_a_kill_between_the_last_line_and_the_output(
     undisturbed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def command(
     return ran
 
 
+@pytest.mark.deep
 def test_commands_say_it_once(folder: Path) -> None:
     asking(folder, {"repetition_penalty": 1.7})
     said = "note: own/generation_config.json asks for repetition_penalty 1.7"

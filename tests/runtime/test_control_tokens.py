@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Fast
 from transformers import ByT5Tokenizer
 
 from tests.support import tokenizers
+from tests.support.examples import examples
 from tests.support.gguf_models import byte_vocabulary, vocabulary
 from trtla.errors import UsageError
 from trtla.llm.text import Tokenizer
@@ -212,7 +213,7 @@ def controls(tokenizer: Tokenizer, ids: tuple[int, ...]) -> list[int]:
     return [token for token in ids if known.count([token])]
 
 
-many = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+many = examples(30, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -248,7 +249,7 @@ def test_what_stands_between_control_tokens_is_what_was_written(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
+@examples(12)
 @given(texts=st.lists(harmless, min_size=1, max_size=4))
 def test_ordinary_messages_have_the_ids_of_transformers(
     opened: Callable[..., Tokenizer], kind: str, name: str, texts: list[str]
