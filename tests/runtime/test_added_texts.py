@@ -59,7 +59,7 @@ def test_texts_stay_when_the_executor_begins_anew() -> None:
     assert executor.kept_texts() == [(1, 2, 3), (4, 5)]
     executor.submit(request([1, 2], 20))
     executor.poll()
-    executor.resend()
+    executor._record.unfinished = True
     (again,) = executor.poll()
     assert again.start == 0
     assert executor.kept_texts() == [(1, 2, 3), (4, 5)]

@@ -114,7 +114,7 @@ def test_a_private_request_stays_private_when_all_is_made_anew():
     executor.submit(replace(request(PROMPT, COUNT, adaptive=True), private=True))
     for _ in range(4):
         executor.poll()
-        executor.resend()
+        executor._record.unfinished = True
     while executor.poll():
         pass
     assert executor.kept_texts() == []

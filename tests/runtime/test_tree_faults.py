@@ -99,7 +99,7 @@ def test_counts_survive_a_new_beginning():
     executor.submit(request([1, 2, 3, 1, 2], 60, adaptive=True))
     for _ in range(10):
         executor.poll()
-    executor.resend()
+    executor._record.unfinished = True
     while outputs := executor.poll():
         stats = outputs[-1].stats
     assert stats.accepted > 0

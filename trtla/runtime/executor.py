@@ -32,9 +32,8 @@ class Executor(ABC):
 
     `submit` checks the request and raises `UsageError` without changing anything. `poll` works
     until there is something to report; an empty list means that nothing is in flight, or that
-    `interrupted` asked for it. `cancel` ends
-    a request; its last output, with reason `cancelled`, comes with the next `poll`. `close` frees
-    everything. One thread at a time may be inside. It is a context manager.
+    `interrupted` asked for it. `cancel` ends a request; its last output, with reason `cancelled`,
+    comes with the next `poll`. `close` frees everything. One thread at a time may be inside.
 
     An executor belongs to the process that opened it: a fork has its memory, but neither the
     threads that compute nor the device.
@@ -65,15 +64,8 @@ class Executor(ABC):
         """Advance, and return the new outputs; `timeout` in seconds is for executors that wait.
 
         An exception that is one request's own fault ends it as `failed`; any other is raised. The
-        next `poll` then goes on with all requests from what was committed.
-        """
-
-    @abstractmethod
-    def resend(self) -> None:
-        """Outputs of the last `poll` may be lost.
-
-        The next `poll` reports all outputs of what was in flight then once more, from each
-        request's first token, as it does by itself after a `poll` that raised.
+        next `poll` then goes on with all requests from what was committed, and reports all outputs
+        of what is in flight once more, from each request's first token.
         """
 
     @abstractmethod
@@ -167,6 +159,10 @@ class Executor(ABC):
         check_process(self._process)
         if self._closed:
             raise TrtlaError("the executor is closed", "open the engine again")
+
+    def _check(self, request: Request) -> None:
+        self._check_open()
+        self._limits.check(request)
 
     def __enter__(self: ExecutorT) -> ExecutorT:
         return self

@@ -143,7 +143,7 @@ class Output:
     """Why it failed, for finish_reason `failed`; other requests go on."""
     start: int = 0
     """Output tokens before these. An output that starts before what is known comes again: see
-    `Executor.resend`."""
+    `Executor.poll`."""
     accepted: int = 0
     """How many of `new_tokens`, counted from the first, were accepted drafts."""
     sources: tuple[str, ...] = ()

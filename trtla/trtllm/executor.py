@@ -64,8 +64,7 @@ class TrtllmExecutor(Executor):
 
     def submit(self, request: Request) -> None:
         """Check a request completely, then queue it; raises `UsageError` when it does not fit."""
-        self._check_open()
-        self._limits.check(request)
+        self._check(request)
         self._record.check_id(request)
         lookahead = effective_lookahead(request, self._limits.lookahead)
         end_id = _end_id(request.end_ids, self._limits.vocab_size)
@@ -179,9 +178,6 @@ class TrtllmExecutor(Executor):
             self._running.pop(answer.theirs, None)
             if answer.is_cut:
                 self._executor.cancel_request(answer.theirs)
-
-    def resend(self) -> None:
-        self._record.unfinished = True
 
     def cancel(self, request_id: int) -> None:
         """End a request; its last output comes with the next `poll`. Unknown ids are ignored."""

@@ -136,10 +136,6 @@ class TorchExecutor(Executor):
         self._record.requests[request.request_id] = sequence
         self._record.unfinished = before
 
-    def _check(self, request: Request) -> None:
-        self._check_open()
-        self._limits.check(request)
-
     def _join(self, sequence: Sequence) -> None:
         self._drafting.join(sequence, may_measure=self._begun is None)
         if sequence.deadline is not None:
@@ -155,9 +151,6 @@ class TorchExecutor(Executor):
                 f"drafts, and there is room for {capacity}",
                 "lower its --gamma or --max-output-len",
             )
-
-    def resend(self) -> None:
-        self._record.unfinished = True
 
     def cancel(self, request_id: int) -> None:
         self._cancelled.append(request_id)

@@ -121,9 +121,6 @@ class Follower(Executor):
     def poll(self, timeout: float | None = None) -> list[Output]:
         raise self._refusal()
 
-    def resend(self) -> None:
-        raise self._refusal()
-
     def cancel(self, request_id: int) -> None:
         raise self._refusal()
 
