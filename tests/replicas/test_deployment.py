@@ -10,7 +10,7 @@ import pytest
 from trtla import TrtlaError
 from trtla.replicas import deployment as module
 from trtla.replicas.deployment import Deployment
-from trtla.replicas.wire import Report
+from trtla.replicas.replica import Report
 from trtla.runtime.stats import ExecutorStats
 
 REPORT = Report("one", 1, ExecutorStats())

@@ -15,7 +15,7 @@ from trtla.replicas.replica import NotOpen
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import RequestStats
 
-Serving = Callable[[Request], AsyncIterator[list[Output] | TrtlaError]]
+Serving = Callable[[Request], AsyncIterator[list[Output]]]
 IDS = (11, 12, 13, 14, 15)
 
 
@@ -62,8 +62,8 @@ async def not_open(request: Request) -> AsyncIterator[list[Output]]:
     yield []
 
 
-async def refusing(request: Request) -> AsyncIterator[TrtlaError]:
-    yield TrtlaError("the text's own fault")
+async def refusing(request: Request) -> AsyncIterator[list[Output]]:
+    yield [Output(99, (), "failed", RequestStats(), error=TrtlaError("the text's own fault"))]
 
 
 async def silent(request: Request) -> AsyncIterator[list[Output]]:
@@ -127,8 +127,8 @@ def test_replicas_without_a_model_are_no_fault_of_a_text():
 
 def test_a_text_that_is_refused_is_not_asked_again():
     handle = Handle(refusing)
-    ((_, error),) = run(handle)
-    assert error.message == "the text's own fault"
+    ((_, output),) = run(handle)
+    assert output.error.message == "the text's own fault"
     assert len(handle.begun) == 1
 
 

@@ -13,8 +13,7 @@ from tests.support.replicas import SHIPPED
 from trtla import LLM, SamplingParams, TrtlaError, UsageError
 from trtla.formats.engine import model_digest
 from trtla.replicas import replica as module
-from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same
-from trtla.replicas.wire import packed
+from trtla.replicas.replica import NotOpen, Replica, ReplicaLost, open_same, packed
 from trtla.runtime.request import Output, Request
 
 
@@ -48,8 +47,9 @@ def test_texts_from_the_middle_and_errors():
         rest = await outputs(replica, packed(request(llm, 30), ids[:11], None))
         assert ids[:11] + tuple(token for one in rest for token in one.new_tokens) == ids
         refused = replica.stream(packed(request(llm, 11), ids[:11], None))
-        (error,) = [one async for one in refused]
-        assert isinstance(error, TrtlaError)
+        ((output,),) = [one async for one in refused]
+        assert output.finish_reason == "failed"
+        assert isinstance(output.error, UsageError)
         late = await outputs(replica, packed(request(llm, 900), (), 50))
         assert late[-1].finish_reason == "timed_out"
         assert not replica._inboxes

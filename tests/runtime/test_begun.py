@@ -11,6 +11,7 @@ import pytest
 
 import trtla
 from trtla import LLM, SamplingParams, UsageError
+from trtla.llm.prompt import PromptRequest
 from trtla.runtime.request import Output, Request
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -63,9 +64,7 @@ def test_a_stop_string_that_began_before_still_ends_the_text(llm):
 
 
 def _asked(llm, stop):
-    from trtla.llm.asked import Asked
-
-    return Asked(PROMPT, SamplingParams(24, stop=(stop,)), None, None, None, "one")
+    return PromptRequest("one", PROMPT, SamplingParams(24, stop=(stop,)))
 
 
 def test_more_than_is_asked_for_is_refused(llm):

@@ -17,6 +17,7 @@ from tests.support.mixed import VOCAB
 from tests.support.torn import CHAIN, PROMPTS, SAMPLING, Opened, expected, rest
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LookaheadConfig, SamplingParams, TrtlaError
+from trtla.llm.prompt import PromptRequest
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import sequence
@@ -55,7 +56,7 @@ def torn_run(opened, expected, lines):
     answers = {
         answer.request.request_id: answer
         for answer in llm.answers_to(
-            list(PROMPTS.values()), list(SAMPLING.values()), drafter=[CHAIN] * 3
+            [PromptRequest(one, PROMPTS[one], SAMPLING[one], drafter=CHAIN) for one in names]
         )
     }
     requests = [answer.request for answer in answers.values()]

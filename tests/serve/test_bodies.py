@@ -46,7 +46,7 @@ def test_a_body_is_read_beside_the_loop(served, monkeypatch):
             assert may_go.wait(60)
         return read_body(kind, data)
 
-    monkeypatch.setattr("trtla.serve.routing.read_body", read)
+    monkeypatch.setattr("trtla.serve.responses.read_body", read)
     with ThreadPoolExecutor(1) as clients:
         long = clients.submit(served.complete, **ASK, user="a" * 200_000)
         assert came.wait(60)

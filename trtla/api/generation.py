@@ -17,7 +17,7 @@ from trtla.api.errors import ApiError, refused, too_late
 from trtla.api.protocol import Body, ChatBody, CompletionBody, Content, Message
 from trtla.errors import RendererLost, UsageError
 from trtla.llm.answer import Answer, Chunk, Completion
-from trtla.llm.asked import Asked
+from trtla.llm.prompt import PromptRequest
 from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.request import Output
 from trtla.settings.drafting import DrafterSettings
@@ -113,7 +113,7 @@ def answers_to(
     for index, (name, ids) in enumerate(_prompts(llm, body)):
         sampling = _sampling(llm, body, timeout_s, _room(llm, ids, name, body), seed)
         with _naming(param):
-            answers += llm.answers(index, Asked(ids, sampling, *how, name, *own))
+            answers += llm.answers(index, PromptRequest(name, ids, sampling, *how, *own))
     for answer in answers:
         if body.prediction is not None and not answer.request.adaptive:
             raise ApiError(

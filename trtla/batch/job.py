@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from trtla.batch.journal import Counts, Journal, written
 from trtla.console import counted
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import JsonError, json_text, parse_json, write_whole
+from trtla.formats.gguf.folder import weight_file
+from trtla.formats.gguf.header import MADE_OF, shards
+from trtla.runtime.costs import COST_FILES
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _JOB, _JOURNAL, _LOCK = "job.json", "journal", ".lock"
@@ -246,3 +250,44 @@ def failure(job: Job) -> TrtlaError | None:
 def _counts(found: dict[str, int]) -> Counts:
     """Of a finished job; earlier releases did not count the tokens of the steps."""
     return Counts(**{"decoded": found["steps"] + found["accepted"], **found})
+
+
+_WHOLE = 16 << 20
+"""Bytes of a file up to which all of it is read."""
+_SAMPLES, _SAMPLE = 256, 1 << 14
+
+
+def fingerprint(folders: tuple[Path, ...]) -> str:
+    """The digest of a model's files: those of its folder, and of further ones such as its
+    tokenizer's."""
+    found = hashlib.sha256()
+    for folder in folders:
+        for path in _files(folder):
+            found.update(f"{path.name} {path.stat().st_size}\n".encode())
+            for piece in _content(path):
+                found.update(piece)
+    return found.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    weights = weight_file(folder)
+    yield from shards(weights) if weights else ()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not _is_made(path.name):
+            yield path
+
+
+def _is_made(name: str) -> bool:
+    """Whether a file is made in the folder on the way, such as the costs of forwards."""
+    return name == MADE_OF or name.startswith(".") or fnmatch(name, COST_FILES)
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            yield file.read()
+            return
+        for sample in range(_SAMPLES):
+            file.seek(sample * (size - _SAMPLE) // (_SAMPLES - 1))
+            yield file.read(_SAMPLE)

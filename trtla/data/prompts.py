@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, create_model
 from trtla.console import counted
 from trtla.errors import UsageError
 from trtla.files import parse_jsonl, read_text
+from trtla.llm.prompt import PromptRequest
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
 from trtla.settings.fields import Kind, check_text, declared
 from trtla.settings.lookahead import Lookahead, LookaheadConfig
 from trtla.settings.messages import (
     AS_TEXT,
     Asking,
-    Messages,
     check_messages,
     is_conversation,
 )
@@ -63,25 +63,6 @@ def prompt_line(*kinds: type) -> type[_Line]:
 PromptLine = prompt_line(SamplingParams, DrafterSettings)
 """One line of a .jsonl prompt file: `text`, `input_ids`, `messages`, or Spec-Bench's `turns`; and
 what differs from the flags. Spec-Bench's other keys are passed by."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """One prompt with the settings it is decoded with; `name` is what errors call it."""
-
-    name: str
-    prompt: str | tuple[int, ...] | Messages
-    sampling: SamplingParams
-    lookahead: Lookahead | None = None
-    """None: the default triple, or `auto` where the model was opened with that."""
-    drafter: DrafterSettings | None = None
-    """None: what the model is opened with."""
-    turn: int = 0
-    """Its place in a conversation; a later turn continues the request before, with its answer."""
-    is_chat: bool = False
-    """A text that is asked as a chat where the model has a template."""
-    expected_output: str | tuple[int, ...] | None = None
-    """What its output is expected to be like: drafts are taken from it."""
 
 
 def gather(

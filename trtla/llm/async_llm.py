@@ -7,19 +7,18 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.llm.answer import Chunk, Completion
 from trtla.llm.background import in_thread
 from trtla.llm.engine_thread import EngineThread, Event, Receive
 from trtla.llm.llm import LLM, chunk_of
-from trtla.llm.prompt import conversations
+from trtla.llm.prompt import conversations, prompt_requests
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import keywords_of, named_arguments, typed_as
+from trtla.settings.arguments import arguments_of, keywords_of, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.sampling import SamplingParams
@@ -28,17 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _as(
-    method: Callable[Concatenate[LLM, P], object],
-) -> Callable[[Callable[..., T]], Callable[Concatenate[AsyncLLM, P], T]]:
-    """Give a method the arguments of one of `LLM`, and refuse others."""
-
-    def take(own: Callable[..., T]) -> Callable[Concatenate[AsyncLLM, P], T]:
-        returned = signature(own).return_annotation
-        own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
-        return named_arguments(SamplingParams, DrafterSettings)(own)
-
-    return take
+_SETTINGS = (SamplingParams, DrafterSettings, DraftOptions)
 
 
 class AsyncLLM:
@@ -89,7 +78,7 @@ class AsyncLLM:
             raise TrtlaError("the model is closed", "open it again")
         return llm
 
-    @_as(LLM.stream)
+    @arguments_of(LLM.stream, *_SETTINGS)
     async def stream(self, *prompts: Any, **how: Any) -> AsyncGenerator[Chunk, None]:
         """As `LLM.stream`, for `async for`; checks come with the first chunk.
 
@@ -97,8 +86,10 @@ class AsyncLLM:
         variable holds it, or by `contextlib.aclosing`.
         """
         llm = await self._opened()
-        begin = partial(llm.answers_to, *prompts, **how)
-        answers = await self._loop.run_in_executor(self._preparing, begin)
+        extra = {name: how.pop(name) for name in ("margins", "watch") if name in how}
+        answers = await self._loop.run_in_executor(
+            self._preparing, lambda: llm.answers_to(prompt_requests(*prompts, **how), **extra)
+        )
         growing = {answer.request.request_id: answer for answer in answers}
         inbox: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
         try:
@@ -111,14 +102,14 @@ class AsyncLLM:
         finally:
             llm.executor.cancel(growing)
 
-    @_as(LLM.generate)
+    @arguments_of(LLM.stream, *_SETTINGS)
     async def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
         """As `LLM.generate`."""
         chunks = self.stream(*prompts, **how)
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 
-    @_as(LLM.chat)
+    @arguments_of(LLM.stream, *_SETTINGS, first="messages")
     async def chat(self, messages: Any, *given: Any, **how: Any) -> list[Completion]:
         """As `LLM.chat`."""
         return await self.generate(conversations(messages), *given, **how)

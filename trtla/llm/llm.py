@@ -11,27 +11,35 @@ from queue import SimpleQueue
 from typing import Any, overload
 
 from trtla.llm.answer import Answer, BeamText, Chunk, Completion, Piece, beam_text
-from trtla.llm.asked import asked, warn_unread
 from trtla.llm.corpus import Corpus
 from trtla.llm.engine_thread import EngineThread, Event
 from trtla.llm.open import DEFAULT_LOOKAHEAD, open_drafting
-from trtla.llm.prompt import ExpectedOutput, Prompt, conversations
+from trtla.llm.prompt import (
+    ExpectedOutput,
+    Prompt,
+    PromptRequest,
+    conversations,
+    prompt_requests,
+    warn_unread,
+)
 from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Output
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import keywords_of, named_arguments, typed_as
+from trtla.settings.arguments import arguments_of, keywords_of, named_arguments, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import Lookahead
-from trtla.settings.messages import Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
 
 
 _INSIDE = frozenset(
-    ("answer", "answers", "end_ids", "engine", "executor", "force_greedy", "is_leader", "request")
+    (
+        *("answers", "answers_to", "decode", "end_ids", "engine", "executor", "force_greedy"),
+        *("is_leader", "request", "spell"),
+    )
 )
 """What of an `LLM` is there for the rest of the package."""
 
@@ -109,7 +117,7 @@ class LLM(RequestMaker):
         return self.executor.call(lambda executor: executor.stats())
 
     @named_arguments(SamplingParams, DrafterSettings)
-    def generate(
+    def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -121,11 +129,10 @@ class LLM(RequestMaker):
         private: bool | Sequence[bool] = False,
         margins: bool = False,
         names: Sequence[str] | None = None,
-    ) -> list[Completion]:
-        """Answer all prompts in one in-flight batch; completions in the order of the prompts.
-
-        Of a prompt whose sampling has `n` above 1 there are `n` completions, one behind the other:
-        `completion.index` is the prompt's place, `completion.choice` that among its texts.
+        watch: DrafterWatch | None = None,
+    ) -> Iterator[Chunk]:
+        """Answer all prompts in one in-flight batch, and yield what each step brings; checks come
+        first. The text does not depend on what drafts for it, nor on what else is in the batch.
 
         Args:
             prompts: one prompt or several. A prompt is a text, a list of token ids, or a
@@ -146,69 +153,57 @@ class LLM(RequestMaker):
                 for it: no K/V blocks, no texts to draft from, a corpus included.
             margins: report the target's top-2 logit margins.
             names: what errors call the prompts.
+            watch: looks at every prompt's drafts; torch engines only.
 
         Raises:
             UsageError: a prompt or a setting does not fit; nothing has been generated then.
             TrtlaError: the executor gave a prompt up with an error; the message names the prompt.
         """
-        chunks = self.stream(
+        requests = prompt_requests(
             prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
-            logprobs=logprobs, private=private, margins=margins, names=names,
+            logprobs=logprobs, private=private, names=names,
         )  # fmt: skip
+        return self.decode(requests, margins=margins, watch=watch)
+
+    @arguments_of(stream, SamplingParams, DrafterSettings)
+    def generate(self, *prompts: Any, **how: Any) -> list[Completion]:
+        """`stream` to its end; completions in the order of the prompts.
+
+        Of a prompt whose sampling has `n` above 1 there are `n` completions, one behind the other:
+        `completion.index` is the prompt's place, `completion.choice` that among its texts.
+        """
+        chunks = self.stream(*prompts, **how)
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 
-    @named_arguments(SamplingParams, DrafterSettings)
-    def chat(
-        self,
-        messages: Messages | Sequence[Messages],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
-        *,
-        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
-        expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
-        logprobs: int | Sequence[int | None] | None = None,
-        private: bool | Sequence[bool] = False,
-        margins: bool = False,
-        names: Sequence[str] | None = None,
-    ) -> list[Completion]:
+    @arguments_of(stream, SamplingParams, DrafterSettings, first="messages")
+    def chat(self, messages: Any, *more: Any, **how: Any) -> list[Completion]:
         """`generate` for one conversation or several, and for nothing else."""
-        return self.generate(
-            conversations(messages), sampling, lookahead, drafter=drafter, margins=margins,
-            expected_output=expected_output, logprobs=logprobs, private=private, names=names,
-        )  # fmt: skip
+        return self.generate(conversations(messages), *more, **how)
 
-    @named_arguments(SamplingParams, DrafterSettings)
-    def stream(
+    def decode(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        lookahead: Lookahead | Sequence[Lookahead | None] | None = None,
+        requests: Sequence[PromptRequest],
         *,
-        drafter: DrafterSettings | Sequence[DrafterSettings | None] | None = None,
-        expected_output: ExpectedOutput | Sequence[ExpectedOutput | None] | None = None,
-        logprobs: int | Sequence[int | None] | None = None,
-        private: bool | Sequence[bool] = False,
         margins: bool = False,
-        names: Sequence[str] | None = None,
         watch: DrafterWatch | None = None,
     ) -> Iterator[Chunk]:
-        """Like `generate`, but yields what each step brings; checks come first. `watch` looks at
-        every prompt's drafts; on torch engines only."""
-        answers = self.answers_to(
-            prompts, sampling, lookahead, drafter=drafter, expected_output=expected_output,
-            logprobs=logprobs, private=private, margins=margins, names=names, watch=watch,
-        )  # fmt: skip
+        """`stream` for prompts that have their settings with them."""
+        answers = self.answers_to(requests, margins=margins, watch=watch)
         return self._run({answer.request.request_id: answer for answer in answers})
 
     def answers_to(
-        self, *prompts: object, margins: bool = False, watch: DrafterWatch | None = None, **how: Any
+        self,
+        requests: Sequence[PromptRequest],
+        *,
+        margins: bool = False,
+        watch: DrafterWatch | None = None,
     ) -> list[Answer]:
-        """What `stream` is asked for at its beginning, checked."""
-        each = enumerate(asked(*prompts, **how))
+        """The answers that `decode` begins with, checked."""
+        each = enumerate(requests)
         answers = [new for index, one in each for new in self.answers(index, one, margins, watch)]
-        requests = [answer.request for answer in answers]
-        if any(one.expected_ids and not one.adaptive for one in requests):
+        made = [answer.request for answer in answers]
+        if any(one.expected_ids and not one.adaptive for one in made):
             warn_unread(["expected_output"])
         return answers
 

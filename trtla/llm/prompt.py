@@ -1,13 +1,21 @@
-"""What a prompt may be, text, token ids or messages, and the token ids that the model reads."""
+"""What a prompt may be, text, token ids or messages, with its own settings; its token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtla.errors import UsageError
+from trtla.console import counted
+from trtla.errors import TrtlaWarning, UsageError
+from trtla.settings.drafting import DrafterSettings
 from trtla.settings.fields import check_text, is_whole, shown
+from trtla.settings.lookahead import TRIPLES, Lookahead, as_lookahead, is_lookahead
 from trtla.settings.messages import Messages, check_messages, is_conversation
+from trtla.settings.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from trtla.llm.text import Tokenizer
@@ -17,8 +25,30 @@ ExpectedOutput = str | Sequence[int]
 Prompt = str | Sequence[int] | Messages
 """A text; token ids; or a conversation, a list of messages, for models with a chat template."""
 
-_EXPECTED = "give a text or a list of token ids, or a list of one for each prompt"
+_EXPECTED_HINT = "give a text or a list of token ids, or a list of one for each prompt"
 _PROMPTS = "give a text, a list of token ids or of messages, or a list of several of these"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A prompt with its own settings; `name` is what errors call it."""
+
+    name: str
+    prompt: Prompt
+    sampling: SamplingParams
+    lookahead: Lookahead | None = None
+    """None: what the model was opened with, and so the drafter."""
+    drafter: DrafterSettings | None = None
+    expected_output: ExpectedOutput | None = None
+    """What its output is expected to be like: drafts are taken from it."""
+    logprobs: int | None = None
+    private: bool = False
+    space: int = 0
+    """Whose K/V blocks and drafts it shares."""
+    turn: int = 0
+    """Its place in a conversation; a later turn continues the request before, with its answer."""
+    is_chat: bool = False
+    """A text that is asked as a chat where the model has a template."""
 
 
 def as_prompts(prompts: object) -> list[Any]:
@@ -100,7 +130,7 @@ def expected_ids(
     if expected is None:
         return ()
     if not isinstance(expected, str):
-        return _given_ids(expected, own, "a text nor token ids", _EXPECTED)
+        return _given_ids(expected, own, "a text nor token ids", _EXPECTED_HINT)
     check_text(expected, own)
     if tokenizer is None:
         raise UsageError(
@@ -128,3 +158,145 @@ def _given_ids(given: object, name: str, kinds: str, hint: str) -> tuple[int, ..
         if not is_whole(item):
             raise UsageError(f"{name} holds {shown(item)}, which is no token id", hint)
     return tuple(map(int, given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What prompts share, or bring one each."""
+
+    name: str
+    plural: str
+    kind: str
+    fits: Callable[[object], bool]
+    hint: str
+    instead: Callable[[object], str | None] = lambda _: None
+    """What to pass for a value of another type that is as clear."""
+
+    def refusal(self, one: object, value: object) -> UsageError:
+        """Of one value, which stands alone or in `value`."""
+        whole = self.instead(value)
+        if whole or one is value:
+            message = f"{self.name} is {shown(value)}, not {self.kind}"
+        else:
+            message = f"{self.plural} hold {shown(one)} in {shown(value)}"
+        found = whole or self.instead(one)
+        return UsageError(message, f"give {found}" if found else self.hint)
+
+
+def _as_sampling(value: object) -> str | None:
+    if isinstance(value, dict):
+        with suppress(UsageError, TypeError):
+            SamplingParams(**value)
+            return f"SamplingParams({', '.join(f'{k}={shown(v)}' for k, v in value.items())})"
+    return None
+
+
+_SAMPLING = _Setting(
+    "sampling",
+    "sampling settings",
+    "SamplingParams",
+    lambda value: isinstance(value, SamplingParams),
+    "give SamplingParams, such as SamplingParams(max_tokens=32)",
+    _as_sampling,
+)
+_LOOKAHEADS = _Setting(
+    "lookahead", "lookahead triples", "a LookaheadConfig", is_lookahead, TRIPLES, as_lookahead
+)
+_DRAFTERS = _Setting(
+    "drafter",
+    "drafters",
+    "DrafterSettings",
+    lambda value: value is None or isinstance(value, DrafterSettings),
+    "give DrafterSettings, such as DrafterSettings(('ngram',))",
+)
+_EXPECTED = _Setting(
+    "expected_output",
+    "expected outputs",
+    "a text or token ids",
+    lambda value: value is None or isinstance(value, str) or _is_ids(value),
+    "give a text or a list of token ids",
+)
+_LOGPROBS = _Setting(
+    "logprobs",
+    "logprobs",
+    "a whole number",
+    lambda value: value is None or is_whole(value),
+    "give how many most probable tokens to list beside each output token, such as 5; or None",
+)
+_PRIVATE = _Setting(
+    "private",
+    "private settings",
+    "True or False",
+    lambda value: isinstance(value, bool),
+    "give True for prompts of which nothing may be kept for others, else False",
+)
+_NAMES = _Setting("names", "names", "texts", lambda value: isinstance(value, str), "give texts")
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
+
+
+def prompt_requests(
+    prompts: object,
+    sampling: object = None,
+    lookahead: object = None,
+    drafter: object = None,
+    expected_output: object = None,
+    names: object = None,
+    logprobs: object = None,
+    private: object = False,
+) -> list[PromptRequest]:
+    """Every prompt with its own settings; the arguments are those of `LLM.generate`.
+
+    Raises:
+        UsageError: there is no prompt, a setting is of another kind, or there are more or fewer of
+            them than prompts.
+    """
+    many = as_prompts(prompts)
+    number = len(many)
+    expected = expected_output
+    labels = [f"prompt {index}" for index in range(number)] if names is None else names
+    each = zip(
+        _one_each(labels, number, _NAMES),
+        many,
+        _one_each(SamplingParams() if sampling is None else sampling, number, _SAMPLING),
+        _one_each(lookahead, number, _LOOKAHEADS),
+        _one_each(drafter, number, _DRAFTERS),
+        _one_each([expected] * number if _is_ids(expected) else expected, number, _EXPECTED),
+        _one_each(logprobs, number, _LOGPROBS),
+        _one_each(private, number, _PRIVATE),
+        strict=True,
+    )
+    return [PromptRequest(*one) for one in each]
+
+
+def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
+    each = list(value) if isinstance(value, (list, tuple)) else [value] * number
+    for one in each:
+        if not setting.fits(one):
+            raise setting.refusal(one, value)
+    if len(each) != number:
+        raise UsageError(
+            f"{len(each)} {setting.plural} for {counted(number, 'prompt')}",
+            "give one for all prompts, or one for each",
+        )
+    return each
+
+
+def warn_unread(given: Iterable[str]) -> None:
+    """Warn of settings that only the candidate tree reads, where it does not draft."""
+    for name in given:
+        warnings.warn(
+            f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
+            TrtlaWarning,
+            stacklevel=_level(),
+        )
+
+
+def _level() -> int:
+    """How far from who calls this the first caller outside of trtla is, as warnings count."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("trtla."):
+        level, frame = level + 1, frame.f_back
+    return level

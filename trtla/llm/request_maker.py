@@ -12,9 +12,8 @@ from pathlib import Path
 from trtla.errors import UsageError
 from trtla.formats.folder import unapplied
 from trtla.llm.answer import Answer, new_answer
-from trtla.llm.asked import Asked
 from trtla.llm.open import is_adaptive, open_model, open_tokenizer
-from trtla.llm.prompt import ExpectedOutput, Prompt, expected_ids, prompt_ids
+from trtla.llm.prompt import ExpectedOutput, Prompt, PromptRequest, expected_ids, prompt_ids
 from trtla.machine import process_rank
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Request
@@ -73,7 +72,11 @@ class RequestMaker:
         return self._adaptive and (self._auto or drafter.uses_lookahead)
 
     def answers(
-        self, index: int, one: Asked, margins: bool = False, watch: DrafterWatch | None = None
+        self,
+        index: int,
+        one: PromptRequest,
+        margins: bool = False,
+        watch: DrafterWatch | None = None,
     ) -> list[Answer]:
         """One prompt's answers at their beginning, checked; whoever decodes them adds outputs."""
         how = (one.lookahead, one.drafter, one.expected_output)

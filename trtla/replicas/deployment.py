@@ -18,8 +18,7 @@ from trtla.console import counted
 from trtla.errors import ReplicasLost, TrtlaError, UsageError
 from trtla.llm.llm import LLM
 from trtla.replicas.cluster import Cluster, quiet
-from trtla.replicas.replica import Replica
-from trtla.replicas.wire import Opened, Report
+from trtla.replicas.replica import Opened, Replica, Report
 
 T = TypeVar("T")
 _AHEAD = 2

@@ -23,8 +23,7 @@ from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
-from trtla.replicas.replica import NotOpen
-from trtla.replicas.wire import Opened, Report, packed
+from trtla.replicas.replica import NotOpen, Opened, Report, packed
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
@@ -73,15 +72,6 @@ class _Text:
         spent = round(1000 * (time.monotonic() - self.began))
         left = None if allotted is None else max(1, allotted - spent)
         return packed(self.request, self.ids, left)
-
-    def take(self, outputs: Sequence[Output]) -> list[Output]:
-        """Those that are new, under the request's own id."""
-        new = []
-        for output in outputs:
-            if output.start == len(self.ids):  # else it comes again, after a failed step
-                self.ids += output.new_tokens
-                new.append(replace(output, request_id=self.request.request_id))
-        return new
 
 
 class ReplicaEngine:
@@ -225,8 +215,8 @@ class ReplicaEngine:
         """What one replica does for a text; why it was lost, None where the text has ended."""
         known, stream = len(text.ids), self._ask(text)
         try:
-            async for said in stream:
-                if self._pass_on(text, said):
+            async for outputs in stream:
+                if self._pass_on(text, outputs):
                     return None
             why = "its stream has ended"
         except asyncio.CancelledError:
@@ -244,16 +234,14 @@ class ReplicaEngine:
     def _ask(self, text: _Text) -> Any:
         return self._deployment.handle.stream.remote(text.packed(), text.whole)
 
-    def _pass_on(self, text: _Text, said: list[Output] | TrtlaError) -> bool:
-        """Post what a replica says; whether that was the last."""
+    def _pass_on(self, text: _Text, outputs: Sequence[Output]) -> bool:
+        """Post what a replica brings, under the request's own id; whether that was the last."""
         request_id = text.request.request_id
-        if isinstance(said, TrtlaError):
-            self._post([(request_id, said)])
-            return True
-        new = text.take(said)
-        if new and text.wanted:
-            self._post([(request_id, output) for output in new])
-        return any(output.finish_reason for output in new)
+        for output in outputs:
+            text.ids += output.new_tokens
+        if text.wanted:
+            self._post([(request_id, replace(one, request_id=request_id)) for one in outputs])
+        return any(output.finish_reason for output in outputs)
 
     def stats(self) -> Future[ExecutorStats]:
         """Of all replicas together, and what waits for them."""

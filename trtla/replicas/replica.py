@@ -7,16 +7,76 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from threading import Thread
 
-from trtla.errors import TrtlaError, UsageError
+from trtla.errors import TrtlaError, UsageError, sentence
 from trtla.formats.engine import model_digest
 from trtla.llm.background import BackgroundLLM
 from trtla.llm.engine_thread import Event
 from trtla.llm.llm import LLM
-from trtla.replicas.wire import Opened, Report, light, plain, unpacked
+from trtla.llm.text import Tokenizer
+from trtla.llm.text_stream import StopStrings
+from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Output, Request
+from trtla.runtime.stats import ExecutorStats, RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a replica says of its model."""
+
+    limits: ExecutorLimits
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica says of itself while it runs."""
+
+    replica: str
+    process: int
+    stats: ExecutorStats
+
+
+def packed(request: Request, begun: Sequence[int], left_ms: int | None) -> Request:
+    """A request as it travels, for a text of which some tokens may be known.
+
+    Args:
+        left_ms: of its time; None: it has no limit.
+    """
+    sampling = replace(request.sampling, allotted_time_ms=left_ms)
+    return replace(request, sampling=sampling, begun=tuple(begun), stop_check=None)
+
+
+def unpacked(request: Request, request_id: int, tokenizer: Tokenizer | None) -> Request:
+    """A request that has arrived, under an id of who decodes it."""
+    check: Callable[[list[int]], bool] | None = None
+    if request.sampling.stop and tokenizer is not None:
+        stop = request.sampling.stop
+        check = StopStrings(partial(tokenizer.stream, request.input_ids, stop))
+    return replace(request, request_id=request_id, stop_check=check)
+
+
+_UNCOUNTED = RequestStats()
+
+
+def light(output: Output) -> Output:
+    """An output as it travels: the counters, which grow with the text, go with the last one."""
+    error = None if output.error is None else plain(output.error)
+    stats = _UNCOUNTED if output.finish_reason is None else output.stats
+    return replace(output, stats=stats, error=error)
+
+
+def plain(error: BaseException) -> TrtlaError:
+    """An error that can travel, whatever it holds."""
+    if not isinstance(error, TrtlaError):
+        return TrtlaError(sentence(error))
+    kind = UsageError if isinstance(error, UsageError) else TrtlaError
+    return kind(error.message, error.hint)
+
 
 _GATHER_S = (0.02, 0.01, 0.1)
 """Steps of a text that come within a time travel together, since each journey costs some work: at
@@ -56,15 +116,12 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
-        self.error: BaseException | None = None
         self.news = asyncio.Event()
         self.ended = asyncio.Event()
 
     def put(self, event: Output | BaseException) -> None:
         """Take what came."""
-        if isinstance(event, BaseException):
-            self.error = event
-        else:
+        if not isinstance(event, BaseException):
             self.outputs.append(light(event))
         if isinstance(event, BaseException) or event.finish_reason is not None:
             self.ended.set()
@@ -121,10 +178,8 @@ class Replica:
         llm = self._engine.llm
         return Opened(llm.limits, llm.description)
 
-    async def stream(
-        self, request: Request, whole: bool = False
-    ) -> AsyncIterator[list[Output] | TrtlaError]:
-        """What the steps of one text bring; an error of the text's own is the last.
+    async def stream(self, request: Request, whole: bool = False) -> AsyncIterator[list[Output]]:
+        """What the steps of one text bring.
 
         Raises:
             NotOpen: the model was not open to begin with.
@@ -140,14 +195,12 @@ class Replica:
             while not ended:
                 await inbox.news.wait()
                 outputs = inbox.take()
-                ended = inbox.error is not None or any(one.finish_reason for one in outputs)
+                ended = any(one.finish_reason for one in outputs)
                 if outputs:
                     yield outputs
-                if self._engine.state != "ready" and not outputs:
+                elif self._engine.state != "ready":
                     raise ReplicaLost(self._why())
-                if inbox.error is not None:
-                    yield plain(inbox.error)
-                elif not ended:
+                if not ended:
                     await self._gather(inbox, whole)
         finally:
             del self._inboxes[own.request_id]

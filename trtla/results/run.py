@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,12 +21,12 @@ from trtla.results.documents import (
 from trtla.results.metrics import Metrics, distinct_4grams, first_difference
 from trtla.runtime.costs import CostPlan, CostTable
 from trtla.settings.drafting import LOOKAHEAD, NO_DRAFTER
-from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
+from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.messages import follow_up
 
 if TYPE_CHECKING:
-    from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM, Chunk, Completion
+    from trtla.llm.prompt import PromptRequest
     from trtla.settings.sampling import BeamSettings
 
 T = TypeVar("T")
@@ -65,9 +65,10 @@ def decode(
             before: Any = requests[index - 1].prompt  # no token ids: those have no turns
             question: Any = requests[index].prompt
             prompt = follow_up(before, answer, question)
-            asked = replace(requests[index], prompt=prompt)
-            requests[index] = asked if fitted is None else fitted(asked)
-        for chunk in _ask(llm, [requests[i] for i in wave], plain):
+            later = replace(requests[index], prompt=prompt)
+            requests[index] = later if fitted is None else fitted(later)
+        together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
+        for chunk in llm.decode(together, margins=plain):
             own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk
             if own.completion is not None:
                 done[own.index] = own.completion
@@ -78,19 +79,8 @@ def decode(
     return Decoded(completions, Metrics.of(completions, time_s))
 
 
-def _ask(llm: LLM, requests: Sequence[PromptRequest], plain: bool) -> Iterator[Chunk]:
-    triples: list[Lookahead | None] = [
-        AUTOREGRESSIVE if plain else request.lookahead for request in requests
-    ]
-    return llm.stream(
-        [request.prompt for request in requests],
-        [request.sampling for request in requests],
-        triples,
-        drafter=[NO_DRAFTER if plain else request.drafter for request in requests],
-        expected_output=[None if plain else request.expected_output for request in requests],
-        margins=plain,
-        names=[request.name for request in requests],
-    )
+def _undrafted(request: PromptRequest) -> PromptRequest:
+    return replace(request, lookahead=AUTOREGRESSIVE, drafter=NO_DRAFTER, expected_output=None)
 
 
 def _renumbered(chunk: Chunk, index: int) -> Chunk:
@@ -101,9 +91,8 @@ def _renumbered(chunk: Chunk, index: int) -> Chunk:
 def warm_up(llm: LLM, request: PromptRequest) -> None:
     """Decode a few tokens untimed: the first forwards of a process are slower than the rest."""
     few = replace(request.sampling, max_output_len=min(4, request.sampling.max_output_len))
-    llm.generate(
-        [request.prompt], [few], [request.lookahead], drafter=request.drafter, names=[request.name]
-    )
+    for _ in llm.decode([replace(request, sampling=few, expected_output=None)]):
+        pass
 
 
 _LEAST_STEPS = 8

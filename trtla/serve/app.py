@@ -25,8 +25,7 @@ from trtla.serve.generation import CHAT, TEXTS, Model
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
 from trtla.serve.metrics import Metrics
-from trtla.serve.responses import Answering, error_response, while_there
-from trtla.serve.routing import LONG, BodyRoute
+from trtla.serve.responses import LONG, Answering, BodyRoute, error_response, while_there
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
 

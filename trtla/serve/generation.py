@@ -5,22 +5,46 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol, TypeVar
 
 from trtla.api.errors import ApiError, refused, too_busy, too_late, unavailable
 from trtla.api.generation import Generation
 from trtla.console import counted
 from trtla.errors import as_trtla_error
 from trtla.llm.answer import Answer, Chunk
+from trtla.llm.background import ReplicaCounts, State
 from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
 from trtla.llm.templates import TemplateProcess
-from trtla.runtime.request import Output
-from trtla.serve.engine import NewEngine
+from trtla.runtime.request import Output, Request
+from trtla.runtime.stats import ExecutorStats
 from trtla.serve.metrics import Metrics
-from trtla.serve.preparing import Preparing
+
+
+class Engine(Protocol):
+    """As `llm.background.BackgroundLLM` describes it."""
+
+    state: State
+    failure: BaseException | None
+    replicas: ReplicaCounts | None
+
+    @property
+    def llm(self) -> RequestMaker: ...
+    def start(self) -> None: ...
+    def submit(self, requests: Iterable[Request], whole: bool = False) -> None: ...
+    def cancel(self, request_ids: Iterable[int]) -> None: ...
+    def stats(self) -> Future[ExecutorStats]: ...
+    def stop(self, timeout: float | None = None) -> bool: ...
+
+
+NewEngine = Callable[[Callable[[Sequence[Event]], None], Callable[[str], None]], Engine]
+"""Makes an engine from two callbacks: one takes its events, the other sentences for the log."""
+
 
 T = TypeVar("T")
 CHAT, TEXTS = "chat", "texts"
@@ -257,3 +281,51 @@ class Model:
 
 _LONGEST_STEP_S = 30.0
 _RENDERING_S = 10.0  # for a conversation in the chat template
+
+
+class Preparing:
+    """Lanes, each of which begins when it is first asked for. None holds up the process's end."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+
+    def submit(self, lane: str, work: Callable[[], T]) -> Future[T]:
+        """Have work done; work that is cancelled before it begins is not."""
+        future: Future[T] = Future()
+        if lane not in self._lanes:
+            self._lanes[lane] = _Lane(lane)
+        self._lanes[lane].work.put((future, work))
+        return future
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the oldest work that has begun is being done; 0: none is."""
+        begun = [lane.began for lane in self._lanes.values() if lane.began is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
+
+    def stop(self) -> None:
+        """Let the threads end after what they are doing."""
+        for lane in self._lanes.values():
+            lane.work.put(None)
+
+
+class _Lane:
+    """One thread, and what it is to do."""
+
+    def __init__(self, name: str) -> None:
+        self.work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.began: float | None = None
+        Thread(target=self._run, name=f"trtla-prepare-{name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while (task := self.work.get()) is not None:
+            future, work = task
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.began = time.monotonic()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            self.began = None
+            del task, future, work  # nothing of a request stays while the thread waits

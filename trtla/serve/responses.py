@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
 
-from starlette.responses import Response
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from trtla.api.answers import Writer, dumps, event
+from trtla.api.bodies import read_body
 from trtla.api.errors import ApiError, gone, too_late
 from trtla.serve.connection import abort
 from trtla.serve.generation import Live
@@ -149,3 +152,31 @@ async def _until_gone(receive: Receive) -> None:
     """Wait until the client has closed its connection; the body was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+LONG = 1 << 15
+"""Bytes of a body; those with more wait for each other, and no others wait for them."""
+
+
+class BodyRoute(APIRoute):
+    """A route whose endpoint takes `body` and `request`, or no body at all.
+
+    FastAPI describes it by the endpoint's signature, and would read it on the event loop.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        kind = get_type_hints(self.endpoint).get("body")
+        if kind is None:
+            return super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            data = await request.body()
+            if len(data) <= LONG:
+                body = read_body(kind, data)
+            else:
+                reading = request.app.state.model.aside(partial(read_body, kind, data))
+                body = await while_there(request.receive, reading)
+            answer: Response = await self.endpoint(body, request)
+            return answer
+
+        return handle

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from trtla.api.errors import ApiError
 from trtla.console import counted
 from trtla.errors import RankLost, ReplicasLost, UsageError
 from trtla.interrupts import INTERRUPTS
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
-from trtla.serve.deaf import signals_to, waiting_room
-from trtla.serve.engine import NewEngine
-from trtla.serve.generation import Model
+from trtla.serve.generation import Model, NewEngine
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
 from trtla.serve.metrics import Metrics
@@ -244,3 +248,46 @@ class Service:
 def _address(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+_PROGRAM = Path(__file__).with_name("waiting_room.py")
+_ANSWERED_S = 10
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+
+
+@contextmanager
+def waiting_room(listening: socket.socket, said: ApiError) -> Iterator[None]:
+    """Have all connections answered with this error meanwhile."""
+    fd = listening.fileno()
+    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(fd), json.dumps(said.body)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(fd,))
+    assert process.stdin is not None
+    try:
+        with signals_to(signal.SIG_DFL):
+            yield
+    finally:
+        process.stdin.close()
+        threading.Thread(target=_end, args=(process,), daemon=True).start()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends with its input; connections that it has taken are answered first."""
+    try:
+        process.wait(_ANSWERED_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def signals_to(handler: Handler) -> Iterator[None]:
+    """Have signals that end the server handled by this one; of use in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {name: signal.signal(name, handler) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            signal.signal(name, old)

@@ -84,6 +84,28 @@ def typed_as(
     return lambda init: init  # type: ignore[return-value]
 
 
+def arguments_of(
+    method: Callable[Concatenate[Any, P], object], *settings: type, first: str | None = None
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Give a method the arguments of another one in place of `*args, **kwargs`.
+
+    Args:
+        settings: as in `named_arguments`, which comes with it.
+        first: what the first argument is called here.
+    """
+
+    def decorate(own: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        theirs, returned = signature(method), signature(own).return_annotation
+        this, argument, *more = theirs.parameters.values()
+        renamed = argument.replace(name=first or argument.name)
+        own.__signature__ = theirs.replace(  # type: ignore[attr-defined]
+            parameters=[this, renamed, *more], return_annotation=returned
+        )
+        return named_arguments(*settings)(own)
+
+    return decorate
+
+
 def named_settings(kind: type[Kind]) -> type[Kind]:
     """Have a class of settings take them by their other names too, and refuse unknown ones."""
     make: Callable[..., None] = kind.__init__

@@ -22,8 +22,8 @@ from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.settings.sampling import BeamSettings, SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM
+    from trtla.llm.prompt import PromptRequest
     from trtla.results.documents import Beam, BeamSearch, PromptBeams
 
 _SECTION = "Beam search on torch engines: the most probable texts, with nothing drawn or drafted"

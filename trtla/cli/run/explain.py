@@ -45,10 +45,10 @@ from trtla.settings.lookahead import Lookahead
 from trtla.settings.messages import Asking
 
 if TYPE_CHECKING:
-    from trtla.data.prompts import PromptRequest
     from trtla.explain.record import RecordedRun, RecordedStep
     from trtla.explain.words import Style, Words
     from trtla.llm.llm import LLM
+    from trtla.llm.prompt import PromptRequest
 
 _STYLES: dict[Style, dict[str, Any]] = {
     "plain": {},

@@ -64,8 +64,8 @@ from trtla.settings.messages import Asking
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 if TYPE_CHECKING:
-    from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import LLM
+    from trtla.llm.prompt import PromptRequest
     from trtla.results.run import Decoded
 
 

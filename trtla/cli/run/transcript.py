@@ -18,9 +18,8 @@ from trtla.runtime.stats import COUNTERS
 from trtla.settings.messages import is_conversation
 
 if TYPE_CHECKING:
-    from trtla.data.prompts import PromptRequest
     from trtla.llm.llm import Chunk, Completion, Piece
-    from trtla.llm.prompt import Prompt
+    from trtla.llm.prompt import Prompt, PromptRequest
 
 _COUNTED = [name for name, one in COUNTERS.items() if "run" in one.documents and name != "steps"]
 COLUMNS = ("text", "tokens", "steps", "tokens/step", *_COUNTED, "distinct 4-grams", "tokens/s")

@@ -34,12 +34,12 @@ from trtla.settings.serving import ReplicaSettings
 
 if TYPE_CHECKING:
     from trtla.batch.journal import Record
-    from trtla.batch.run import Task
+    from trtla.batch.work import Task
     from trtla.llm.llm import LLM
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker
-    from trtla.serve.engine import NewEngine
+    from trtla.serve.generation import NewEngine
 
 
 _REUSE = "kv_cache_enable_block_reuse"

@@ -32,7 +32,7 @@ from trtla.settings.serving import ReplicaSettings
 if TYPE_CHECKING:
     from trtla.batch.job import Identity, Job
     from trtla.batch.journal import Record
-    from trtla.batch.run import Figures, Task
+    from trtla.batch.work import Figures, Task
 
 _WHO = "a batch"
 _CHANGING = ("device", "dtype", "kv_cache_dtype")
@@ -116,7 +116,7 @@ def _go_on(console: Console, given: BatchFlags, name: str) -> int:
     """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
-    from trtla.batch.run import Task
+    from trtla.batch.work import Task
 
     source, folder = Path(given.requests), Path(given.output_dir)
     check_place(folder, source)
@@ -132,8 +132,7 @@ def _go_on(console: Console, given: BatchFlags, name: str) -> int:
 
 
 def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
-    from trtla.batch.fingerprint import fingerprint
-    from trtla.batch.job import Identity
+    from trtla.batch.job import Identity, fingerprint
 
     folders = [Path(one) for one in (given.engine_dir, given.options.tokenizer_dir) if one]
     settings = {one: getattr(given.options, one) for one in _CHANGING} | {"served_model_name": name}
@@ -185,7 +184,7 @@ def _decode(console: Console, given: BatchFlags, task: Task) -> Figures | None:
 
 def _keep(console: Console, records: Iterator[Record], task: Task) -> Figures:
     """Take the records as they come, and say how far the job is."""
-    from trtla.batch.run import Pace
+    from trtla.batch.work import Pace
 
     counts, total = task.journal.counts, task.survey.count
     pace = Pace(counts.done)

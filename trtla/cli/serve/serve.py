@@ -31,7 +31,7 @@ from trtla.settings.serving import ReplicaSettings, ServeSettings
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
     from trtla.llm.request_maker import RequestMaker
-    from trtla.serve.engine import NewEngine
+    from trtla.serve.generation import NewEngine
     from trtla.serve.log import RequestLog
 
 
