@@ -22,7 +22,7 @@ from tests.support.interrupts import Lines, once_each
 from tests.support.torn import PROMPTS, Opened, Threads, expected, rest
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, engine_thread, llm
-from trtla.runtime.draft import NoDrafter
+from trtla.runtime.request import DraftRecorder
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
@@ -140,12 +140,12 @@ def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
 def test_a_model_that_is_used_within_its_own_step_says_so(monkeypatch, expected) -> None:
     opened = Opened(monkeypatch)
 
-    class Asking(NoDrafter):
-        def observe(self, greedy: object, committed: object) -> None:
+    class Asking(DraftRecorder):
+        def observed(self, greedy: object, committed: object) -> None:
             opened.llm.generate([[1]], SamplingParams(1))
 
     with pytest.raises(TrtlaError, match="used from within one of its own steps"):
-        rest(opened.llm.stream([[1, 2]], SamplingParams(4), watch=lambda *_: Asking()), [])
+        rest(opened.llm.stream([[1, 2]], SamplingParams(4), watch=Asking), [])
     assert rest(opened.stream("other"), []).output_ids == expected["other"]
     opened.settled()
 

@@ -6,6 +6,7 @@ Errors come at every line of the modules that hold state, one run each.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from linecache import getline
 from queue import SimpleQueue
 
@@ -22,13 +23,13 @@ from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import sequence
 from trtla.runtime.auto import steps as adaptive
-from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters import draft_model, factory
 from trtla.runtime.loop import drafting, scheduler
 from trtla.runtime.loop import executor as torch_executor
 from trtla.runtime.loop import step as step_loop
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models import kv_cache
+from trtla.runtime.request import DraftRecorder
 from trtla.settings.drafting import NO_DRAFTER
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -124,10 +125,11 @@ def first_line_of_recovery():
     return sorted(line for _, _, line in lines if line)[1]
 
 
-class Raising(NoDrafter):
-    """A drafter that raises in its n-th step."""
+class Raising(DraftRecorder):
+    """Raises in a drafter's n-th step."""
 
-    def __init__(self, error, when, place):
+    def __init__(self, error, when, place, *of):
+        super().__init__(*of)
         self.error, self.left, self.place = error, when, place
 
     def count(self, place):
@@ -136,11 +138,11 @@ class Raising(NoDrafter):
             if self.left < 0:
                 raise self.error
 
-    def propose(self):
+    def proposed(self, draft):
         self.count("propose")
-        return super().propose()
+        super().proposed(draft)
 
-    def observe(self, greedy, committed):
+    def observed(self, greedy, committed):
         self.count("observe")
 
 
@@ -151,8 +153,8 @@ def test_a_drafter_that_raises_ends_its_own_request_alone(monkeypatch, expected,
     failing = opened.llm.stream(
         PROMPTS["broken"],
         SAMPLING["broken"],
-        drafter=CHAIN,
-        watch=lambda *_: Raising(error, when, place),
+        drafter=NO_DRAFTER,
+        watch=partial(Raising, error, when, place),
     )
     other, read, got = opened.stream("other"), [], []
     got += next(other).token_ids

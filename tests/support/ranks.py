@@ -29,7 +29,7 @@ def children(process: int) -> list[int]:
 
 def is_rank(process: int) -> bool:
     try:
-        return b"trtla.llm.ranks" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"trtla.llm.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

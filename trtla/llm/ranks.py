@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from trtla.errors import RankLost, TrtlaError, UsageError
+from trtla.errors import UsageError
 from trtla.formats.engine import EncoderDecoder, Engine
 from trtla.formats.support import split_config
-from trtla.llm.open import open_model
 from trtla.machine import usable_cores
 from trtla.runtime.executor import Executor
 from trtla.runtime.loop.start import open_torch_executor
 from trtla.runtime.models.load import resolve_device
-from trtla.runtime.ranks.launch import rank_input, start_ranks
+from trtla.runtime.ranks.launch import start_ranks
 from trtla.runtime.ranks.opening import give_back_cores, share_cores
 from trtla.runtime.ranks.world import Place, World, torchrun_place, torchrun_store
 from trtla.settings.executor import ExecutorOptions
@@ -100,7 +97,7 @@ def _open_started(
 ) -> Executor:
     """Rank 0's executor; the other ranks are started on this machine."""
     given = (str(engine.path), engine.in_memory_lookahead, options)
-    started = start_ranks("trtla.llm.ranks", given, size, threads)
+    started = start_ranks("trtla.llm.rank", given, size, threads)
     try:
         options = on_rank(options, 0)
         device, place = resolve_device(options.device), Place(0, size, size)
@@ -127,24 +124,3 @@ def on_rank(options: ExecutorOptions, rank: int) -> ExecutorOptions:
     if device.type != "cuda":
         return options
     return replace(options, device=f"cuda:{(device.index or 0) + rank}")
-
-
-def main() -> int:
-    """Serve until rank 0 closes; the exit code."""
-    (path, lookahead, options), place, store = rank_input()
-    try:
-        options = on_rank(options, place.rank)
-        world = World(store, place, resolve_device(options.device))
-        engine = open_model(Path(path), lookahead)
-        with open_torch_executor(engine, options, {}, world):
-            pass  # leaving serves to the end
-    except RankLost:
-        return 1  # rank 0 has ended, and says why
-    except TrtlaError as error:
-        sys.stderr.write(f"rank {place.rank}: {error}\n")
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
