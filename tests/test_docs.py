@@ -67,7 +67,6 @@ def runnable(page: str) -> list[str]:
 
 
 def python(page: str) -> list[str]:
-    """The page's Python that is ours."""
     return [text for language, text in blocks(page) if language == "python" and "trtla" in text]
 
 
@@ -150,7 +149,6 @@ def test_the_checks_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def gguf_file(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped model as a GGUF file."""
     model = load_model("AutoModelForCausalLM", tiny_llama, torch.float32, "a hint")
     content = json.loads((tiny_llama / "tokenizer.json").read_text())
     vocab = sorted(content["model"]["vocab"].items(), key=lambda item: item[1])

@@ -46,8 +46,6 @@ ARGS = (
 
 @dataclass(frozen=True)
 class DraftFlags:
-    """Those of the command below."""
-
     loud: bool
     drafter: More
 
@@ -57,7 +55,6 @@ class DraftFlags:
 @options_of(More, "Drafters")
 @click.pass_context
 def draft(ctx: click.Context, /, **flags: Any) -> None:
-    """Keep what was made of the flags."""
     ctx.obj.append(parsed(DraftFlags, flags))
 
 

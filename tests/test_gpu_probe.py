@@ -23,7 +23,6 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """A module of the probe by its name."""
     monkeypatch.setenv("PROBE_MODELS", "/nowhere")
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return importlib.import_module
@@ -31,7 +30,6 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 @pytest.fixture
 def models(probe: Callable[[str], Any]) -> Any:
-    """The module that makes models."""
     return probe("gpu_probe.models")
 
 

@@ -31,7 +31,6 @@ RELEASES = pytest.mark.parametrize("standin", ["1.2.1", "1.3.0rc15"], indirect=T
 
 
 def script(seed: int, size: int = 60, words: int = 6) -> list[int]:
-    """A text that repeats stretches of itself."""
     dice = Random(seed)
     known = [[dice.randrange(END) for _ in range(5)] for _ in range(words)]
     text = [token for _ in range(size) for token in dice.choice(known)]
@@ -39,7 +38,6 @@ def script(seed: int, size: int = 60, words: int = 6) -> list[int]:
 
 
 def follow(text: Sequence[int]) -> Callable[[Sequence[int]], int]:
-    """A target that says this text."""
     return lambda tokens: text[len(tokens)]
 
 
@@ -49,7 +47,6 @@ def chatter(tokens: Sequence[int]) -> int:
 
 
 def plain(prompt: Sequence[int], target: Callable[[Sequence[int]], int], most: int) -> list[int]:
-    """What a target says without drafts."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + most and tokens[-1] != END:
         tokens.append(target(tokens))

@@ -101,7 +101,6 @@ def reference(tiny_checkpoint: Path) -> Callable[[Sequence[int], int], list[int]
 
 
 def run(executor: Executor, requests: Sequence[Request]) -> dict[int, list[Output]]:
-    """Submit everything and poll to the end."""
     outputs: dict[int, list[Output]] = {r.request_id: [] for r in requests}
     for request in requests:
         executor.submit(request)

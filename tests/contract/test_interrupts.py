@@ -83,7 +83,6 @@ def test_a_stop_check_that_raises_ends_its_own_request_alone(llm):
 
 
 def result(tokens: list[int], iterations: int) -> SimpleNamespace:
-    """A response as the library gives it."""
     shown = {"output_token_ids": [tokens], "decoding_iter": iterations, "is_final": False}
     return SimpleNamespace(has_error=lambda: False, result=SimpleNamespace(**shown))
 

@@ -36,7 +36,6 @@ def engine(
 
 @pytest.fixture
 def flags() -> tuple[str, ...]:
-    """More of the command."""
     return ()
 
 
@@ -126,7 +125,6 @@ def test_a_model_without_a_template_has_no_chats(served: Served, tiny_model: Pat
 
 
 def gauges(served: Served) -> dict[str, float]:
-    """The series without labels."""
     lines = served.http.get("/metrics").text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line[0] != "#" and "{" not in line)
     return {name.removeprefix("trtla_"): float(value) for name, value in pairs}

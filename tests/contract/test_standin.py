@@ -21,7 +21,6 @@ WRONG = "incompatible .* arguments"
 
 @pytest.fixture
 def e(standin: Standin) -> Any:
-    """tensorrt_llm.bindings.executor."""
     return standin.load("bindings.executor")
 
 

@@ -27,7 +27,6 @@ QKV = "transformer.layers.0.attention.qkv.weight"
 
 @pytest.fixture
 def checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy to break."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
 
 

@@ -28,7 +28,6 @@ NOW = timedelta(0)
 
 @pytest.fixture
 def ask(standin: Standin) -> Ask:
-    """Makes requests."""
     return asker(standin)
 
 
@@ -40,14 +39,12 @@ def executor(standin: Standin, tiny_checkpoint: Path, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def plain(standin: Standin, tiny_checkpoint: Path, tmp_path: Path) -> Any:
-    """On an engine without lookahead."""
     folder = build(standin, tiny_checkpoint, tmp_path / "plain", (1, 1, 0))
     return open_executor(standin, folder, None)
 
 
 @pytest.fixture(scope="module")
 def text(tiny_checkpoint: Path) -> list[int]:
-    """What greedy decoding says to PROMPT."""
     return reference(tiny_checkpoint, PROMPT, 40)
 
 

@@ -24,7 +24,6 @@ NOW = timedelta(0)
 
 @pytest.fixture
 def ask(standin: Standin) -> Ask:
-    """Makes requests."""
     return asker(standin)
 
 

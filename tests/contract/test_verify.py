@@ -26,7 +26,6 @@ SCRIPT = ROOT / "scripts" / "verify_trtllm.sh"
 
 
 def verify(script: Path, *flags: object, **variables: str) -> tuple[int, str]:
-    """Exit code and the last line of stdout."""
     done = subprocess.run(
         ["bash", str(script), *map(str, flags)],
         env={**os.environ, "PYTHON": sys.executable, **variables},
