@@ -108,7 +108,8 @@ ablation_flags = stack(
         "--output",
         type=PATH,
         default="ablation_results.csv",
-        help="Rows go here, their means and deviations to FILE_means.csv beside it.",
+        help="Rows go here, their means and deviations to FILE_means.csv; what was measured is "
+        "kept in FILE.jsonl.",
     ),
     _own(
         "--grid-gamma",
