@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trtla.bench.journal import Journal, fingerprint
+from trtla.bench.journal import Measurements, fingerprint
 from trtla.errors import UsageError
 
 
-def opened(folder: Path, key: str = "a") -> Journal:
-    return Journal(folder / "kept.jsonl", key, "--output-dir")
+def opened(folder: Path, key: str = "a") -> Measurements:
+    return Measurements(folder / "kept.jsonl", key, "--output-dir")
 
 
 def test_what_was_put_is_there_for_the_next_one_with_the_same_key(tmp_path: Path) -> None:

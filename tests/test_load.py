@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtla.bench.load_client import (
+    AnswerFailed,
     EventParser,
-    RequestFailed,
     StreamedAnswer,
     reason_of,
     server_url,
@@ -70,7 +70,7 @@ def test_times_are_those_of_chunks_with_text() -> None:
     ],
 )
 def test_what_is_no_chunk_fails_the_request(data: str, reason: str) -> None:
-    with pytest.raises(RequestFailed, match=reason):
+    with pytest.raises(AnswerFailed, match=reason):
         StreamedAnswer(0.0).take(data, 0.0)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.tune.conftest import FOREVER, make_groups
-from trtla.bench.journal import Journal
+from trtla.bench.journal import Measurements
 from trtla.results.documents import GridPoint
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
@@ -27,8 +27,8 @@ def point(triple, category, speedup):
     )  # fmt: skip
 
 
-def journal(folder: Path) -> Journal:
-    return Journal(folder / "kept.jsonl", "k", "--output-dir")
+def journal(folder: Path) -> Measurements:
+    return Measurements(folder / "kept.jsonl", "k", "--output-dir")
 
 
 STORED = SimpleNamespace(pretrained_config=SimpleNamespace(fp8=False, dtype="float32"))

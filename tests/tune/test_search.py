@@ -6,7 +6,7 @@ import pytest
 
 from tests.tune.conftest import FOREVER, LIMIT, make_groups
 from trtla import LLM, LookaheadConfig
-from trtla.bench.journal import Journal
+from trtla.bench.journal import Measurements
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.tune.plan import FREE, Groups, Sample, coarse, near
@@ -20,7 +20,11 @@ def searched(llm: LLM, groups: Groups, folder, deadline: float, limit=LIMIT):
     """A search on a machine where tokens cost nothing, and whether it came to its end."""
     notes: list[str] = []
     search = Search(
-        llm, groups, limit, Journal(folder / "kept.jsonl", "key", "--output-dir"), notes.append
+        llm,
+        groups,
+        limit,
+        Measurements(folder / "kept.jsonl", "key", "--output-dir"),
+        notes.append,
     )
     predictor = Predictor(groups, search.found, FREE_TOKENS)
     return search, search.go(lambda: predictor.rows([1]), deadline), notes

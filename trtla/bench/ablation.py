@@ -30,7 +30,7 @@ from trtla.bench.ablation_table import (
     typed,
 )
 from trtla.bench.arms import ArmRun, EngineArm, Note
-from trtla.bench.journal import Journal, fingerprint
+from trtla.bench.journal import Measurements, fingerprint
 from trtla.bench.opened import OpenedModel, Setup
 from trtla.bench.summarize import rouge
 from trtla.bench.tables import csv_lines
@@ -89,7 +89,7 @@ class _Rows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.journal = Journal(
+        self.journal = Measurements(
             path.with_suffix(".jsonl"), fingerprint({"columns": COLUMNS}), "--output"
         )
         header = csv_lines(COLUMNS, [], header=True)

@@ -193,8 +193,8 @@ class EngineArm(Arm):
         self.use_memory()
         before = deepcopy(self._llm.stats())
         start = time.perf_counter()
-        given = (list(prompts), list(sampling), self._triple)
-        for chunk in self._llm.stream(*given, drafter=self._drafter):
+        requests = (list(prompts), list(sampling), self._triple)
+        for chunk in self._llm.stream(*requests, drafter=self._drafter):
             last[chunk.index] = time.perf_counter() - start
             if chunk.token_ids:
                 first.setdefault(chunk.index, last[chunk.index])

@@ -43,7 +43,7 @@ def engine_facts(engine: Engine) -> dict[str, object]:
     return {**facts, "files": [[name, own.st_size, own.st_mtime_ns] for name, own in stamps]}
 
 
-class Journal:
+class Measurements:
     """The measurements of one key in a file.
 
     Args:

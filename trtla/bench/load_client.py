@@ -30,7 +30,7 @@ _MOST_REASON = 300
 """Characters of a server's message that are kept."""
 
 
-class RequestFailed(Exception):
+class AnswerFailed(Exception):
     """A request has no complete answer; the text is the reason."""
 
 
@@ -147,7 +147,7 @@ class StreamedAnswer:
             return
         chunk = _object(data)
         if chunk.get("error"):
-            raise RequestFailed(reason_of(chunk))
+            raise AnswerFailed(reason_of(chunk))
         for key in ("usage", "metrics"):
             if isinstance(chunk.get(key), Mapping):
                 setattr(self, key, chunk[key])
@@ -157,7 +157,7 @@ class StreamedAnswer:
 
     def _take_choice(self, choice: Any, at: float) -> None:
         if not isinstance(choice, Mapping):
-            raise RequestFailed(f"a choice of the answer is {choice!r:.60}")
+            raise AnswerFailed(f"a choice of the answer is {choice!r:.60}")
         self.last = at
         self.finished = self.finished or choice.get("finish_reason") is not None
         if text := _text(choice):
@@ -169,8 +169,8 @@ class StreamedAnswer:
         if self.finished:
             return
         if self.last is None:
-            raise RequestFailed(f"the answer is {content_type or 'empty'}, and no stream of chunks")
-        raise RequestFailed(f"the stream ended early, after {counted(len(self.texts), 'chunk')}")
+            raise AnswerFailed(f"the answer is {content_type or 'empty'}, and no stream of chunks")
+        raise AnswerFailed(f"the stream ended early, after {counted(len(self.texts), 'chunk')}")
 
 
 def _object(data: str) -> Mapping[str, Any]:
@@ -179,7 +179,7 @@ def _object(data: str) -> Mapping[str, Any]:
     except ValueError:
         chunk = None
     if not isinstance(chunk, Mapping):
-        raise RequestFailed(f"a chunk of the answer is not a JSON object: {data!r:.60}")
+        raise AnswerFailed(f"a chunk of the answer is not a JSON object: {data!r:.60}")
     return chunk
 
 
@@ -366,7 +366,7 @@ class Client:
         answer = StreamedAnswer(time.perf_counter())
         try:
             await self._read(request, answer)
-        except RequestFailed as error:
+        except AnswerFailed as error:
             answer.error = str(error)
         except self._httpx.HTTPError as error:
             answer.error = sentence(error)
@@ -379,7 +379,7 @@ class Client:
             answer.status = response.status_code
             if response.status_code != 200:
                 await response.aread()
-                raise RequestFailed(f"{response.status_code}: {reason_of(_body(response))}")
+                raise AnswerFailed(f"{response.status_code}: {reason_of(_body(response))}")
             parser = EventParser()
             async for received in response.aiter_bytes():
                 at = time.perf_counter()

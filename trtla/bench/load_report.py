@@ -16,7 +16,13 @@ from trtla.bench.load_runs import LoadResult, LoadRun, LoadTest
 from trtla.bench.tables import csv_lines
 from trtla.console import cell as shown
 from trtla.console import counted, markdown
-from trtla.results.bench_documents import Failure, LoadCheck, LoadDocument, LoadRow, LoadSettings
+from trtla.results.bench_documents import (
+    FailureCount,
+    LoadCheck,
+    LoadDocument,
+    LoadRow,
+    LoadSettings,
+)
 from trtla.results.documents import SCHEMA_VERSION
 from trtla.runtime.stats import tokens_per_step
 from trtla.settings.sampling import filters_text
@@ -98,10 +104,11 @@ def _sum(done: Sequence[StreamedAnswer], name: str) -> int | None:
     return sum(whole) if len(whole) == len(values) else None
 
 
-def _failures(answers: Iterable[StreamedAnswer]) -> tuple[Failure, ...]:
+def _failures(answers: Iterable[StreamedAnswer]) -> tuple[FailureCount, ...]:
     reasons = Counter(one.error for one in answers if one.error is not None)
     return tuple(
-        Failure(reason=reason, count=number) for reason, number in list(reasons.items())[:_REASONS]
+        FailureCount(reason=reason, count=number)
+        for reason, number in list(reasons.items())[:_REASONS]
     )
 
 

@@ -78,13 +78,13 @@ class _Clock(BaseStreamer):
 
 
 def peer_dtypes(
-    asked: str, run: torch.dtype, stored: str, device: torch.device
+    wanted: str, run: torch.dtype, stored: str, device: torch.device
 ) -> list[torch.dtype]:
     """The types that a peer may compute in: the run's, but for auto on a CPU stored and float32.
 
     Which of them is faster there depends on the processor; float32 changes no weight.
     """
-    if asked != "auto" or device.type != "cpu":
+    if wanted != "auto" or device.type != "cpu":
         return [run]
     return list(dict.fromkeys((torch_dtype(stored), torch.float32)))
 

@@ -206,7 +206,7 @@ class Ablation(Part):
     means: tuple[AblationRow, ...]
 
 
-class Failure(Part):
+class FailureCount(Part):
     """Why requests had no complete answer, and how many."""
 
     reason: str
@@ -262,7 +262,7 @@ class LoadRow(Part):
     accepted: int | None = None
     acceptance_rate: Figure = None
     tokens_per_step: Figure = None
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailureCount, ...] = ()
     """The first reasons."""
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtla.bench.arms import EngineArm
-from trtla.bench.journal import Journal
+from trtla.bench.journal import Measurements
 from trtla.bench.turns import alternate
 from trtla.results.documents import GridPoint, Verified
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings
@@ -73,7 +73,12 @@ class Contest:
     """Contenders in batches of one size, and the seconds of their turns so far."""
 
     def __init__(
-        self, llm: LLM, groups: Groups, field: Sequence[Contender], size: int, journal: Journal
+        self,
+        llm: LLM,
+        groups: Groups,
+        field: Sequence[Contender],
+        size: int,
+        journal: Measurements,
     ) -> None:
         self._groups, self.size, self._journal = groups, size, journal
         self._arms = {

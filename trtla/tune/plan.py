@@ -35,7 +35,7 @@ FREE = LookaheadConfig(*(values[-1] for values in _AXES))
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuPeaks:
     """A GPU's published peaks, without sparsity."""
 
     name: str
@@ -51,21 +51,21 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h200", 4.8, 989.0, 1979.0, "NVIDIA H200 data sheet, SXM"),
-        Gpu("h100", 3.35, 989.0, 1979.0, "NVIDIA H100 data sheet, SXM"),
-        Gpu("h100-pcie", 2.0, 756.0, 1513.0, "NVIDIA H100 data sheet, PCIe"),
-        Gpu("a100", 2.039, 312.0, None, "NVIDIA A100 data sheet, SXM 80GB"),
-        Gpu("a100-40gb", 1.555, 312.0, None, "NVIDIA A100 data sheet, 40GB"),
-        Gpu("l40s", 0.864, 362.05, 733.0, "NVIDIA L40S data sheet"),
-        Gpu("l4", 0.3, 121.0, 242.5, "NVIDIA L4 data sheet"),
-        Gpu("a10", 0.6, 125.0, None, "NVIDIA A10 data sheet"),
-        Gpu("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
+        GpuPeaks("h200", 4.8, 989.0, 1979.0, "NVIDIA H200 data sheet, SXM"),
+        GpuPeaks("h100", 3.35, 989.0, 1979.0, "NVIDIA H100 data sheet, SXM"),
+        GpuPeaks("h100-pcie", 2.0, 756.0, 1513.0, "NVIDIA H100 data sheet, PCIe"),
+        GpuPeaks("a100", 2.039, 312.0, None, "NVIDIA A100 data sheet, SXM 80GB"),
+        GpuPeaks("a100-40gb", 1.555, 312.0, None, "NVIDIA A100 data sheet, 40GB"),
+        GpuPeaks("l40s", 0.864, 362.05, 733.0, "NVIDIA L40S data sheet"),
+        GpuPeaks("l4", 0.3, 121.0, 242.5, "NVIDIA L4 data sheet"),
+        GpuPeaks("a10", 0.6, 125.0, None, "NVIDIA A10 data sheet"),
+        GpuPeaks("rtx4090", 1.008, 165.2, 330.3, "NVIDIA Ada GPU architecture white paper"),
     )
 }
 """By the name that --gpu takes."""
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> GpuPeaks:
     """A GPU of the table."""
     found = GPUS.get(name.lower())
     if found is None:
@@ -88,7 +88,7 @@ class TuneSettings(Setup):
     output_dir: Path
     planned: bool = False
     """Whether the answer is for an engine of TensorRT-LLM that is still to be built."""
-    gpu: Gpu | None = None
+    gpu: GpuPeaks | None = None
     """The GPU to plan for; None: the one that is here."""
 
 

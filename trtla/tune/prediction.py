@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 from trtla.results.documents import Choice, GridPoint, Recommendation, Triple, Verified
 from trtla.runtime.costs import CostTable
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.tune.plan import Gpu, Groups, Sample
+from trtla.tune.plan import GpuPeaks, Groups, Sample
 
 if TYPE_CHECKING:
     from trtla.formats.config import CheckpointConfig
@@ -204,7 +204,7 @@ class Roofline:
         context: cached tokens of a sequence, on average.
     """
 
-    def __init__(self, config: CheckpointConfig, gpu: Gpu, context: int) -> None:
+    def __init__(self, config: CheckpointConfig, gpu: GpuPeaks, context: int) -> None:
         from trtla.build.engine import kv_bytes_per_token
 
         self.gpu, self._context = gpu, context

@@ -13,7 +13,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from trtla.bench.arms import Note
-from trtla.bench.journal import Journal
+from trtla.bench.journal import Measurements
 from trtla.console import Stages, counted, silent
 from trtla.results.documents import GridPoint
 from trtla.results.metrics import Metrics
@@ -49,7 +49,7 @@ class Search:
         llm: LLM,
         groups: Groups,
         limit: LookaheadConfig,
-        journal: Journal,
+        journal: Measurements,
         note: Note,
         stages: Stages = silent,
     ) -> None:

@@ -1,6 +1,6 @@
 """One tuning from the opened model to the document: costs, search, contest, recommendation.
 
-It prints nothing: `on_note` receives how far it is. All that is measured goes through a `Journal`.
+It prints nothing: `on_note` receives how far it is. All that is measured goes through `Measurements`.
 The budget counts from when the model is open; only the smallest useful measurement may exceed it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from trtla.bench.arms import Note
-from trtla.bench.journal import Journal, engine_facts, fingerprint
+from trtla.bench.journal import Measurements, engine_facts, fingerprint
 from trtla.bench.opened import OpenedModel
 from trtla.console import Stages, command_line, counted, silent
 from trtla.llm.llm import LLM
@@ -72,7 +72,7 @@ class _Tuning:
                 "--num-prompts or --max-output-len"
             )
         key = fingerprint(self._facts(samples))
-        self._journal = Journal(settings.output_dir / FILE, key, "--output-dir")
+        self._journal = Measurements(settings.output_dir / FILE, key, "--output-dir")
         if self._journal.entries:
             on_note(f"goes on: {len(self._journal.entries)} measurements are kept from before")
         self._search = Search(llm, self._groups, settings.limit, self._journal, on_note, stages)

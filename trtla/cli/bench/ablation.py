@@ -138,15 +138,15 @@ ablation_flags = stack(
 
 
 def run_ablation_command(
-    console: Console, given: BenchFlags, lookahead: LookaheadConfig | None
+    console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None
 ) -> None:
     """Check, say how much it is, measure, and print a summary.
 
     Args:
         lookahead: the triple to open the model with; None is the engine's own.
     """
-    ablation = _check(console, given, lookahead)
-    check_texts(console, given.asking, (given.engine_dir, given.options.tokenizer_dir))
+    ablation = _check(console, flags, lookahead)
+    check_texts(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir))
     console.note(f"note: {_extent(ablation)}")
     from trtla.bench.ablation import run_ablation
     from trtla.bench.ablation_table import means_path, means_text
@@ -157,9 +157,9 @@ def run_ablation_command(
     ):
         done = run_ablation(ablation, watched, lambda text: console.note(f"note: {text}"))
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
-    if given.output_format == "csv":
+    if flags.output_format == "csv":
         console.out(means_text(done.rows.values()), end="")
-    elif given.output_format == "json":
+    elif flags.output_format == "json":
         console.document(_document(ablation, done))
     else:
         _print(console, done.overall())
@@ -202,37 +202,37 @@ def _watched(console: Console, arms: int, before: int) -> Iterator[OnRow]:
         yield on_row
 
 
-def _check(console: Console, given: BenchFlags, lookahead: LookaheadConfig | None) -> AblationPlan:
+def _check(console: Console, flags: BenchFlags, lookahead: LookaheadConfig | None) -> AblationPlan:
     """What can be refused before torch is imported."""
-    if len(given.threads) > 1:
+    if len(flags.threads) > 1:
         raise UsageError(
-            f"--threads has {len(given.threads)} numbers, and --ablation takes one",
+            f"--threads has {len(flags.threads)} numbers, and --ablation takes one",
             "run it once for each, with an --output of its own",
         )
-    made = _served(console, given, _arms(given))
+    made = _served(console, flags, _arms(flags))
     named = [(f"--arms {arm.method}", arm.drafting) for arm in made]
-    models = check_drafters(given.engine_dir, named, given.options)
-    processors = tuple(map(parse_processor, given.processor or _PROCESSORS))
-    prompts, repeats = _prompts(given), given.repeats or (_REPEATS if given.full else 1)
-    _check_output(Path(given.output))
+    models = check_drafters(flags.engine_dir, named, flags.options)
+    processors = tuple(map(parse_processor, flags.processor or _PROCESSORS))
+    prompts, repeats = _prompts(flags), flags.repeats or (_REPEATS if flags.full else 1)
+    _check_output(Path(flags.output))
     from trtla.bench.ablation import AblationPlan
 
     drafting = [arm.drafting for arm in made if arm.drafting.most_tokens]
     return AblationPlan(
-        **shared_setup(given, lookahead, drafting, models),
-        sampling=SamplingParams(given.max_output_len, seed=given.seed),
+        **shared_setup(flags, lookahead, drafting, models),
+        sampling=SamplingParams(flags.max_output_len, seed=flags.seed),
         arms=tuple(made),
-        cases=tuple(cases(prompts, processors, repeats, given.seed)),
-        output=Path(given.output),
+        cases=tuple(cases(prompts, processors, repeats, flags.seed)),
+        output=Path(flags.output),
     )
 
 
-def _served(console: Console, given: BenchFlags, made: list[AblationArm]) -> list[AblationArm]:
+def _served(console: Console, flags: BenchFlags, made: list[AblationArm]) -> list[AblationArm]:
     """The arms that can run: the shipped draft model is for the shipped model's vocabulary."""
     if source(click.get_current_context(), "draft_model") != "default":
         return made
     try:
-        check_vocabulary(given.draft_model, Path(given.engine_dir))
+        check_vocabulary(flags.draft_model, Path(flags.engine_dir))
     except UsageError:
         left = [arm for arm in made if arm.drafting.draft_model is None]
         names = ", ".join(dict.fromkeys(arm.method for arm in made if arm not in left))
@@ -242,33 +242,33 @@ def _served(console: Console, given: BenchFlags, made: list[AblationArm]) -> lis
     return made
 
 
-def _arms(given: BenchFlags) -> list[AblationArm]:
-    check_choices("--arms", given.arms, KNOWN_METHODS)
-    if given.sources and source(click.get_current_context(), "arms") != "default":
+def _arms(flags: BenchFlags) -> list[AblationArm]:
+    check_choices("--arms", flags.arms, KNOWN_METHODS)
+    if flags.sources and source(click.get_current_context(), "arms") != "default":
         raise UsageError("--sources and --arms exclude each other", "omit one of them")
     return arms(
-        SOURCE_METHODS if given.sources else given.arms,
-        given.draft_model,
-        [triple for triple in given.lookahead if triple != "auto"],
-        gammas=given.grid_gamma,
-        gamma_maxs=given.grid_gamma_max,
-        emas=given.grid_ema,
-        ngram_kinds=given.grid_ngram_kind,
-        ngram_orders=given.grid_ngram_order,
-        top_k_fillers=given.grid_top_k_filler,
-        nodes=given.grid_nodes,
+        SOURCE_METHODS if flags.sources else flags.arms,
+        flags.draft_model,
+        [triple for triple in flags.lookahead if triple != "auto"],
+        gammas=flags.grid_gamma,
+        gamma_maxs=flags.grid_gamma_max,
+        emas=flags.grid_ema,
+        ngram_kinds=flags.grid_ngram_kind,
+        ngram_orders=flags.grid_ngram_order,
+        top_k_fillers=flags.grid_top_k_filler,
+        nodes=flags.grid_nodes,
     )
 
 
-def _prompts(given: BenchFlags) -> list[TaskPrompt]:
-    if given.prompt is None:
-        most = given.prompts_per_task or (None if given.full else _PROMPTS)
-        return load_tasks(given.categories or TASKS, most)
-    if not given.prompt:
+def _prompts(flags: BenchFlags) -> list[TaskPrompt]:
+    if flags.prompt is None:
+        most = flags.prompts_per_task or (None if flags.full else _PROMPTS)
+        return load_tasks(flags.categories or TASKS, most)
+    if not flags.prompt:
         raise UsageError("--prompt is empty", "give at least one character")
-    if given.categories:
+    if flags.categories:
         raise UsageError("--prompt and --categories exclude each other", "omit one of them")
-    return [TaskPrompt(OWN_PROMPT, 0, given.prompt)]
+    return [TaskPrompt(OWN_PROMPT, 0, flags.prompt)]
 
 
 def _check_output(path: Path) -> None:
@@ -330,6 +330,6 @@ def _setting(row: AblationRow) -> str:
     from trtla.bench.ablation_table import SETTING
 
     names = SETTING[2 : SETTING.index("model")]
-    given = [f"{name} {value}" for name in names if (value := getattr(row, name)) is not None]
-    shown = ", ".join(given) or "-"
+    flags = [f"{name} {value}" for name in names if (value := getattr(row, name)) is not None]
+    shown = ", ".join(flags) or "-"
     return shown.replace("gamma ", "nodes ") if row.method == "auto-nodes" else shown

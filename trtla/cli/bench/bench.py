@@ -211,7 +211,7 @@ axis = partial(listed, section="Lists: every combination is measured")
     "--json", section="Output", is_eager=True, callback=_remember_format, help="Same as -o json."
 )
 @click.pass_obj
-def bench(console: Console, /, **flags: Any) -> None:
+def bench(console: Console, /, **values: Any) -> None:
     """Measure arms in rounds, in one process: plain decoding, lookahead triples, peers.
 
     Every arm warms up on the first batch, then all decode in rounds (A B A B). Figures are medians
@@ -221,27 +221,27 @@ def bench(console: Console, /, **flags: Any) -> None:
 
     With --serve the arms are runs of load on a server that is there already.
     """
-    if flags.pop("json"):
-        flags["output_format"] = "json"
-    mode = LOAD if flags["serve"] is not None else ABLATION if flags["ablation"] else None
+    if values.pop("json"):
+        values["output_format"] = "json"
+    mode = LOAD if values["serve"] is not None else ABLATION if values["ablation"] else None
     check_read(mode, (LOAD, ABLATION))
-    refuse_filters(flags["processor"])
+    refuse_filters(values["processor"])
     if mode is not LOAD:
-        _check_model(flags["engine_dir"])
-    given = parsed(BenchFlags, {"drafters": flags.pop("drafter"), **flags})
+        _check_model(values["engine_dir"])
+    flags = parsed(BenchFlags, {"drafters": values.pop("drafter"), **values})
     if mode is LOAD:
-        run_load_command(console, given)
+        run_load_command(console, flags)
         return
     if mode is ABLATION:
-        run_ablation_command(console, given, check_lookahead(given))
+        run_ablation_command(console, flags, check_lookahead(flags))
         return
-    sweep, sets = _check(given)
+    sweep, sets = _check(flags)
     texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
-    folders = (given.engine_dir, given.options.tokenizer_dir)
-    check_texts(console, given.asking, folders, any_texts=texts)
+    folders = (flags.engine_dir, flags.options.tokenizer_dir)
+    check_texts(console, flags.asking, folders, any_texts=texts)
     results = _run(console, sweep, sets)
     if results is not None:  # a serving rank of mpirun has nothing to report
-        _print(console, results, sweep, given.output_format)
+        _print(console, results, sweep, flags.output_format)
 
 
 def _check_model(engine_dir: str | None) -> None:
@@ -252,38 +252,38 @@ def _check_model(engine_dir: str | None) -> None:
         raise click.MissingParameter(ctx=context, param=param)
 
 
-def _check(given: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
+def _check(flags: BenchFlags) -> tuple[Sweep, list[PromptSet]]:
     """What can be refused before torch is imported."""
     from trtla.data.prompt_sets import load_sets
 
-    is_engine = folder_kind(Path(given.engine_dir)) == "engine"
-    check_choices("--dtype", given.dtype, DTYPES)
-    check_choices("--compare", given.compare, PEERS)
-    check_peers(given, is_engine)
-    filters = filters_of(given)
-    own = {name: getattr(given, name) for name in BEYOND} | {"seed": given.seed}
-    sampling = [SamplingParams(given.max_output_len, *one, **own) for one in filters]
-    lookahead = check_lookahead(given)
-    check_batch_size(given.engine_dir, max(given.batch_size))
-    names = map(parse_drafter, dict.fromkeys(given.drafters))
-    drafters = [replace(given.options.drafter, drafter=name) for name in names]
+    is_engine = folder_kind(Path(flags.engine_dir)) == "engine"
+    check_choices("--dtype", flags.dtype, DTYPES)
+    check_choices("--compare", flags.compare, PEERS)
+    check_peers(flags, is_engine)
+    filters = filters_of(flags)
+    own = {name: getattr(flags, name) for name in BEYOND} | {"seed": flags.seed}
+    sampling = [SamplingParams(flags.max_output_len, *one, **own) for one in filters]
+    lookahead = check_lookahead(flags)
+    check_batch_size(flags.engine_dir, max(flags.batch_size))
+    names = map(parse_drafter, dict.fromkeys(flags.drafters))
+    drafters = [replace(flags.options.drafter, drafter=name) for name in names]
     named = [("--drafter", one) for one in drafters]
-    models = check_drafters(given.engine_dir, named, given.options)
-    sets = load_sets(given.prompts, given.categories, given.num_prompts)
+    models = check_drafters(flags.engine_dir, named, flags.options)
+    sets = load_sets(flags.prompts, flags.categories, flags.num_prompts)
     from trtla.bench.sweep import Sweep
 
     sweep = Sweep(
-        **shared_setup(given, lookahead, drafters, models),
+        **shared_setup(flags, lookahead, drafters, models),
         sampling=sampling[0],
-        batch_sizes=given.batch_size,
-        triples=given.lookahead,
+        batch_sizes=flags.batch_size,
+        triples=flags.lookahead,
         drafters=tuple(drafters),
-        peers=tuple(dict.fromkeys(given.compare)),
-        hf_model_dir=given.hf_model_dir,
-        assistant_dir=given.assistant_dir,
-        prompt_lens=given.prompt_len,
+        peers=tuple(dict.fromkeys(flags.compare)),
+        hf_model_dir=flags.hf_model_dir,
+        assistant_dir=flags.assistant_dir,
+        prompt_lens=flags.prompt_len,
         filters=filters,
-        rounds=given.rounds,
+        rounds=flags.rounds,
     )
     return sweep, sets
 

@@ -125,19 +125,19 @@ def check_read(chosen: Mode | None, modes: Iterable[Mode]) -> None:
         raise UsageError(f"{chosen.flag} does not read {', '.join(unread)}", hint)
 
 
-def check_lookahead(given: BenchFlags) -> LookaheadConfig | None:
+def check_lookahead(flags: BenchFlags) -> LookaheadConfig | None:
     """The triple to open the model with; None is the engine's own."""
     # An engine of trtllm-build does not say its triple, and a Hugging Face folder has none.
-    own = (Path(given.engine_dir) / "trtla.json").is_file()
-    lookahead = None if own else _covering(given.lookahead)
+    own = (Path(flags.engine_dir) / "trtla.json").is_file()
+    lookahead = None if own else _covering(flags.lookahead)
     check_triples(
-        given.engine_dir, lookahead, (("--lookahead", triple) for triple in given.lookahead)
+        flags.engine_dir, lookahead, (("--lookahead", triple) for triple in flags.lookahead)
     )
     return lookahead
 
 
 def shared_setup(
-    given: BenchFlags,
+    flags: BenchFlags,
     lookahead: LookaheadConfig | None,
     drafters: Iterable[DrafterSettings],
     draft_models: Iterable[str],
@@ -148,18 +148,18 @@ def shared_setup(
         drafters: all that draft; the model gets memory for the longest draft.
     """
     return {
-        "model": given.engine_dir,
+        "model": flags.engine_dir,
         "options": replace(
-            given.options,
+            flags.options,
             lookahead=lookahead,
             draft_models=tuple(draft_models),
             drafter=max(drafters, key=lambda one: one.most_tokens, default=LOOKAHEAD),
         ),
-        "devices": given.device,
-        "dtypes": given.dtype,
-        "threads": given.threads,
-        "ignore_eos": given.ignore_eos,
-        "asking": given.asking,
+        "devices": flags.device,
+        "dtypes": flags.dtype,
+        "threads": flags.threads,
+        "ignore_eos": flags.ignore_eos,
+        "asking": flags.asking,
     }
 
 
@@ -171,44 +171,44 @@ def check_choices(flag: str, names: tuple[str, ...], known: tuple[str, ...]) -> 
             raise UsageError(f"{flag} has the unknown {name}", f"{guess}use {', '.join(known)}")
 
 
-def check_peers(given: BenchFlags, is_engine: bool) -> None:
+def check_peers(flags: BenchFlags, is_engine: bool) -> None:
     """Refuse peers that cannot load the model, cannot take the batches or are not installed."""
-    loaded = [name for name in given.compare if name in HUGGING_FACE]
-    if loaded and is_engine and not given.hf_model_dir:
+    loaded = [name for name in flags.compare if name in HUGGING_FACE]
+    if loaded and is_engine and not flags.hf_model_dir:
         raise UsageError(
-            f"--compare needs a Hugging Face model, and {given.engine_dir} is an engine",
+            f"--compare needs a Hugging Face model, and {flags.engine_dir} is an engine",
             "give the folder that it was made from with --hf-model-dir",
         )
-    if "hf-assisted" in given.compare and not given.assistant_dir:
+    if "hf-assisted" in flags.compare and not flags.assistant_dir:
         raise UsageError("hf-assisted needs a small model", "give --assistant-dir MODEL")
     context = click.get_current_context()
-    for name in (name for name in BEYOND if given.compare and source(context, name) != "default"):
+    for name in (name for name in BEYOND if flags.compare and source(context, name) != "default"):
         raise UsageError(
             f"{flag_of(name)} and --compare exclude each other: peers decode without", "omit one"
         )
-    single = [name for name in given.compare if name not in BATCHING]
-    if single and 1 not in given.batch_size:
+    single = [name for name in flags.compare if name not in BATCHING]
+    if single and 1 not in flags.batch_size:
         raise UsageError(
             f"{single[0]} decodes one prompt at a time, and --batch-size has no 1",
             "add 1 to --batch-size, or omit the peer",
         )
-    check_installed(given.compare)
-    if any(name in LLAMA_CPP for name in given.compare):
-        gguf_of(given.engine_dir, given.hf_model_dir)
+    check_installed(flags.compare)
+    if any(name in LLAMA_CPP for name in flags.compare):
+        gguf_of(flags.engine_dir, flags.hf_model_dir)
 
 
-def _covering(asked: tuple[Lookahead, ...]) -> LookaheadConfig | None:
+def _covering(triples: tuple[Lookahead, ...]) -> LookaheadConfig | None:
     """The smallest triple that all fit into; None where there are none."""
-    triples = [triple for triple in asked if triple != "auto"]
-    if not triples:
+    fixed = [triple for triple in triples if triple != "auto"]
+    if not fixed:
         return None
-    sizes = [triple.as_tuple() for triple in (*triples, AUTOREGRESSIVE)]
+    sizes = [triple.as_tuple() for triple in (*fixed, AUTOREGRESSIVE)]
     return LookaheadConfig(*(max(column) for column in zip(*sizes, strict=True)))
 
 
-def filters_of(given: BenchFlags) -> tuple[Filters, ...]:
+def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
     """Those of --processor, or every temperature with the same top-k and top-p."""
-    if given.processor:
-        named = (parse_processor(text).filters for text in given.processor)
+    if flags.processor:
+        named = (parse_processor(text).filters for text in flags.processor)
         return tuple(dict.fromkeys(named))
-    return tuple((temperature, given.top_k, given.top_p) for temperature in given.temperature)
+    return tuple((temperature, flags.top_k, flags.top_p) for temperature in flags.temperature)

@@ -81,57 +81,57 @@ load_flags = stack(
 """The flags of --serve."""
 
 
-def run_load_command(console: Console, given: BenchFlags) -> None:
+def run_load_command(console: Console, flags: BenchFlags) -> None:
     """Check, measure with a note a run, and print the figures."""
-    test = _check(console, given)
+    test = _check(console, flags)
     from trtla.bench.load_runs import measure
 
     def on_run(run: LoadRun) -> None:
         console.note(_described(run))
 
     measured = measure(test, lambda text: console.note(f"note: {text}"), on_run, console.progress)
-    _print(console, test, measured, given.output_format)
+    _print(console, test, measured, flags.output_format)
     if measured.interrupted:
         raise KeyboardInterrupt
     _check_answers(measured)
 
 
-def _check(console: Console, given: BenchFlags) -> LoadTest:
+def _check(console: Console, flags: BenchFlags) -> LoadTest:
     """What can be refused before the server is asked."""
     from trtla.bench.load_client import Server, server_url
     from trtla.bench.load_runs import LoadTest
     from trtla.data.prompt_sets import load_sets, mixed
 
-    filters = _filters(given)
-    sampling = [SamplingParams(given.max_output_len, *one, seed=given.seed) for one in filters]
-    system = given.asking.system
-    endpoint: Endpoint | None = given.endpoint or (None if system is None else "chat")
+    filters = _filters(flags)
+    sampling = [SamplingParams(flags.max_output_len, *one, seed=flags.seed) for one in filters]
+    system = flags.asking.system
+    endpoint: Endpoint | None = flags.endpoint or (None if system is None else "chat")
     if system is not None and endpoint != "chat":
         raise UsageError(
             "--system is a message of a chat, which --endpoint completions has not", "omit one"
         )
-    limit = given.num_prompts if _given("num_prompts") else sys.maxsize
-    questions = mixed(load_sets(given.prompts, given.categories, limit))
+    limit = flags.num_prompts if _given("num_prompts") else sys.maxsize
+    questions = mixed(load_sets(flags.prompts, flags.categories, limit))
     if any(len(one.turns) > 1 for one in questions):
         console.note("note: of questions with several turns, the first one is asked")
-    loads = _loads(given)
+    loads = _loads(flags)
     share = max(1, len(questions) // (len(loads) * len(filters)))
     return LoadTest(
         server=Server(
-            server_url(given.serve or ""),
-            _key(given.api_key_file),
-            given.served_model_name,
+            server_url(flags.serve or ""),
+            _key(flags.api_key_file),
+            flags.served_model_name,
             endpoint,
-            extra=_extra(given),
+            extra=_extra(flags),
         ),
         loads=loads,
         filters=filters,
         prompts=tuple(one.turns[0] for one in questions),
         asking=Asking(system=system),
-        requests=given.num_prompts if _given("num_prompts") else share,
+        requests=flags.num_prompts if _given("num_prompts") else share,
         sampling=sampling[0],
-        arrivals_seed=given.arrivals_seed,
-        check_texts=given.check_texts,
+        arrivals_seed=flags.arrivals_seed,
+        check_texts=flags.check_texts,
     )
 
 
@@ -139,24 +139,24 @@ def _given(name: str) -> bool:
     return source(click.get_current_context(), name) != "default"
 
 
-def _filters(given: BenchFlags) -> tuple[Filters, ...]:
+def _filters(flags: BenchFlags) -> tuple[Filters, ...]:
     """One unless lists are given: a load has runs enough."""
-    if given.processor or _given("temperature"):
-        return filters_of(given)
-    return ((0.0, given.top_k, given.top_p),)
+    if flags.processor or _given("temperature"):
+        return filters_of(flags)
+    return ((0.0, flags.top_k, flags.top_p),)
 
 
-def _loads(given: BenchFlags) -> tuple[Load, ...]:
+def _loads(flags: BenchFlags) -> tuple[Load, ...]:
     from trtla.bench.load_runs import Load
 
-    if given.concurrency and given.request_rate:
+    if flags.concurrency and flags.request_rate:
         raise UsageError("--concurrency and --request-rate exclude each other", "omit one of them")
-    for rate in given.request_rate or ():
+    for rate in flags.request_rate or ():
         if not rate > 0:
             raise UsageError(f"--request-rate has {rate:g}", "give numbers above 0, or inf")
-    if given.request_rate:
-        return tuple(Load(request_rate=rate) for rate in given.request_rate)
-    return tuple(Load(concurrency=number) for number in given.concurrency or (1,))
+    if flags.request_rate:
+        return tuple(Load(request_rate=rate) for rate in flags.request_rate)
+    return tuple(Load(concurrency=number) for number in flags.concurrency or (1,))
 
 
 def _key(file: str | None) -> str | None:
@@ -168,18 +168,18 @@ def _key(file: str | None) -> str | None:
     return key
 
 
-def _extra(given: BenchFlags) -> dict[str, Any]:
+def _extra(flags: BenchFlags) -> dict[str, Any]:
     """The fields of every request beside OpenAI's."""
-    own = {"ignore_eos": given.ignore_eos} if _given("ignore_eos") else {}
-    if given.extra_body is None:
+    own = {"ignore_eos": flags.ignore_eos} if _given("ignore_eos") else {}
+    if flags.extra_body is None:
         return own
     try:
-        value = json.loads(given.extra_body)
+        value = json.loads(flags.extra_body)
     except ValueError:
         value = None
     if not isinstance(value, dict):
         raise UsageError(
-            f"--extra-body {given.extra_body} is no JSON object", "write it like '{\"min_p\": 0.1}'"
+            f"--extra-body {flags.extra_body} is no JSON object", "write it like '{\"min_p\": 0.1}'"
         )
     return {**own, **value}
 

@@ -127,7 +127,7 @@ class SummarizeFlags(CorpusFlags):
 )
 @json_flag("Print one JSON document.", "Output")
 @click.pass_obj
-def summarize(console: Console, /, **flags: Any) -> None:
+def summarize(console: Console, /, **values: Any) -> None:
     """Summarize articles and measure: latency, tokens/s, tokens per step, ROUGE.
 
     Behaves as TensorRT-LLM's summarize.py: the same prompts, truncation, warm-up and figures.
@@ -135,87 +135,87 @@ def summarize(console: Console, /, **flags: Any) -> None:
     """
     from trtla.bench import summarize as work
 
-    flags["max_output_len"] = flags["output_len"]
-    given = parsed(SummarizeFlags, flags)
-    _check(given)
-    check_model(given)
-    work.require_extras(given.dataset)
-    folder = given.options.tokenizer_dir or given.hf_model_dir
-    check_texts(console, given.asking, (given.engine_dir, folder))
-    seed = given.sampling.seed
-    articles = work.load_articles(given.dataset, given.max_ite * given.batch_size, seed)
-    sides, prompts = _measure(console, given, articles)
+    values["max_output_len"] = values["output_len"]
+    flags = parsed(SummarizeFlags, values)
+    _check(flags)
+    check_model(flags)
+    work.require_extras(flags.dataset)
+    folder = flags.options.tokenizer_dir or flags.hf_model_dir
+    check_texts(console, flags.asking, (flags.engine_dir, folder))
+    seed = flags.sampling.seed
+    articles = work.load_articles(flags.dataset, flags.max_ite * flags.batch_size, seed)
+    sides, prompts = _measure(console, flags, articles)
     if not sides:  # a serving rank of mpirun has nothing to report
         return
-    _print(console, sides, given)
-    if given.output:
-        _write(Path(given.output), work.items(sides, prompts))
-    if given.rouge1_threshold is not None:
-        work.check_rouge1(sides[0].figures(), given.rouge1_threshold)
+    _print(console, sides, flags)
+    if flags.output:
+        _write(Path(flags.output), work.items(sides, prompts))
+    if flags.rouge1_threshold is not None:
+        work.check_rouge1(sides[0].figures(), flags.rouge1_threshold)
 
 
-def _check(given: SummarizeFlags) -> None:
+def _check(flags: SummarizeFlags) -> None:
     """Refuse what can be refused before torch is imported."""
-    if given.test_hf and not given.hf_model_dir:
+    if flags.test_hf and not flags.hf_model_dir:
         raise UsageError("--test-hf needs a model", "give --hf-model-dir MODEL")
-    if given.test_hf and given.sampling.temperature > 0:
+    if flags.test_hf and flags.sampling.temperature > 0:
         raise UsageError(
-            f"--test-hf is greedy, and temperature is {given.sampling.temperature}",
+            f"--test-hf is greedy, and temperature is {flags.sampling.temperature}",
             "omit --temperature or --test-hf",
         )
-    if given.output:
-        check_folder(Path(given.output), "--output")
+    if flags.output:
+        check_folder(Path(flags.output), "--output")
 
 
 def _measure(
-    console: Console, given: SummarizeFlags, articles: list[Article]
+    console: Console, flags: SummarizeFlags, articles: list[Article]
 ) -> tuple[list[SummarySide], list[Ids]]:
     """The sides in turns, the engine's first; its limits cut the prompts of all."""
     from trtla.bench import summarize as work
     from trtla.bench.opened import take_tokenizer
 
-    folder = given.options.tokenizer_dir or given.hf_model_dir
-    size = given.batch_size
-    with open_llm(given, tokenizer_dir=folder, max_batch_size=size) as llm:
+    folder = flags.options.tokenizer_dir or flags.hf_model_dir
+    size = flags.batch_size
+    with open_llm(flags, tokenizer_dir=folder, max_batch_size=size) as llm:
         if not llm.is_leader:
             return [], []
-        tokenizer, longest = take_tokenizer(llm), _cap(console, given, llm.limits)
-        if given.asking.chat:
-            prompts = work.encode_chats(tokenizer, articles, longest, given.asking)
+        tokenizer, longest = take_tokenizer(llm), _cap(console, flags, llm.limits)
+        if flags.asking.chat:
+            prompts = work.encode_chats(tokenizer, articles, longest, flags.asking)
         else:
             prompts = work.encode(tokenizer.inner, articles, longest)
-        own = work.engine_arms(llm, given.options.drafter) if given.run_engine else []
+        own = work.engine_arms(llm, flags.options.drafter) if flags.run_engine else []
         arms: list[Arm] = [*own]
-        if given.test_hf and given.hf_model_dir:
+        if flags.test_hf and flags.hf_model_dir:
             own_dtype = llm.engine.config.pretrained_config.dtype
-            place = (given.options.device, given.options.dtype)
-            arms.append(work.hf_arm(given.hf_model_dir, *place, own_dtype))
-        runs = work.run_arms(arms, prompts, given.sampling, size, console.progress)
+            place = (flags.options.device, flags.options.dtype)
+            arms.append(work.hf_arm(flags.hf_model_dir, *place, own_dtype))
+        runs = work.run_arms(arms, prompts, flags.sampling, size, console.progress)
         if own:
             own[0].use_memory()
-        save_corpus(console, llm, given.save_corpus)
+        save_corpus(console, llm, flags.save_corpus)
     sides = [work.side(arm.name, run, tokenizer.inner, articles)
              for arm, run in zip(arms, runs, strict=True)]  # fmt: skip
     return sides, prompts
 
 
-def _cap(console: Console, given: SummarizeFlags, limits: ExecutorLimits) -> int:
+def _cap(console: Console, flags: SummarizeFlags, limits: ExecutorLimits) -> int:
     """--max-input-length, or what the engine allows when that is less."""
-    room = min(limits.max_input_len, limits.max_text_len - given.output_len)
+    room = min(limits.max_input_len, limits.max_text_len - flags.output_len)
     if room < 1:
         raise UsageError(
-            f"output_len {given.output_len} leaves no room for a prompt: the engine takes "
+            f"output_len {flags.output_len} leaves no room for a prompt: the engine takes "
             f"{limits.max_text_len} tokens in all",
             "lower --output-len, or rebuild with a larger --max-seq-len",
         )
-    if given.max_input_length > room:
+    if flags.max_input_length > room:
         console.note(
-            f"note: max_input_length {given.max_input_length} is cut to the engine's {room}"
+            f"note: max_input_length {flags.max_input_length} is cut to the engine's {room}"
         )
-    return min(given.max_input_length, room)
+    return min(flags.max_input_length, room)
 
 
-def _print(console: Console, measured: Sequence[SummarySide], given: SummarizeFlags) -> None:
+def _print(console: Console, measured: Sequence[SummarySide], flags: SummarizeFlags) -> None:
     """TensorRT-LLM's lines for each side, then one table; or one JSON document."""
     from trtla.bench.summarize import ROUGE, equal_to_plain
     from trtla.results.documents import SCHEMA_VERSION, Summarize, environment
@@ -223,8 +223,8 @@ def _print(console: Console, measured: Sequence[SummarySide], given: SummarizeFl
     sides, equal = [one.figures() for one in measured], equal_to_plain(measured)
     if console.json:
         filled = Summarize.fill(
-            given,
-            given.sampling,
+            flags,
+            flags.sampling,
             schema_version=SCHEMA_VERSION,
             environment=environment(command_line()),
             items=len(measured[0].texts),

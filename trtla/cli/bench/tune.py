@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtla.results.documents import Tune
-    from trtla.tune.plan import Gpu, TuneSettings
+    from trtla.tune.plan import GpuPeaks, TuneSettings
 
 
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|h)?")
@@ -204,7 +204,7 @@ DOCUMENT = "tune.json"
 )
 @tune_flags
 @click.pass_obj
-def tune(console: Console, /, **flags: Any) -> None:
+def tune(console: Console, /, **values: Any) -> None:
     """Find the window, n-gram and verification set sizes that are fastest here.
 
     What a step costs by the tokens it feeds is measured apart from what a triple accepts, which
@@ -212,75 +212,75 @@ def tune(console: Console, /, **flags: Any) -> None:
     the best ones and auto, the default, are then decoded for real, in rounds with plain decoding.
     The fastest is recommended. Texts go on behind an end token.
     """
-    given = parsed(TuneFlags, flags)
-    plan = _check(given, console)
-    if given.dry_run:
+    flags = parsed(TuneFlags, values)
+    plan = _check(flags, console)
+    if flags.dry_run:
         from trtla.cli.bench.tune_output import show_plan
 
         show_plan(console, plan)
         return
     with _as_torch_model(plan) as settings:
-        tuned = _run(console, settings, given.options.threads)
-    _finish(console, tuned, plan, given)
+        tuned = _run(console, settings, flags.options.threads)
+    _finish(console, tuned, plan, flags)
 
 
-def _check(given: TuneFlags, console: Console) -> TuneSettings:
+def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.cli.bench.tune_output import check_folder, check_preset
     from trtla.formats.t5_config import is_encoder_decoder
     from trtla.tune.plan import TuneSettings, load_prompts
 
-    planned = _is_planned(given)
-    model, limit, lookahead = _model(given, planned=planned)
+    planned = _is_planned(flags)
+    model, limit, lookahead = _model(flags, planned=planned)
     if is_encoder_decoder(Path(model)):
         raise UsageError(
             f"{model} is an encoder-decoder, and trtla tune supports decoder-only models",
             "try triples with trtla run --request-lookahead, or measure them with trtla bench",
         )
-    length = given.sampling.max_output_len
+    length = flags.sampling.max_output_len
     if length < 2:
         raise UsageError(
             f"--max-output-len is {length}: there is no step to draft for",
             "use 2 or more; 96 is the default",
         )
-    if planned and not given.sampling.greedy:
+    if planned and not flags.sampling.greedy:
         raise UsageError(
-            f"--temperature is {given.sampling.temperature:g}, but lookahead decoding in "
+            f"--temperature is {flags.sampling.temperature:g}, but lookahead decoding in "
             "TensorRT-LLM is greedy only",
             "use --temperature 0",
         )
-    sizes = _batch_sizes(given, model)
-    sets = load_prompts(given.prompts, given.num_prompts)
+    sizes = _batch_sizes(flags, model)
+    sets = load_prompts(flags.prompts, flags.num_prompts)
     texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
-    check_texts(console, given.asking, (model, given.options.tokenizer_dir), any_texts=texts)
-    gpu = _gpu(given, planned)
-    if given.write is not None:
-        check_preset(Path(given.write))
-        check_new_file(Path(given.write), "--write", force=given.force)
-    if not given.dry_run:
-        check_folder(Path(given.output_dir))
+    check_texts(console, flags.asking, (model, flags.options.tokenizer_dir), any_texts=texts)
+    gpu = _gpu(flags, planned)
+    if flags.write is not None:
+        check_preset(Path(flags.write))
+        check_new_file(Path(flags.write), "--write", force=flags.force)
+    if not flags.dry_run:
+        check_folder(Path(flags.output_dir))
     return TuneSettings(
         model=model,
-        engine=given.engine_dir or model,
+        engine=flags.engine_dir or model,
         limit=limit,
-        options=replace(given.options, lookahead=lookahead),
+        options=replace(flags.options, lookahead=lookahead),
         sets=tuple(sets),
-        sampling=given.sampling,
+        sampling=flags.sampling,
         batch_sizes=sizes,
-        budget_s=given.budget,
-        rounds=given.rounds,
-        output_dir=Path(given.output_dir),
+        budget_s=flags.budget,
+        rounds=flags.rounds,
+        output_dir=Path(flags.output_dir),
         planned=planned,
         gpu=gpu,
-        asking=given.asking,
+        asking=flags.asking,
     )
 
 
-def _is_planned(given: TuneFlags) -> bool:
+def _is_planned(flags: TuneFlags) -> bool:
     """Whether the answer is for an engine of TensorRT-LLM."""
-    if given.backend != "auto":
-        return given.backend == "tensorrt-llm"
-    return _is_trtllm_engine(given.engine_dir)
+    if flags.backend != "auto":
+        return flags.backend == "tensorrt-llm"
+    return _is_trtllm_engine(flags.engine_dir)
 
 
 def _is_trtllm_engine(folder: str | None) -> bool:
@@ -288,12 +288,12 @@ def _is_trtllm_engine(folder: str | None) -> bool:
 
 
 def _model(
-    given: TuneFlags, *, planned: bool
+    flags: TuneFlags, *, planned: bool
 ) -> tuple[str, LookaheadConfig, LookaheadConfig | None]:
     """The model that is decoded, the limit of the answer, and the triple to open the model with."""
     from trtla.tune.plan import FREE, coarse
 
-    model = (given.model_dir if planned else None) or given.engine_dir
+    model = (flags.model_dir if planned else None) or flags.engine_dir
     if planned and (model is None or _is_trtllm_engine(model)):
         raise UsageError(
             "a triple for TensorRT-LLM needs the model itself to see what it accepts",
@@ -303,7 +303,7 @@ def _model(
         raise UsageError(
             "there is nothing to tune", "give --engine-dir ENGINE, or a Hugging Face folder"
         )
-    if given.model_dir is not None and not planned:
+    if flags.model_dir is not None and not planned:
         raise UsageError(
             "--model-dir goes with TensorRT-LLM engines only", "give --engine-dir alone"
         )
@@ -321,10 +321,10 @@ def _model(
     return model, limit, None
 
 
-def _batch_sizes(given: TuneFlags, model: str) -> tuple[int, ...]:
-    if given.batch_sizes is not None:
-        check_batch_size(model, max(given.batch_sizes))
-        return tuple(dict.fromkeys(given.batch_sizes))
+def _batch_sizes(flags: TuneFlags, model: str) -> tuple[int, ...]:
+    if flags.batch_sizes is not None:
+        check_batch_size(model, max(flags.batch_sizes))
+        return tuple(dict.fromkeys(flags.batch_sizes))
     fitting = []
     for size in _BATCH_SIZES:
         try:
@@ -335,21 +335,21 @@ def _batch_sizes(given: TuneFlags, model: str) -> tuple[int, ...]:
     return tuple(fitting) or (1,)
 
 
-def _gpu(given: TuneFlags, planned: bool) -> Gpu | None:
+def _gpu(flags: TuneFlags, planned: bool) -> GpuPeaks | None:
     """The GPU to plan for; None: costs are measured here."""
-    if given.gpu is not None:
+    if flags.gpu is not None:
         if not planned:
             raise UsageError(
-                f"--gpu {given.gpu} plans for TensorRT-LLM, and costs are measured here",
+                f"--gpu {flags.gpu} plans for TensorRT-LLM, and costs are measured here",
                 "omit --gpu, or add --backend tensorrt-llm",
             )
         from trtla.tune.plan import find_gpu
 
-        return find_gpu(given.gpu)
+        return find_gpu(flags.gpu)
     if planned:
         import torch
 
-        if not torch.cuda.is_available() or given.options.device == "cpu":
+        if not torch.cuda.is_available() or flags.options.device == "cpu":
             raise UsageError(
                 "there is no GPU here whose costs could be measured", "give --gpu, such as h100"
             )
@@ -379,19 +379,19 @@ def _run(console: Console, settings: TuneSettings, threads: int | None) -> Tune:
     return run_tune(settings, lambda text: console.note(f"note: {text}"), console.progress)
 
 
-def _finish(console: Console, tuned: Tune, plan: TuneSettings, given: TuneFlags) -> None:
+def _finish(console: Console, tuned: Tune, plan: TuneSettings, flags: TuneFlags) -> None:
     """Write what there is to write, then print."""
     from trtla.cli.bench.tune_output import show, write_document, write_preset
 
     write_document(tuned, plan.output_dir / DOCUMENT)
-    written = given.write is not None and write_preset(tuned, Path(given.write))
+    written = flags.write is not None and write_preset(tuned, Path(flags.write))
     if console.json:
         console.document(tuned.document())
     else:
         show(console, tuned, plan)
     if written:
-        console.note(f"note: the preset is {given.write}")
-    elif given.write is not None:
+        console.note(f"note: the preset is {flags.write}")
+    elif flags.write is not None:
         console.note(
-            f"note: {given.write} is not written: nothing was measured ahead of plain decoding"
+            f"note: {flags.write} is not written: nothing was measured ahead of plain decoding"
         )
