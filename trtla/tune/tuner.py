@@ -1,6 +1,6 @@
 """One tuning from the opened model to the document: costs, search, contest, recommendation.
 
-It prints nothing: `on_note` receives how far it is. All that is measured goes through `Measurements`.
+It prints nothing: `on_note` receives how far it is. What is measured goes through `Measurements`.
 The budget counts from when the model is open; only the smallest useful measurement may exceed it.
 """
 
