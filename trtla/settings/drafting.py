@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from trtla.errors import UsageError, did_you_mean, trtllm_cannot
 from trtla.settings.fields import check, option, wrong
@@ -17,6 +17,7 @@ from trtla.settings.lookahead import LookaheadConfig
 
 NgramKind = Literal["basic", "onelevel"]
 """Contexts that n-grams are stored by: every length below the order, or the longest alone."""
+NGRAM_KINDS: tuple[NgramKind, ...] = get_args(NgramKind)
 
 DRAFT_PREFIX = "draft:"
 DRAFTERS = ("none", "lookahead", "ngram", "prompt-lookup")

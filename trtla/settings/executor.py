@@ -55,6 +55,7 @@ class TrtllmSettings:
 TRTLLM_DEFAULTS = TrtllmSettings()
 DEFAULT_DRAFT_OPTIONS = DraftOptions()
 MOST_THREADS = 1024
+DTYPE_NAMES = ("auto", "float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

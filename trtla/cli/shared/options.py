@@ -12,7 +12,7 @@ from trtla.cli.shared.values import COUNT, DEVICE, LOOKAHEAD, NAMES, TEXT
 from trtla.console import Console
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings, DraftOptions
-from trtla.settings.executor import ExecutorOptions, TrtllmSettings
+from trtla.settings.executor import DTYPE_NAMES, ExecutorOptions, TrtllmSettings
 from trtla.settings.fields import Declared, declared
 from trtla.settings.messages import Asking
 from trtla.settings.sampling import BEYOND, SamplingParams, parse_processor
@@ -24,7 +24,7 @@ Decorator = Callable[[Function], Function]
 PATH = click.Path()
 MODEL = ModelPath()
 DRAFTERS = "Drafters"  # section of the help
-DTYPES = click.Choice(["auto", "float16", "bfloat16", "float32"])
+DTYPES = click.Choice(DTYPE_NAMES)
 
 
 def setting(*names: str, section: str = "Options", **kwargs: Any) -> Decorator:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,66 +113,28 @@ _TRIPLES = ("3,3,3", "5,5,5", "7,7,7")
 _FOLDERS = ("draft_model",)  # beside all names that end with _dir
 
 
-def _peers() -> Iterable[str]:
-    from trtla.bench.arms import PEERS
-
-    return PEERS
-
-
-def _prompt_sets() -> Iterable[str]:
-    from trtla.data.prompt_sets import SHIPPED
-
-    return SHIPPED
-
-
-def _tasks() -> Iterable[str]:
-    from trtla.bench.ablation_arms import TASKS
-
-    return dict.fromkeys((*_prompt_sets(), *TASKS))
-
-
-def _arms() -> Iterable[str]:
-    from trtla.bench.ablation_arms import METHODS
-
-    return METHODS
-
-
-def _drafters() -> Iterable[str]:
-    from trtla.settings.drafting import DRAFT_PREFIX, DRAFTERS
-
-    return (*DRAFTERS, DRAFT_PREFIX)
-
-
-def _processors() -> Iterable[str]:
-    from trtla.settings.sampling import EXAMPLES
-
-    return EXAMPLES
-
-
-def _datasets() -> Iterable[str]:
-    from trtla.data.cnn_dailymail import CNN_DAILYMAIL
-
-    return (CNN_DAILYMAIL,)
-
-
-def _gpus() -> Iterable[str]:
-    from trtla.tune.plan import GPUS
-
-    return GPUS
-
-
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "compare": _peers,
-    "prompts": _prompt_sets,
-    "categories": _tasks,
-    "arms": _arms,
-    "drafter": _drafters,
-    "processor": _processors,
-    "dataset": _datasets,
-    "gpu": _gpus,
-    "grid_ngram_kind": lambda: ("basic", "onelevel"),
-    "dtype": lambda: ("auto", "float16", "bfloat16", "float32"),
+_NAMES = {
+    "compare": ("trtla.bench.arms:PEERS",),
+    "prompts": ("trtla.data.prompt_sets:SHIPPED",),
+    "categories": ("trtla.data.prompt_sets:SHIPPED", "trtla.bench.ablation_arms:TASKS"),
+    "arms": ("trtla.bench.ablation_arms:METHODS",),
+    "drafter": ("trtla.settings.drafting:DRAFTERS", "trtla.settings.drafting:DRAFT_PREFIX"),
+    "processor": ("trtla.settings.sampling:EXAMPLES",),
+    "dataset": ("trtla.data.cnn_dailymail:CNN_DAILYMAIL",),
+    "gpu": ("trtla.tune.plan:GPUS",),
+    "grid_ngram_kind": ("trtla.settings.drafting:NGRAM_KINDS",),
+    "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
 }
+"""Where the names are that a flag takes: `module:name`, imported when a shell asks."""
+
+
+def _names(places: Iterable[str]) -> Iterator[str]:
+    for place in places:
+        module, _, name = place.partition(":")
+        found = getattr(import_module(module), name)
+        yield from [found] if isinstance(found, str) else found
+
+
 _OR_A_FILE = ("prompts", "dataset")
 _CHAINS = ("drafter",)  # texts with commas between
 
@@ -200,8 +163,8 @@ def _known(param: click.Parameter) -> Iterable[str] | None:
     inner: Any = param.type.inner if isinstance(param.type, ListType) else param.type
     if isinstance(inner, DeviceType):
         return ("auto", "cpu", "cuda")
-    names = _NAMES.get(param.name or "")
-    return names() if names else None
+    places = _NAMES.get(param.name or "")
+    return None if places is None else dict.fromkeys(_names(places))
 
 
 def _triples(kind: TripleType, ctx: click.Context) -> Sequence[str]:
