@@ -143,8 +143,8 @@ def classify(error: Exception) -> Failure:
 
 def _usage(error: click.ClickException) -> Failure:
     wrong_flag = isinstance(error, click.NoSuchOption)
-    said = error.message if wrong_flag else error.format_message()  # click guesses far-off names
-    message = said.rstrip(".").replace("\n", " ")
+    text = error.message if wrong_flag else error.format_message()  # click guesses far-off names
+    message = text.rstrip(".").replace("\n", " ")
     context = getattr(error, "ctx", None)
     hint = f"see {context.command_path} --help" if context else "see trtla --help"
     if isinstance(error, click.NoSuchOption):

@@ -46,9 +46,9 @@ def named_arguments(*settings: type) -> Callable[[Callable[P, T]], Callable[P, T
 
         @wraps(work)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for given in kwargs:
-                if given not in known:
-                    raise _unknown(name, given, known, settings)
+            for argument in kwargs:
+                if argument not in known:
+                    raise _unknown(name, argument, known, settings)
             return work(*args, **kwargs)
 
         return checked
@@ -114,9 +114,9 @@ def named_settings(kind: type[Kind]) -> type[Kind]:
 
     @wraps(make)
     def checked(self: object, /, *args: Any, **kwargs: Any) -> None:
-        for given in kwargs:
-            if given not in order and given not in others:
-                raise _unknown(kind.__name__, given, (*order, *others), ())
+        for argument in kwargs:
+            if argument not in order and argument not in others:
+                raise _unknown(kind.__name__, argument, (*order, *others), ())
         for other in others.keys() & kwargs.keys():
             before = dict(zip(order, args, strict=False)) | kwargs
             if _one(before, others[other], other):
@@ -128,32 +128,32 @@ def named_settings(kind: type[Kind]) -> type[Kind]:
     return kind
 
 
-def _one(given: Mapping[str, Any], name: str, other: str) -> bool:
+def _one(taken: Mapping[str, Any], name: str, other: str) -> bool:
     """Whether a setting is given by its other name alone; raises `UsageError` where both differ."""
-    if name in given and given[name] != given[other]:
+    if name in taken and taken[name] != taken[other]:
         raise UsageError(
-            f"{name} is {shown(given[name])} and {other} is {shown(given[other])}, and both are "
+            f"{name} is {shown(taken[name])} and {other} is {shown(taken[other])}, and both are "
             "names of one setting",
             "give one of them",
         )
-    return name not in given
+    return name not in taken
 
 
-def _unknown(where: str, given: str, known: Iterable[str], settings: Iterable[type]) -> UsageError:
+def _unknown(where: str, word: str, known: Iterable[str], settings: Iterable[type]) -> UsageError:
     names = sorted({*known} - {"self"})
-    meant = _meant(given, names)
+    meant = _meant(word, names)
     if meant:
         hint = f"did you mean {meant}? there are {', '.join(names)}"
     else:
-        found = ((kind.__name__, _meant(given, _names(kind))) for kind in settings)
+        found = ((kind.__name__, _meant(word, _names(kind))) for kind in settings)
         other = next((f"it is a setting: {kind}({name}=...); " for kind, name in found if name), "")
         hint = f"{other}there are {', '.join(names)}"
-    return UsageError(f"{where} has no argument {given}", hint)
+    return UsageError(f"{where} has no argument {word}", hint)
 
 
-def _meant(given: str, names: Collection[str]) -> str | None:
-    same = _ELSEWHERE.get(given)
-    return same if same in names else closest(given, names)
+def _meant(word: str, names: Collection[str]) -> str | None:
+    same = _ELSEWHERE.get(word)
+    return same if same in names else closest(word, names)
 
 
 def _names(kind: type) -> list[str]:

@@ -171,11 +171,11 @@ def settings_from(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     settings, groups = declared(kind), _groups(kind)
     names = {one.name: one.name for one in fields(kind)}  # type: ignore[arg-type]
     names |= {one.name: one.flag for one in settings.values()}
-    given = {name: flags[flag] for name, flag in names.items() if flag in flags}
+    values = {name: flags[flag] for name, flag in names.items() if flag in flags}
     for one in settings.values():
-        if one.choices and isinstance(given.get(one.name), str):  # flags have hyphens
-            given[one.name] = given[one.name].replace("-", "_")
-    return kind(**given | {name: settings_from(part, flags) for name, part in groups.items()})
+        if one.choices and isinstance(values.get(one.name), str):  # flags have hyphens
+            values[one.name] = values[one.name].replace("-", "_")
+    return kind(**values | {name: settings_from(part, flags) for name, part in groups.items()})
 
 
 def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
@@ -185,9 +185,9 @@ def parsed(kind: type[Kind], flags: Mapping[str, Any]) -> Kind:
     """
     groups, own = _groups(kind), {one.name for one in fields(kind)}  # type: ignore[arg-type]
     read = {flag for part in groups.values() for flag in _flags(part)}
-    given = {name: flags[name] for name in flags if name not in read or name in own - {*groups}}
-    rest = {name: value for name, value in flags.items() if name not in given}
-    return kind(**given, **{name: settings_from(part, rest) for name, part in groups.items()})
+    values = {name: flags[name] for name in flags if name not in read or name in own - {*groups}}
+    left = {name: value for name, value in flags.items() if name not in values}
+    return kind(**values, **{name: settings_from(part, left) for name, part in groups.items()})
 
 
 def _flags(kind: Any) -> Iterator[str]:

@@ -157,8 +157,8 @@ def triples_for(max_draft_len: int) -> list[LookaheadConfig]:
         return [AUTOREGRESSIVE]
     tokens, found = max_draft_len + 1, []
     for steps in range(1, min(tokens // 2, _MAX_COMPONENT - 1) + 1):
-        both, rest = divmod(tokens, steps)
-        if not rest and (both + 1) // 2 <= _MAX_COMPONENT:
+        both, left = divmod(tokens, steps)
+        if not left and (both + 1) // 2 <= _MAX_COMPONENT:
             found.append(LookaheadConfig((both + 1) // 2, steps + 1, both // 2))
     return sorted(found, key=_usefulness)
 

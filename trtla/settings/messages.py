@@ -59,14 +59,14 @@ def _message(message: object, name: str) -> dict[str, str]:
             raise UsageError(f"{name} ({role}) has the unknown key {shown(key)}", "remove the key")
     if "content" not in message:
         raise UsageError(f"{name} ({role}) has no content", _FORM)
-    said = {"role": str(role), "content": _content(message["content"], role, f"{name} ({role})")}
+    found = {"role": str(role), "content": _content(message["content"], role, f"{name} ({role})")}
     speaker = message.get("name")
     if speaker is None:
-        return said
+        return found
     if not isinstance(speaker, str):
         raise UsageError(f"{name} ({role}) has the name {shown(speaker)}", "give a text")
     check_text(speaker, name)
-    return {**said, "name": speaker}
+    return {**found, "name": speaker}
 
 
 def _content(content: object, role: object, name: str) -> str:

@@ -36,14 +36,14 @@ class Group:
     """What trtla holds, and how it is chosen instead."""
 
 
-def read(group: Group, given: Sequence[str], more: Callable[[], Kinds] = dict) -> dict[str, Any]:
+def read(group: Group, pairs: Sequence[str], more: Callable[[], Kinds] = dict) -> dict[str, Any]:
     """The values by their whole names.
 
     Args:
         more: names that the installed library has beside those known here; asked when needed.
     """
     found: dict[str, Any] = {}
-    for pair in given:
+    for pair in pairs:
         key, mark, text = pair.partition("=")
         if not mark or not key.strip():
             raise UsageError(

@@ -82,12 +82,12 @@ def _processor(name: str, values: tuple[float, ...], text: str) -> Processor:
             f"processor {text} has {len(values)} values, and {name} takes {', '.join(wanted)}",
             f"use {_ALL}",
         )
-    given = dict(zip(wanted, values, strict=False))
-    top_k = float(given.get("top_k", 0.0))
-    if not top_k.is_integer() or ("top_k" in given and top_k < 1):
+    named = dict(zip(wanted, values, strict=False))
+    top_k = float(named.get("top_k", 0.0))
+    if not top_k.is_integer() or ("top_k" in named and top_k < 1):
         raise UsageError(f"processor {text} has top_k {top_k:g}", "top_k must be 1, 2, 3, ...")
     found = Processor(
-        name, float(given.get("temperature", 1.0)), int(top_k), float(given.get("top_p", 1.0))
+        name, float(named.get("temperature", 1.0)), int(top_k), float(named.get("top_p", 1.0))
     )
     _check_ranges(found, text)
     return Processor(name, 0.0, 0, 1.0) if name == "greedy" else found

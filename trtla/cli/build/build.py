@@ -222,10 +222,10 @@ def _check_required(ctx: click.Context, flags: dict[str, Any]) -> None:
 
 
 def _adopt(ctx: click.Context, console: Console, flags: dict[str, Any]) -> None:
-    given = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
-    if given:
+    unused = [name for name in _BUILD_ONLY if source(ctx, name) == "flag"]
+    if unused:
         raise UsageError(
-            f"--{given[0].replace('_', '-')} does not go with --from-existing: nothing is built",
+            f"--{unused[0].replace('_', '-')} does not go with --from-existing: nothing is built",
             "give --lookahead, and --tokenizer-dir for the tokenizer files",
         )
     from trtla.trtllm.build import adopt_engine

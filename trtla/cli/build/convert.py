@@ -114,7 +114,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
     _refuse_flags(ctx)
     from trtla.build import convert as converter
 
-    fp8, given = flags["dtype"] == "fp8", source(ctx, "calib_data") != "default"
+    fp8, has_texts = flags["dtype"] == "fp8", source(ctx, "calib_data") != "default"
     with console.progress("calibrate", "texts") as texts, console.progress("convert") as progress:
         converter.convert(
             Path(flags["model_dir"]),
@@ -123,7 +123,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
             tp_size=flags["tp_size"],
             pp_size=flags["pp_size"],
             group_size=int(flags["group_size"]) if flags["group_size"] else None,
-            calibration=_calibration(flags, texts) if fp8 or given else None,
+            calibration=_calibration(flags, texts) if fp8 or has_texts else None,
             fp8_kv_cache=flags["kv_cache_dtype"] == "fp8",
             force=flags["force"],
             progress=progress,
@@ -135,7 +135,7 @@ def convert(ctx: click.Context, /, **flags: Any) -> None:
 
 def _refuse_flags(ctx: click.Context) -> None:
     """Settings that would have no effect are errors, wherever they come from."""
-    dtype, given = ctx.params["dtype"], source(ctx, "calib_data") != "default"
+    dtype, has_texts = ctx.params["dtype"], source(ctx, "calib_data") != "default"
     for name, dtypes in _DTYPES_OF.items():
         if source(ctx, name) == "default":
             continue
@@ -145,7 +145,7 @@ def _refuse_flags(ctx: click.Context) -> None:
                 f"{flag} {ctx.params[name]} is for --dtype {_either(dtypes)}, and dtype is {dtype}",
                 f"add --dtype {dtypes[0]}, or omit {flag}",
             )
-        if name.startswith("calib") and dtype != "fp8" and not given:
+        if name.startswith("calib") and dtype != "fp8" and not has_texts:
             raise UsageError(
                 f"{flag} {ctx.params[name]} is for texts, and {dtype} reads some only with "
                 "--calib-data",

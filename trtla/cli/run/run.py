@@ -168,50 +168,50 @@ class RunFlags(CorpusFlags):
 @json_flag("Print one JSON document; with --stream a line a chunk, then the document.", "Output")
 @color_flag("Colour the tokens that were accepted in parallel.")
 @click.pass_obj
-def run(console: Console, /, **flags: Any) -> None:
+def run(console: Console, /, **params: Any) -> None:
     """Decode prompts, all in one in-flight batch.
 
     Prints each text as TensorRT-LLM's run.py does, then a table; with --quiet the bare texts.
     Tokens per step (those behind the first, over steps) is what lookahead gains; a low share of
     distinct 4-grams shows that the text loops, which flatters it.
     """
-    if (prompt := flags.pop("prompt")) is not None:
-        flags["input_text"] = (prompt, *flags["input_text"])
-    given = parsed(RunFlags, with_processor(flags))
-    console.color = given.color
-    by_beams = beams_wanted(given.beams, given.num_return_sequences)
+    if (prompt := params.pop("prompt")) is not None:
+        params["input_text"] = (prompt, *params["input_text"])
+    flags = parsed(RunFlags, with_processor(params))
+    console.color = flags.color
+    by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
     # mpirun gives stdin to rank 0 only; the others have no prompts of their own.
-    requests = _requests(console, given) if not process_rank() else []
+    requests = _requests(console, flags) if not process_rank() else []
     if by_beams:
-        check_beams(given, requests)
-    given = _check(console, given, requests)
-    with open_llm(given) as llm:
+        check_beams(flags, requests)
+    flags = _check(console, flags, requests)
+    with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
         requests = _as_messages(llm, requests)
         if _length_is_usual():
             requests = _sized(llm, requests)
         if by_beams:
-            search_and_report(console, llm, requests, given.beams, given.num_return_sequences)
+            search_and_report(console, llm, requests, flags.beams, flags.num_return_sequences)
         else:
-            _decode_and_report(console, llm, requests, given)
-        save_corpus(console, llm, given.save_corpus)
+            _decode_and_report(console, llm, requests, flags)
+        save_corpus(console, llm, flags.save_corpus)
 
 
-def _requests(console: Console, given: RunFlags) -> list[PromptRequest]:
+def _requests(console: Console, flags: RunFlags) -> list[PromptRequest]:
     """The prompts with their settings, checked before torch is imported."""
     from trtla.data.prompts import gather
 
-    if given.no_lookahead and given.request_lookahead:
+    if flags.no_lookahead and flags.request_lookahead:
         raise UsageError(
             "--no-lookahead and --request-lookahead exclude each other", "omit one of them"
         )
-    if not given.input_text and given.input_file is None:
+    if not flags.input_text and flags.input_file is None:
         _announce_stdin(console)
-    texts, file, triples = given.input_text, given.input_file, given.request_lookahead
-    how = (given.sampling, triples, given.options.drafter, given.asking, given.expected_output)
+    texts, file, triples = flags.input_text, flags.input_file, flags.request_lookahead
+    how = (flags.sampling, triples, flags.options.drafter, flags.asking, flags.expected_output)
     requests = gather(texts, file, *how)
-    if given.no_lookahead:
+    if flags.no_lookahead:
         requests = [replace(request, lookahead=AUTOREGRESSIVE) for request in requests]
     return requests
 
@@ -231,17 +231,17 @@ def _announce_stdin(console: Console) -> None:
             console.note("note: reads the prompt from stdin; --input-text gives another one")
 
 
-def _check(console: Console, given: RunFlags, requests: Sequence[PromptRequest]) -> RunFlags:
+def _check(console: Console, flags: RunFlags, requests: Sequence[PromptRequest]) -> RunFlags:
     """Refuse what can be before a model is loaded; the flags with all draft models."""
     drafters = [(r.name, r.drafter) for r in requests if r.drafter]
-    checked = check_model(given, [(r.name, r.lookahead) for r in requests], drafters)
+    checked = check_model(flags, [(r.name, r.lookahead) for r in requests], drafters)
     expecting = [request.name for request in requests if request.expected_output]
-    if expecting and is_trtllm(given.engine_dir):
+    if expecting and is_trtllm(flags.engine_dir):
         raise refuse_texts(expecting[0], "an expected output")
-    if given.check_lossless:
-        check_comparable([("--drafter", given.options.drafter), *drafters])
+    if flags.check_lossless:
+        check_comparable([("--drafter", flags.options.drafter), *drafters])
     prompts = [(r.name, r.prompt) for r in requests if not (r.is_chat or r.turn)]
-    check_template(console, given.asking, (given.engine_dir, given.options.tokenizer_dir), prompts)
+    check_template(console, flags.asking, (flags.engine_dir, flags.options.tokenizer_dir), prompts)
     return checked
 
 
@@ -288,21 +288,21 @@ def _at_most(request: PromptRequest, length: int) -> PromptRequest:
 
 
 def _decode_and_report(
-    console: Console, llm: LLM, requests: list[PromptRequest], given: RunFlags
+    console: Console, llm: LLM, requests: list[PromptRequest], flags: RunFlags
 ) -> None:
     from trtla.cli.run.transcript import Transcript
     from trtla.results.run import decode, document, lookahead_loss, warm_up
 
-    if given.check_lossless:
+    if flags.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
-    transcript = Transcript(console, requests, stream=given.stream)
+    transcript = Transcript(console, requests, stream=flags.stream)
     fitted_later = partial(_fitted, llm) if _length_is_usual() else None
-    on_chunk = transcript.chunk if given.stream else None
+    on_chunk = transcript.chunk if flags.stream else None
     decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted_later)
-    plain = decode(llm, requests, plain=True, fitted=fitted_later) if given.check_lossless else None
+    plain = decode(llm, requests, plain=True, fitted=fitted_later) if flags.check_lossless else None
     console.note(f"note: ran on {llm.description}")
     if console.json:
-        console.document(document(decoded, plain, llm.description), line=given.stream)
+        console.document(document(decoded, plain, llm.description), line=flags.stream)
     else:
         transcript.finish(decoded, plain)
         _note_empty(console, decoded)

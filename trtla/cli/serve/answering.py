@@ -97,47 +97,47 @@ def answering_folder(note: Callable[[str], None], naming: str, named: str | None
     return str(model_folder(sample_model(note, naming, named)))
 
 
-def checked(kind: type[Flags], flags: Mapping[str, Any]) -> Flags:
+def checked(kind: type[Flags], params: Mapping[str, Any]) -> Flags:
     """A command's flags, their draft models among the options."""
-    others = {name: value for name, value in flags.items() if name != _REUSE}
-    return check_model(parsed(kind, {**others, "reuse": flags[_REUSE]}))
+    others = {name: value for name, value in params.items() if name != _REUSE}
+    return check_model(parsed(kind, {**others, "reuse": params[_REUSE]}))
 
 
-def answering_name(served: str | None, named: str | None, given: AnsweringFlags) -> str:
+def answering_name(served: str | None, named: str | None, flags: AnsweringFlags) -> str:
     """The model's name in requests and answers; without one its folder's or file's."""
-    return served or Path(named or given.engine_dir).resolve().name.removesuffix(".gguf")
+    return served or Path(named or flags.engine_dir).resolve().name.removesuffix(".gguf")
 
 
-def open_answering(given: AnsweringFlags, who: str, **more: Any) -> LLM:
+def open_answering(flags: AnsweringFlags, who: str, **more: Any) -> LLM:
     """The model that requests of OpenAI's API are put to.
 
     Args:
         who: what speaks text, for the refusal of a model without a tokenizer.
         more: arguments of `LLM` for the torch executor alone.
     """
-    more |= {"block_reuse": given.reuse}
-    if is_trtllm(given.engine_dir):
-        more = {"trtllm": replace(given.options.trtllm, kv_cache_enable_block_reuse=given.reuse)}
-    llm = open_llm(given, **more)
-    llm.force_greedy = given.force_greedy
+    more |= {"block_reuse": flags.reuse}
+    if is_trtllm(flags.engine_dir):
+        more = {"trtllm": replace(flags.options.trtllm, kv_cache_enable_block_reuse=flags.reuse)}
+    llm = open_llm(flags, **more)
+    llm.force_greedy = flags.force_greedy
     if llm.tokenizer is None:
         llm.close()
         raise UsageError(
-            f"{given.engine_dir} has no tokenizer files, and {who} speaks text",
+            f"{flags.engine_dir} has no tokenizer files, and {who} speaks text",
             "name their folder with --tokenizer-dir",
         )
     return llm
 
 
-def check_spread(given: AnsweringFlags, *modules: str) -> None:
+def check_spread(flags: AnsweringFlags, *modules: str) -> None:
     """Refuse what cannot be spread over replicas here.
 
     Args:
         modules: parts of Ray that are used.
     """
-    if is_trtllm(given.engine_dir):
+    if is_trtllm(flags.engine_dir):
         raise UsageError(
-            f"{given.engine_dir} is a TensorRT-LLM engine, which --ray does not spread",
+            f"{flags.engine_dir} is a TensorRT-LLM engine, which --ray does not spread",
             "start one server for each GPU, or build with --backend torch",
         )
     from trtla.replicas.cluster import check_ray
@@ -145,18 +145,18 @@ def check_spread(given: AnsweringFlags, *modules: str) -> None:
     check_ray(*modules)
 
 
-def spread_out(given: Flags, replicas: int) -> Flags:
+def spread_out(flags: Flags, replicas: int) -> Flags:
     """A command's flags as a replica has them: its share of the threads, paths from anywhere."""
     from trtla.replicas.cluster import threads_each
 
-    own = given.options.tokenizer_dir
+    own = flags.options.tokenizer_dir
     options = replace(
-        given.options,
-        threads=threads_each(replicas, given.options.threads),
+        flags.options,
+        threads=threads_each(replicas, flags.options.threads),
         tokenizer_dir=own and _absolute(own),
-        corpus=[_absolute(path) for path in given.options.corpus],
+        corpus=[_absolute(path) for path in flags.options.corpus],
     )
-    return replace(given, engine_dir=_absolute(given.engine_dir), options=options)
+    return replace(flags, engine_dir=_absolute(flags.engine_dir), options=options)
 
 
 def _absolute(path: str | Path) -> str:
@@ -167,17 +167,17 @@ def _absolute(path: str | Path) -> str:
 _USES_GPU = {"cuda": True, "cpu": False}
 
 
-def gpus_each(given: AnsweringFlags, cluster: Cluster) -> int:
+def gpus_each(flags: AnsweringFlags, cluster: Cluster) -> int:
     """GPUs of each replica: one for each of its ranks, none on CPUs."""
-    found = _USES_GPU.get(given.options.device.partition(":")[0])
+    found = _USES_GPU.get(flags.options.device.partition(":")[0])
     uses = cluster.has_gpus if found is None else found
-    return (given.options.tp_size or given.options.lookahead_parallel or 1) if uses else 0
+    return (flags.options.tp_size or flags.options.lookahead_parallel or 1) if uses else 0
 
 
 @contextmanager
 def spread_records(
     note: Callable[[str], None],
-    given: AnsweringFlags,
+    flags: AnsweringFlags,
     settings: ReplicaSettings,
     task: Task,
     who: str,
@@ -190,14 +190,14 @@ def spread_records(
     from trtla.replicas.deployment import check_room
 
     number = settings.range[0]
-    each = spread_out(given, number)
+    each = spread_out(flags, number)
     threads = each.options.threads or 1
-    batch_size = open_model(Path(given.engine_dir), None).batch_size(given.options.max_batch_size)
+    batch_size = open_model(Path(flags.engine_dir), None).batch_size(flags.options.max_batch_size)
     opening = partial(open_answering, each, who)
     share = Share(opening, task.source.resolve(), task.labelling)
     cluster = Cluster(settings.ray_address, threads * number)
     try:
-        gpus = gpus_each(given, cluster)
+        gpus = gpus_each(flags, cluster)
         check_room(number, threads, gpus)
         note(f"note: runs on {counted(number, 'replica')} of {counted(threads, 'thread')}")
         pool = Pool(number, threads, gpus, batch_size)
@@ -208,27 +208,27 @@ def spread_records(
 
 
 def new_replica_engine(
-    given: Flags, spread: ReplicaSettings, open_model: Callable[[Flags], LLM]
+    flags: Flags, spread: ReplicaSettings, open_model: Callable[[Flags], LLM]
 ) -> NewEngine:
     """What decodes for the server on replicas, each of which opens the model of these flags."""
-    check_spread(given, "ray.serve")
+    check_spread(flags, "ray.serve")
     from trtla.formats.engine import model_digest
     from trtla.replicas.cluster import Cluster
     from trtla.replicas.deployment import Plan
     from trtla.replicas.engine import Maker, ReplicaEngine
     from trtla.replicas.replica import open_same
 
-    each = spread_out(given, spread.range[1])
+    each = spread_out(flags, spread.range[1])
     threads = each.options.threads or 1
 
     def plan(maker: Maker, cluster: Cluster) -> Plan:
-        size = maker.engine.batch_size(given.options.max_batch_size)
+        size = maker.engine.batch_size(flags.options.max_batch_size)
         opening = partial(open_same, partial(open_model, each), model_digest(maker.engine))
-        return Plan(opening, spread.range, threads, size, gpus_each(given, cluster))
+        return Plan(opening, spread.range, threads, size, gpus_each(flags, cluster))
 
     def new_maker() -> Maker:
-        maker = Maker(given.engine_dir, given.options)
-        maker.force_greedy = given.force_greedy
+        maker = Maker(flags.engine_dir, flags.options)
+        maker.force_greedy = flags.force_greedy
         return maker
 
     connect = partial(Cluster, spread.ray_address, threads * spread.range[1])

@@ -84,7 +84,7 @@ class BatchFlags(AnsweringFlags):
 @options_of(ReplicaSettings, "Replicas", but=("autoscale",))
 @answering_draft_flags
 @click.pass_obj
-def batch(console: Console, /, **flags: Any) -> int:
+def batch(console: Console, /, **params: Any) -> int:
     """Answer a file of requests in OpenAI's batch format, here.
 
     REQUESTS has a line each: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
@@ -93,61 +93,61 @@ def batch(console: Console, /, **flags: Any) -> int:
     done twice; the files are the same to the last byte. A line that is wrong becomes an error of
     that line (exit code 1).
     """
-    named = flags["engine_dir"]
-    flags["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
-    given = checked(BatchFlags, flags)
-    if given.spread.ray:
+    named = params["engine_dir"]
+    params["engine_dir"] = answering_folder(console.note, "trtla batch -m MODEL", named)
+    flags = checked(BatchFlags, params)
+    if flags.spread.ray:
         from trtla.cli.serve.answering import check_spread
 
-        if given.save_corpus is not None:
+        if flags.save_corpus is not None:
             raise UsageError(
                 "--save-corpus needs one process: each replica learns texts of its own",
                 "leave out --ray or --save-corpus",
             )
-        check_spread(given, "ray.data")
+        check_spread(flags, "ray.data")
     if process_rank():  # the first rank has the job; the others serve until it has ended
-        open_answering(given, _WHO).close()
+        open_answering(flags, _WHO).close()
         return 0
     INTERRUPTS.terminable()
-    return _go_on(console, given, answering_name(given.served_model_name, named, given))
+    return _go_on(console, flags, answering_name(flags.served_model_name, named, flags))
 
 
-def _go_on(console: Console, given: BatchFlags, name: str) -> int:
+def _go_on(console: Console, flags: BatchFlags, name: str) -> int:
     """All of a job that is left to do; the exit code."""
     from trtla.batch.job import check_place, locked, open_job
     from trtla.batch.lines import survey
     from trtla.batch.work import Task
 
-    source, folder = Path(given.requests), Path(given.output_dir)
+    source, folder = Path(flags.requests), Path(flags.output_dir)
     check_place(folder, source)
     found = survey(source)
     with locked(folder):
-        job = open_job(folder, _identity(given, found.digest, name), source, force=given.force)
+        job = open_job(folder, _identity(flags, found.digest, name), source, force=flags.force)
         if job.finished is not None:
             console.note(f"note: the job in {folder} is finished; --force begins anew")
             return _report(console, job, None)
         with job.journal(found.last) as journal:
             task = Task(job, journal, source, found, name)
-            return _finish(console, given, task)
+            return _finish(console, flags, task)
 
 
-def _identity(given: BatchFlags, digest: str, name: str) -> Identity:
+def _identity(flags: BatchFlags, digest: str, name: str) -> Identity:
     from trtla.batch.job import Identity, fingerprint
 
-    folders = [Path(one) for one in (given.engine_dir, given.options.tokenizer_dir) if one]
-    settings = {one: getattr(given.options, one) for one in _CHANGING} | {"served_model_name": name}
-    if given.options.tp_size not in (None, 1):  # the last bits of sums over ranks are others
-        settings["tp_size"] = given.options.tp_size
-    if given.options.parse_special:
+    folders = [Path(one) for one in (flags.engine_dir, flags.options.tokenizer_dir) if one]
+    settings = {one: getattr(flags.options, one) for one in _CHANGING} | {"served_model_name": name}
+    if flags.options.tp_size not in (None, 1):  # the last bits of sums over ranks are others
+        settings["tp_size"] = flags.options.tp_size
+    if flags.options.parse_special:
         settings["parse_special"] = True
-    if given.force_greedy:
+    if flags.force_greedy:
         settings["force_greedy"] = True
-    if given.options.drafter.rejection:  # else no drafter changes a text
-        settings["drafter"] = repr(given.options.drafter)
+    if flags.options.drafter.rejection:  # else no drafter changes a text
+        settings["drafter"] = repr(flags.options.drafter)
     return Identity(digest, fingerprint(tuple(folders)), settings)
 
 
-def _finish(console: Console, given: BatchFlags, task: Task) -> int:
+def _finish(console: Console, flags: BatchFlags, task: Task) -> int:
     """Do the lines that are left, then write the output; after a signal say how to go on."""
     counts, lines = task.journal.counts, counted(task.survey.count, "line")
     if counts.done:
@@ -158,27 +158,27 @@ def _finish(console: Console, given: BatchFlags, task: Task) -> int:
         return f"note: {kept}; the same command goes on"
 
     with INTERRUPTS.saying(word):
-        figures = _decode(console, given, task)
+        figures = _decode(console, flags, task)
         done = task.job.finish(task.journal)
     return _report(console, done, figures)
 
 
-def _decode(console: Console, given: BatchFlags, task: Task) -> Figures | None:
+def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
     """Do the lines that are left; None where there are none."""
     counts, total = task.journal.counts, task.survey.count
     if counts.done == total:
         return None
-    if given.spread.ray:
+    if flags.spread.ray:
         from trtla.cli.serve.answering import spread_records
 
-        spreading = spread_records(console.note, given, given.spread, task, _WHO)
+        spreading = spread_records(console.note, flags, flags.spread, task, _WHO)
         with spreading as records:
             return _keep(console, records, task)
-    with open_answering(given, _WHO) as llm:
+    with open_answering(flags, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")
         records = task.records(llm, lambda text: console.note(f"note: {text}"))
         figures = _keep(console, records, task)
-        save_corpus(console, llm, given.save_corpus)
+        save_corpus(console, llm, flags.save_corpus)
         return figures
 
 

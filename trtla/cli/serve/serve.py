@@ -68,7 +68,7 @@ class ServeFlags(AnsweringFlags):
 @options_of(ReplicaSettings, "Replicas")
 @answering_draft_flags
 @click.pass_obj
-def serve(console: Console, /, **flags: Any) -> int:
+def serve(console: Console, /, **params: Any) -> int:
     """Answer OpenAI's API: /v1/chat/completions, /v1/completions and /v1/models, streamed too.
 
     All requests share one running batch. Beside OpenAI's fields, requests may bring lookahead,
@@ -76,39 +76,39 @@ def serve(console: Console, /, **flags: Any) -> int:
     The page at / shows a chat; /metrics is for Prometheus. SIGTERM lets the texts in flight end
     first, a second one does not.
     """
-    named = flags["engine_dir"]
+    named = params["engine_dir"]
     _check_packages()
     from trtla.serve.guard import is_loopback
     from trtla.serve.log import RequestLog
     from trtla.serve.server import is_open_to_all
     from trtla.serve.server import serve as run_server
 
-    log = RequestLog(flags["json_logs"], console.quiet)
-    flags["engine_dir"] = _folder(named, log)
-    given = checked(ServeFlags, flags)
+    log = RequestLog(params["json_logs"], console.quiet)
+    params["engine_dir"] = _folder(named, log)
+    flags = checked(ServeFlags, params)
 
-    _check_isolation(given)
-    new_engine = _new_engine(given)
+    _check_isolation(flags)
+    new_engine = _new_engine(flags)
 
     def ready(maker: RequestMaker, address: str) -> None:
-        log.note(f"{name} on {_place(given.spread)}{maker.description}")
-        if given.force_greedy:
+        log.note(f"{name} on {_place(flags.spread)}{maker.description}")
+        if flags.force_greedy:
             log.note("every answer is greedy, whatever temperature, top_p and top_k are asked for")
         text = f"listens on {address}, and shows a page there; OpenAI's API is {address}/v1"
         log.note(text, always=True)
 
     if process_rank():
-        with _open(given):
+        with _open(flags):
             return 0  # leaving serves rank 0 to its end
-    name = answering_name(given.serving.served_model_name, named, given)
-    if is_open_to_all(given.serving):
-        log.note(f"everybody who reaches {given.serving.host} may use it: give an --api-key-file")
-    if given.spread.ray and is_loopback(given.serving.host):
-        log.note(f"{given.serving.host} is the server's alone: Ray's ports are on all addresses")
-    log.note(f"loading {named or given.engine_dir}")
+    name = answering_name(flags.serving.served_model_name, named, flags)
+    if is_open_to_all(flags.serving):
+        log.note(f"everybody who reaches {flags.serving.host} may use it: give an --api-key-file")
+    if flags.spread.ray and is_loopback(flags.serving.host):
+        log.note(f"{flags.serving.host} is the server's alone: Ray's ports are on all addresses")
+    log.note(f"loading {named or flags.engine_dir}")
     # TensorRT-LLM's constructor holds the interpreter while it loads (nanobind/executor.cpp).
-    deaf = is_trtllm(Path(given.engine_dir)) and not given.spread.ray
-    return run_server(given.serving, new_engine, name, log, ready, deaf)
+    deaf = is_trtllm(Path(flags.engine_dir)) and not flags.spread.ray
+    return run_server(flags.serving, new_engine, name, log, ready, deaf)
 
 
 def _folder(named: str | None, log: RequestLog) -> str:
@@ -130,22 +130,22 @@ def _check_packages() -> None:
     del fastapi, prometheus_client, uvicorn
 
 
-def _check_isolation(given: ServeFlags) -> None:
-    if not given.serving.isolate_keys:
+def _check_isolation(flags: ServeFlags) -> None:
+    if not flags.serving.isolate_keys:
         return
-    if is_trtllm(Path(given.engine_dir)) and given.reuse:
+    if is_trtllm(Path(flags.engine_dir)) and flags.reuse:
         raise UsageError(
-            f"{given.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
+            f"{flags.engine_dir} is a TensorRT-LLM engine, whose K/V blocks are shared by all",
             "add --no-kv-cache-enable-block-reuse to --isolate-keys",
         )
-    if given.save_corpus is not None:
+    if flags.save_corpus is not None:
         raise UsageError(
             "--save-corpus writes the texts of all keys into one file, and --isolate-keys keeps "
             "them apart",
             "omit one of them",
         )
-    if given.options.corpus:
-        named = ", ".join(map(str, given.options.corpus))
+    if flags.options.corpus:
+        named = ", ".join(map(str, flags.options.corpus))
         raise UsageError(
             f"--corpus {named} is drafted from for all keys, and --isolate-keys "
             "keeps apart what each drafts from",
@@ -153,12 +153,12 @@ def _check_isolation(given: ServeFlags) -> None:
         )
 
 
-def _new_engine(given: ServeFlags) -> NewEngine:
-    if given.spread.ray:
-        return new_replica_engine(given, given.spread, _open)
+def _new_engine(flags: ServeFlags) -> NewEngine:
+    if flags.spread.ray:
+        return new_replica_engine(flags, flags.spread, _open)
     from trtla.llm.background import BackgroundLLM
 
-    return partial(BackgroundLLM, partial(_open, given))
+    return partial(BackgroundLLM, partial(_open, flags))
 
 
 def _place(spread: ReplicaSettings) -> str:
@@ -169,8 +169,8 @@ def _place(spread: ReplicaSettings) -> str:
     return f"{number} of "
 
 
-def _open(given: ServeFlags) -> LLM:
-    llm = open_answering(given, "a server", bounded_steps=True)
+def _open(flags: ServeFlags) -> LLM:
+    llm = open_answering(flags, "a server", bounded_steps=True)
     # What would else hold up the first requests: transformers' import, costs that are measured.
     _ = llm.tokenizer is not None and llm.tokenizer.has_chat_template
     llm.executor.call(lambda executor: executor.warm_up())

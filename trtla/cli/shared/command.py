@@ -56,23 +56,23 @@ class Command(click.Command):
         if ctx.resilient_parsing:  # a shell asks what may come next
             ctx.meta[AWAITED] = self._awaited(ctx, args, several)
         try:
-            rest = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
+            left = super().parse_args(ctx, list(_repeat_flags(ctx, args, several)))
         except click.UsageError as error:  # click's parser does not always say of which command
             error.ctx = error.ctx or ctx
             raise
         for param in self.params:
             if isinstance(param, Former | ModelArgument):
                 param.hand_over(ctx)
-        return rest
+        return left
 
     def invoke(self, ctx: click.Context) -> Any:
         """Find the models, now that all else is known to be right, then run the command."""
         for param in self.params:
-            given = ctx.params.get(str(param.name))
-            if isinstance(param.type, ModelPath) and given is not None:
+            value = ctx.params.get(str(param.name))
+            if isinstance(param.type, ModelPath) and value is not None:
                 from trtla.formats.gguf.folder import model_folder
 
-                ctx.params[str(param.name)] = str(model_folder(given))
+                ctx.params[str(param.name)] = str(model_folder(value))
         try:
             return super().invoke(ctx)
         except UsageError as error:  # of a setting: NAME is VALUE

@@ -132,18 +132,18 @@ def options_of(
 def _flag(one: Declared, section: str, other: Mapping[str, Any]) -> Decorator:
     """The flag of one setting."""
     flag, about = _spelled(one.flag), one.option
-    given = {"section": section, "help": about.help, **_type(one), **other}
+    arguments = {"section": section, "help": about.help, **_type(one), **other}
     if one.type is bool:
         both = one.default or one.optional
-        return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **given)
+        return setting(f"{flag}/--no-{flag[2:]}" if both else flag, is_flag=True, **arguments)
     names = (f"-{about.short}", flag) if about.short else (flag,)
     if about.metavar is not None:
-        given = {"metavar": about.metavar, **given}
+        arguments = {"metavar": about.metavar, **arguments}
     if one.is_texts and not about.commas:
-        return several(*names, **given)
+        return several(*names, **arguments)
     if one.default is None:
-        given = {"show_default": about.shown or False, **given}
-    return setting(*names, **given)
+        arguments = {"show_default": about.shown or False, **arguments}
+    return setting(*names, **arguments)
 
 
 def _type(one: Declared) -> dict[str, Any]:
@@ -300,12 +300,12 @@ processors_flag = setting(
 
 def with_processor(flags: dict[str, Any]) -> dict[str, Any]:
     """The running command's flags, its processor turned into temperature, top_k and top_p."""
-    rest = {name: value for name, value in flags.items() if name != "processor"}
+    others = {name: value for name, value in flags.items() if name != "processor"}
     if flags["processor"] is None:
-        return rest
+        return others
     chosen = parse_processor(flags["processor"])
     refuse_filters(flags["processor"])
-    return {**rest, **dict(zip(_FILTERS, chosen.filters, strict=True))}
+    return {**others, **dict(zip(_FILTERS, chosen.filters, strict=True))}
 
 
 def refuse_filters(processor: object) -> None:

@@ -71,16 +71,16 @@ class Former(Setting):
     def hand_over(self, ctx: click.Context) -> None:
         """Give the value that was parsed to the setting; refuse two values from one place."""
         name = str(self.name)
-        value, given = ctx.params.pop(name), _precedence(ctx.get_parameter_source(name))
-        if not self.now or given == len(_SOURCES):
+        value, own = ctx.params.pop(name), _precedence(ctx.get_parameter_source(name))
+        if not self.now or own == len(_SOURCES):
             return
         other = _precedence(ctx.get_parameter_source(self.now))
-        if given == other and value != ctx.params[self.now]:
+        if own == other and value != ctx.params[self.now]:
             both = f"{name} is {value} and {self.now} is {ctx.params[self.now]}"
             raise UsageError(f"{both}, and both are names of one setting", "give one of them")
-        if given < other:
+        if own < other:
             ctx.params[self.now] = value
-            ctx.set_parameter_source(self.now, _SOURCES[given])
+            ctx.set_parameter_source(self.now, _SOURCES[own])
 
 
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
@@ -160,8 +160,8 @@ def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -
                 f"{did_you_mean(key, shown)}the keys of {ctx.command_path} are "
                 f"{', '.join(sorted(shown))}",
             )
-    given = {key: item for key, item in settings.items() if item is not None}
-    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in given.items()}
+    own = {key: item for key, item in settings.items() if item is not None}
+    ctx.default_map = {key: _as_flag(params[key], item, value) for key, item in own.items()}
     ctx.meta[_CONFIG] = value
 
 
