@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.support.command import ROOT, refused, trtla
 from trtla.cli.app import cli
+from trtla.cli.shared.values import _NAMES, _names
 
 BASH = shutil.which("bash")
 
@@ -106,6 +107,11 @@ def test_completing_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "plain,hf" in done.stdout
+
+
+@pytest.mark.parametrize("flag", _NAMES)
+def test_names_of_a_flag_are_where_the_table_says(flag: str) -> None:
+    assert all(isinstance(name, str) for name in _names(_NAMES[flag]))
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")

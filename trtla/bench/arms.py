@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtla.errors import TrtlaError, UsageError
-from trtla.formats.gguf.folder import weight_file
 from trtla.formats.gguf.header import is_gguf, shards
 from trtla.formats.hub import hub_folder
 from trtla.results.metrics import Metrics
@@ -63,6 +62,8 @@ def check_installed(names: Iterable[str]) -> None:
 
 def gguf_of(model: str, hf_model_dir: str | None) -> Path:
     """The GGUF file that llama.cpp runs: the one that is named for peers, or the model itself."""
+    from trtla.formats.gguf.folder import weight_file  # brings pydantic
+
     for named in filter(None, (hf_model_dir, model)):
         path = hub_folder(named)
         file = weight_file(path) or path
