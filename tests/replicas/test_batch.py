@@ -11,6 +11,8 @@ import pytest
 from tests.support.jobs import batch, content, kept, mixed, same_time, start, wait_for, write
 from tests.support.replicas import alive, descendants, wait_until
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("ray.data", reason="needs Ray: pip install 'trtla[ray]'")
 
 RAY = ("--ray", "--replicas", 2, "-q")

@@ -13,6 +13,8 @@ import pytest
 from tests.support.command import ROOT
 from tests.support.replicas import alive, serving, wait_until
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")
 
 LONG = {"prompt": "def f(", "max_tokens": 400, "ignore_eos": True, "temperature": 0.7, "seed": 1}

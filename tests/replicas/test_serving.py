@@ -12,6 +12,8 @@ import pytest
 from tests.support.replicas import SHIPPED, Server, alive, descendants, serving, wait_until
 from trtla import LLM, SamplingParams
 
+pytestmark = pytest.mark.deep
+
 pytest.importorskip("ray.serve", reason="needs Ray: pip install 'trtla[ray]'")
 
 PROMPT = "def read_file(path"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.support.tokenizers import save_byte_tokenizer
 from trtla.formats.engine import open_encoder_decoder
 from trtla.runtime.draft import NoDrafter
 from trtla.runtime.drafters.draft_model import DraftModelDrafters
@@ -146,23 +147,8 @@ def make_t5(folder: Path, *, vocab: int = 258, seed: int = 5) -> Path:
         for name, weight in model.named_parameters():
             weight.normal_(1.0, 0.2) if "norm" in name else weight.normal_(0.0, 0.4)
     model.save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_byte_tokenizer(folder, encoder_decoder=True)
     return folder
-
-
-def _save_tokenizer(folder: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<pad>", special=True)])
-    inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", END)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
 
 
 def sequence(prompt: tuple[int, ...], text: tuple[int, ...], block: int) -> Running:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
 
 _WORDS = ["▁", "▁a", "▁the", "a", "b", "c", "ab", "▁ab", "日", "本", "é", "end", ".", "▁end"]
 _SPECIAL = ("<s>", "</s>", "<unk>")
@@ -57,15 +66,17 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def save_byte_tokenizer(folder: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+def save_byte_tokenizer(folder: Path, *, encoder_decoder: bool = False) -> None:
+    """Ids 0 to 255 are bytes; 256 and 257 begin and end a text, or end one and pad."""
+    special = ("</s>", "<pad>") if encoder_decoder else ("<s>", "</s>")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    inner.add_special_tokens([AddedToken(name, special=True) for name in special])
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    if encoder_decoder:
+        ending = [("</s>", inner.token_to_id("</s>"))]
+        inner.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=ending)
+        names = {"eos_token": "</s>", "pad_token": "<pad>"}
+    PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
