@@ -62,6 +62,7 @@ def requests(draw: st.DrawFn, index: int):
         draw(triples()),
         index,
         end_ids=draw(st.sets(st.integers(0, VOCAB - 1), max_size=1)),
+        adaptive=draw(st.booleans()),
         drafter=draw(drafters()),
         temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
         top_k=draw(st.sampled_from([0, 1, 3])),

@@ -22,12 +22,10 @@ class Row:
 
     @classmethod
     def of(cls, ids: Sequence[int], logs: Sequence[float]) -> Row:
-        """A row that is padded with -1."""
         count = ids.index(-1) if -1 in ids else len(ids)
         return cls(tuple(ids[:count]), tuple(logs[:count]))
 
     def rounded(self) -> Row:
-        """As tables keep it: logarithms in 1/256."""
         return Row(
             self.ids, tuple(int(min(65534.0, max(0.0, -256.0 * log))) / -256.0 for log in self.logs)
         )
@@ -45,11 +43,9 @@ class RowTables:
         """Sets of a few pairs, the one that was written longest ago first."""
 
     def after(self, token: int) -> Row | None:
-        """The latest row after a token."""
         return self._after_one.get(token)
 
     def after_pair(self, before: int, token: int) -> Row | None:
-        """The latest row after two tokens, if it was kept."""
         return self._after_two.get(_set_of(before, token), {}).get((before, token))
 
     def learn(self, before: int, token: int, row: Row) -> None:
@@ -103,7 +99,6 @@ _ALONE_OR_NOT = (_AGREED, _TEXT_ALONE, _ROW_ALONE)
 
 
 def share_class(own: int, every: int) -> int:
-    """How many of a tail's places go on with a token; 0: there is one place."""
     if every == 1:
         return 0
     return 1 if 10 * own >= 7 * every else 2 if 10 * own >= 4 * every else 3
@@ -132,7 +127,6 @@ class Facts:
 
 
 def weights_of(facts: Facts) -> tuple[int, ...]:
-    """The weights that speak for a token, as places in the model."""
     found: list[int] = []
     depth, length = bisect_right(_DEPTH_BOUNDS, facts.depth), _length_class(facts.match)
     if facts.kind >= 0:
@@ -164,7 +158,6 @@ def _score_class(score: float) -> int:
 
 
 def _first_weights() -> list[list[float]]:
-    """Groups of weights as they are before anything was learnt."""
     lengths = range(_LENGTHS)
     text = [0.0] * _SHARES
     text += [_BY_LENGTH[length] + share for length in lengths[1:] for share in _BY_SHARE]
@@ -214,24 +207,20 @@ class Chances:
         self._sums = [0.0] * len(FIRST_WEIGHTS)
 
     def of(self, weights: Iterable[int]) -> float:
-        """The chance of a token for which these weights speak."""
         odds = 0.0
         for place in weights:
             odds += self._shared[place] + self._weights[place]
         return _chance(odds)
 
     def corrected(self, value: float, correction: int) -> float:
-        """The value of a node, from the product of the chances down to it."""
         own = min(self._shared[correction] + self._weights[correction], 700.0)  # no infinite odds
         odds = value / (1.0 - value) * math.exp(own)
         return odds / (1.0 + odds)
 
     def learn(self, weights: Iterable[int], hit: bool, rate: float) -> None:
-        """A token was right or wrong."""
         self.change(weights, hit - self.of(weights), rate)
 
     def change(self, weights: Iterable[int], error: float, rate: float) -> None:
-        """A token was right (1) or wrong (0), less what was expected of it."""
         for place in weights:
             self._sums[place] += error * error
             self._weights[place] += rate * error / math.sqrt(1.0 + self._sums[place])
@@ -250,5 +239,4 @@ class Shared:
 
 
 def rows_of(rows: TopRows) -> list[Row]:
-    """The rows of a step, one by one."""
     return [Row.of(*pair) for pair in zip(rows.ids.tolist(), rows.logs.tolist(), strict=True)]

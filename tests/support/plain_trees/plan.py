@@ -23,11 +23,9 @@ class PlainTrees:
         self._shared = Shared(vocab_size, most_tokens)
 
     def add_text(self, tokens: Sequence[int], *, kept: bool = False) -> None:
-        """Draft from a text in all requests."""
         self._shared.others.add(tokens, kept=kept)
 
     def texts(self) -> list[tuple[int, ...]]:
-        """The texts that are drafted from in all requests."""
         return list(self._shared.others)
 
     def tree(
@@ -38,11 +36,9 @@ class PlainTrees:
         by_noise: bool,
         unplaced: int = 0,
     ) -> PlainTree:
-        """The tree of a request whose text so far is this."""
         return PlainTree(self._shared, text, sampling, sources, by_noise, unplaced)
 
     def learn(self, pairs: Sequence[int], rows: TopRows) -> None:
-        """Take rows that stand after pairs of tokens: two numbers for each row."""
         for before, token, row in zip(pairs[::2], pairs[1::2], rows_of(rows), strict=True):
             self._shared.rows.learn(before, token, row)
 
@@ -58,7 +54,6 @@ class PlainPlanner:
         most: int,
         prices: NodePrices = FREE,
     ) -> list[Draft]:
-        """The nodes of each tree that pay, best first."""
         choice = _Choice(trees, most_nodes, most_depth, prices.least)
         taken = choice.taken(most)
         if prices.knots:
@@ -91,7 +86,6 @@ class _Choice:
                 self._offer_first(at, root)
 
     def taken(self, most: int) -> list[tuple[int, Node]]:
-        """The best nodes, each with the place of its tree."""
         found: list[tuple[int, Node]] = []
         while self._offers and len(found) < most:
             value, at, _, which, product, wrong, node = heappop(self._offers)
@@ -110,7 +104,6 @@ class _Choice:
             self._offer(at, node, 0, 1.0, node.value)
 
     def _offer(self, at: int, node: Node, which: int, wrong: float, most: float) -> None:
-        """Offer a proposal, which is worth no more than the next better node."""
         proposals = self._trees[at].expanded(node)
         if which < len(proposals):
             product = node.product * proposals[which].chance * wrong
@@ -121,7 +114,6 @@ class _Choice:
 
 
 def _worth_most(values: Sequence[float], prices: NodePrices) -> int:
-    """How many nodes, best first, are worth the most."""
     kept, best, total, plain = 0, 0.0, 0.0, prices.seconds(0)
     for count, value in enumerate(values, 1):
         total += value + prices.lesson
@@ -133,7 +125,6 @@ def _worth_most(values: Sequence[float], prices: NodePrices) -> int:
 
 
 def _draft(tree: PlainTree, at: int, taken: Sequence[tuple[int, Node]]) -> Draft:
-    """A tree's nodes of those that were taken."""
     tree.feed(node for place, node in taken if place == at)
     if len(tree.fed) == 1:
         return NO_DRAFT

@@ -34,7 +34,6 @@ class Index:
         """For each place, the latest one before that ends in the same tokens."""
 
     def append(self, token: int) -> None:
-        """A text goes on; `SEPARATOR`: another one begins."""
         self.tokens.append(token)
         for length in _STRETCHES:
             stretch = tuple(self.tokens[-length:])
@@ -45,7 +44,6 @@ class Index:
             self._before[length].append(before)
 
     def add(self, tokens: Iterable[int]) -> None:
-        """One more text."""
         self.append(SEPARATOR)
         for token in tokens:
             self.append(token)
@@ -68,7 +66,6 @@ class Index:
         return list(found.values())
 
     def follow(self, places: Iterable[Place], token: int) -> list[Place]:
-        """What of a node's places goes on with a token: the places of its child."""
         return [
             Place(place.next + 1, min(place.match + 1, LONGEST_MATCH))
             for place in places
@@ -79,7 +76,6 @@ class Index:
         return place < len(self.tokens) and self.tokens[place] != SEPARATOR
 
     def _match(self, tail: Sequence[int], place: int) -> int:
-        """How many tokens up to a place are the tail's last ones."""
         match = 0
         for token in reversed(tail):
             if match > place or self.tokens[place - match] != token:
@@ -96,7 +92,6 @@ class _Text:
 
     @property
     def cost(self) -> int:
-        """Outputs may be many and short."""
         return len(self.tokens) + (not self.kept)
 
 
@@ -116,7 +111,6 @@ class Texts:
         return (one.tokens for one in self._texts)
 
     def add(self, tokens: Sequence[int], *, kept: bool = False) -> None:
-        """One more text; of one that is too long, its end."""
         if not len(tokens):
             return
         own = self._most if kept else max(self._most - self._size(True), self._most // 4)
@@ -128,7 +122,6 @@ class Texts:
         self._place(_Text(end, self._now, kept))
 
     def touch(self, place: int) -> None:
-        """A place of the index was of use."""
         self._now += 1
         self._texts[bisect_right(self._starts, place) - 1].used = self._now
 

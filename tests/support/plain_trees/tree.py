@@ -58,7 +58,6 @@ class Proposal:
 
     @property
     def source(self) -> int:
-        """Its place in `PROPOSERS`."""
         return self.kind if self.order < 0 else _ROWS if self.kind < 0 else _BOTH
 
 
@@ -86,7 +85,6 @@ class Node:
 def propose_text(
     kind: int, places: Sequence[Place], index: Index, found: dict[int, Proposal]
 ) -> None:
-    """What texts go on with, each token with its longest match."""
     ahead = [(index.tokens[place.next], place.match) for place in places]
     for token in dict.fromkeys(token for token, _ in ahead):
         longest = max(match for other, match in ahead if other == token)
@@ -95,7 +93,6 @@ def propose_text(
 
 
 def offer_text(found: dict[int, Proposal], token: int, kind: int, match: int, share: int) -> None:
-    """Of texts that propose the same the one with the longest match counts."""
     one = found.setdefault(token, Proposal(token))
     if one.kind < 0 or one.match < match:
         one.kind, one.match, one.share = kind, match, share
@@ -136,11 +133,9 @@ class PlainTree:
             self._append(token)
 
     def gained(self, source: str) -> float:
-        """Accepted tokens that a source alone held for likeliest."""
         return self._gained[SOURCES.index(source)]
 
     def counts(self) -> dict[str, SourceCounts]:
-        """What its sources did so far, those that proposed something."""
         found = {}
         for place, name in enumerate(PROPOSERS):
             proposed, fed, accepted = (self._by_depth(what, place) for what in _COUNTED)
@@ -156,22 +151,18 @@ class PlainTree:
         self._counted[what, node.source][min(node.depth, _COUNTED_DEPTHS)] += 1
 
     def feed(self, nodes: Iterable[Node]) -> None:
-        """These nodes are the draft."""
         for node in nodes:
             self.fed.append(node)
             self._count("fed", node)
             self._expected[node.source] += node.value
 
     def add_text(self, source: str, tokens: Sequence[int]) -> None:
-        """Draft from a text: of the source `expected` or `window`."""
         self._indexes[SOURCES.index(source)].add(tokens)
 
     def set_chains(self, chains: Iterable[Sequence[int]]) -> None:
-        """What other drafters propose for the next step, each one chain of tokens."""
         self._chains = [tuple(chain) for chain in chains]
 
     def commit(self, tokens: Sequence[int], accepted: int = 0, rows: TopRows | None = None) -> None:
-        """The text has gone on."""
         at: Node | None = self.fed[0] if self.fed else self.start()
         for place, token in enumerate(tokens):
             if at is not None:
@@ -199,7 +190,6 @@ class PlainTree:
             self._last_row = found[rows.last]
 
     def _judge(self, node: Node, token: int, accepted: bool) -> Node | None:
-        """Learn from a node's proposals what the text says after it; its child, if accepted."""
         for one in self.expanded(node):
             hit = one.token == token
             self._chances.learn(one.weights, hit, _OWN_RATE)
@@ -213,7 +203,6 @@ class PlainTree:
         return None
 
     def _correct(self, tokens: Sequence[int]) -> None:
-        """Learn how often nodes were right that were looked at, fed or not."""
         right: dict[int, bool | None] = {0: True}  # by node's number; None: not known yet
         for node in self._nodes[1:]:
             hit = right[node.parent.number if node.parent else 0]
@@ -227,7 +216,6 @@ class PlainTree:
             self._shared.chances.change((node.correction,), error, _CORRECTING * _SHARED_RATE)
 
     def start(self) -> Node:
-        """Begin a step's tree: the root is the last token of the text."""
         if len(self._indexes[_WINDOW].tokens) > _MOST_IN_WINDOW:
             self._indexes[_WINDOW] = Index()  # no node has places of it
         self._nodes = [Node(self._text[-1])]
@@ -235,11 +223,9 @@ class PlainTree:
         return self._nodes[0]
 
     def corrected(self, product: float, source: int) -> float:
-        """The value of a node of that source, by the product of the chances down to it."""
         return self._chances.corrected(product, correction_of(product, source))
 
     def child(self, parent: Node, proposal: Proposal, product: float, value: float) -> Node:
-        """Make a proposal a node."""
         source = proposal.source
         made = Node(
             proposal.token,
@@ -257,7 +243,6 @@ class PlainTree:
         return made
 
     def expanded(self, node: Node) -> list[Proposal]:
-        """What is proposed below a node, the most likely first."""
         if node.proposals is None:
             found: dict[int, Proposal] = {}
             position = len(self._text) - self._unplaced + node.depth
@@ -271,7 +256,6 @@ class PlainTree:
         return node.proposals
 
     def _tail(self, node: Node) -> list[int]:
-        """The last tokens that a node sees, itself included."""
         path: list[int] = []
         while node.parent is not None:
             path.append(node.token)
@@ -296,7 +280,6 @@ class PlainTree:
                 others.touch(place.next)
 
     def _propose_chains(self, node: Node, found: dict[int, Proposal]) -> None:
-        """The next token of each chain that the path down to the node goes along."""
         path, one = [], node
         while one.parent is not None:
             path.append(one.token)
@@ -324,7 +307,6 @@ class PlainTree:
             self._offer_row(Row(ids, logs), _NEXT_NEXT, noise, found)
 
     def _offer_row(self, row: Row, order: int, noise: float, found: dict[int, Proposal]) -> None:
-        """A row's tokens by their shares; what a longer context has said of a token stays."""
         scores = self._scores(row, noise)
         for rank, place in enumerate(sorted(range(len(scores)), key=lambda at: -scores[at])):
             one = found.setdefault(row.ids[place], Proposal(row.ids[place]))
@@ -332,7 +314,6 @@ class PlainTree:
                 one.order, one.rank, one.score = order, rank, scores[place]
 
     def _scores(self, row: Row, noise: float) -> list[float]:
-        """Each token's share where the row is right: its probability, or what noise makes of it."""
         rest, total, scores = 1.0, 0.0, []
         for token, log in zip(row.ids, row.logs, strict=True):
             rest -= math.exp(log)

@@ -26,19 +26,13 @@ _TRIAL_SHARE = 0.01  # of the time of plain steps, for steps that only show what
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is known of a step before its drafts."""
+    """A step before its drafts: its tokens, and the sequences whose drafts are chosen."""
 
     tokens: int
-    """Without these drafts."""
     sequences: int
-    """Those whose drafts are chosen."""
     rate: float
     """Tokens a second that they reach in steps without prompts: what a second is worth. A prompt's
     own time passes once, however much is drafted."""
-
-    @property
-    def plain(self) -> bool:
-        return self.tokens == self.sequences
 
 
 class TreePolicy:
@@ -137,7 +131,7 @@ class TreePolicy:
         if self._fixed is not None:
             return most, FREE
         prices = NodePrices(self._knots(step, most), step.rate, _MARGIN, lesson=_LESSON)
-        if step.plain:
+        if step.tokens == step.sequences:  # nothing is fed beside their input
             if self._tries_plain(step):
                 return 0, FREE
             if tried := self._tries_larger(step, prices, most):
@@ -160,12 +154,8 @@ class TreePolicy:
 
     def _tries_plain(self, step: _Step) -> bool:
         """Whether nothing is fed, where it is not known what such a step takes now."""
-        if self._costs.knows(step.tokens, step.sequences):
-            return False
-        if self._trials_s < (self._speed_up - 1.0) * self._seconds(step):
-            return False
-        self._trials_s = 0.0
-        return True
+        known = self._costs.knows(step.tokens, step.sequences)
+        return not known and self._spends((self._speed_up - 1.0) * self._seconds(step))
 
     def _tries_larger(self, step: _Step, prices: NodePrices, most: int) -> int:
         """Nodes to feed where nothing is known of steps of that size, now and then; 0: none."""
@@ -174,10 +164,14 @@ class TreePolicy:
         tried = min(most, _TRIAL_NODES * step.sequences)
         if tried <= 0 or self._costs.knows(step.tokens + tried, step.sequences):
             return 0
-        if self._trials_s < prices.seconds(tried) - plain:
-            return 0
-        self._trials_s = 0.0
-        return tried
+        return tried if self._spends(prices.seconds(tried) - plain) else 0
+
+    def _spends(self, seconds: float) -> bool:
+        """Whether so much time is saved up for a trial; then it is spent."""
+        enough = self._trials_s >= seconds
+        if enough:
+            self._trials_s = 0.0
+        return enough
 
     def _fed_windows(
         self, drafters: Sequence[TreeDrafter], step: _Step, room: int
