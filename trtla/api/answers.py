@@ -102,7 +102,6 @@ class Writer:
         return event(self._chunk([choice]))
 
     def _place(self, one: Chunk | Completion) -> int:
-        """Among the choices of all prompts."""
         return one.index * self._body.n + one.choice
 
     def _delta(self, index: int, chunk: Chunk) -> Json:
@@ -194,7 +193,6 @@ class Writer:
 
 
 def _sum(done: Sequence[Completion]) -> dict[str, SourceCounts]:
-    """What each source did for all choices together."""
     total: dict[str, SourceCounts] = {}
     for one in done:
         for name, counts in (one.stats.sources or {}).items():

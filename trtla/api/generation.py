@@ -127,7 +127,6 @@ def answers_to(
 def _prompts(
     llm: RequestMaker, body: ChatBody | CompletionBody
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What errors call each prompt, and its ids."""
     most = llm.limits.max_prompt_len
     if isinstance(body, CompletionBody):
         for index, prompt in enumerate(body.prompts):
@@ -151,9 +150,6 @@ def check_name(asked: str | None, name: str, who: str) -> None:
     Args:
         asked: by the request; None takes any.
         who: has the model called `name`.
-
-    Raises:
-        ApiError: it is another one.
     """
     if asked not in (None, name):
         raise ApiError(
@@ -254,13 +250,11 @@ def _message(message: Message) -> dict[str, str]:
 
 
 def _text(content: Content) -> str:
-    """Parts are joined as messages' parts are elsewhere."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 @contextmanager
 def _naming(param: str | None) -> Iterator[None]:
-    """Refusals of the toolkit in OpenAI's form."""
     try:
         yield
     except (UsageError, RendererLost) as error:

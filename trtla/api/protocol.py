@@ -51,7 +51,6 @@ LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """As JSON has it, where true is not 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -70,7 +69,6 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, data: Any) -> Any:
-        """Clients write out what they do not ask for."""
         if not isinstance(data, dict):
             return data
         kept: dict[str, Any] = {}

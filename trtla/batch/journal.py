@@ -140,7 +140,6 @@ class Journal:
         self.counts.add(record)
 
     def _load(self) -> int:
-        """Find what there is; where it ends."""
         self._end = 0
         with self._path.open("rb") as file:
             for line in file:

@@ -96,7 +96,6 @@ class Reader:
                     yield line
 
     def _skip(self, file: IO[bytes]) -> int:
-        """Pass by the rest of a line; its bytes."""
         passed = 0
         while data := file.readline(LONGEST):
             self._sum.update(data)
@@ -247,7 +246,6 @@ def _body(data: dict[str, Any], number: int, first: Firsts) -> ChatBody | Comple
 
 
 def _check_envelope(data: dict[str, Any], number: int) -> None:
-    """Refuse what stands around the body."""
     where = f"line {number}"
     for key in _KEYS:
         if key not in data:

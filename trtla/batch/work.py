@@ -45,15 +45,12 @@ class Labelling:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A line whose choices are growing."""
-
     ask: Ask
     generation: Generation
     writer: Writer
 
     @property
     def requests(self) -> list[Request]:
-        """One for each choice."""
         return [answer.request for answer in self.generation.answers]
 
 

@@ -150,7 +150,6 @@ class Answer:
     def _read(
         self, stream: TextStream, output: Output
     ) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
-        """The new pieces, and their sources."""
         last = output.finish_reason is not None
         end = len(output.new_tokens) - (output.finish_reason == "end_id")
         drafted = output.new_tokens[: output.accepted][:end]

@@ -124,9 +124,6 @@ class AsyncLLM:
         """The model itself, once it is open: its tokenizer, limits, description, `log_probs`.
 
         It may be used from any thread; what computes holds up the loop where it is called there.
-
-        Raises:
-            TrtlaError: it is not open.
         """
         if self._opening is None or not self._opening.done():
             raise TrtlaError("the model is not open", "await its open(), or use async with")

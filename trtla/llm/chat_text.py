@@ -90,9 +90,6 @@ def chat_text(render: Render, finder: Finder, messages: Messages, text: str) -> 
 
     Args:
         text: what the template makes of the messages.
-
-    Raises:
-        UsageError: the template fails.
     """
     found = finder.names(text)
     if not found:

@@ -69,7 +69,6 @@ class ControlTokens:
         return frozenset((*found, *filter(unicodedata.combining, set(text))))
 
     def _forms(self, char: str) -> str:
-        """A character, and what normalizers may make of it."""
         normal = "" if char.isascii() else unicodedata.normalize("NFKD", char)
         if self._fast is not None and self._fast.normalizer is not None:
             normal += self._fast.normalizer.normalize_str(char)
@@ -81,7 +80,6 @@ class ControlTokens:
 
     @cached_property
     def _unknown(self) -> frozenset[int]:
-        """What texts become that the vocabulary cannot spell."""
         strange = "".join(map(chr, (0x10FFFD, 0x3400, 0x1F9FF)))
         if self._fast is None:
             ids = self._plain(strange)
@@ -90,11 +88,7 @@ class ControlTokens:
         return self._ids.intersection(ids)
 
     def spelled(self, text: str, controls: Sequence[Control]) -> tuple[int, ...]:
-        """Ids of a text that has these control tokens and no others; what names one is spelt.
-
-        Raises:
-            UsageError: the tokenizer cannot spell it.
-        """
+        """Ids of a text that has these control tokens and no others; what names one is spelt."""
         make = self._spelled_slowly if self._fast is None else self._spelled
         ids = make(text, controls)
         if self.count(ids) != sum(one.token not in self._unknown for one in controls):

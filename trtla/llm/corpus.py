@@ -143,7 +143,6 @@ class Corpus:
         yield from found
 
     def _kept(self, path: Path, text: str) -> Iterator[Ids]:
-        """The texts of a token file."""
         first, _, rest = text.partition("\n")
         ((_, head),) = parse_jsonl(_Head, first, str(path))
         if head.trtla_corpus != _VERSION:

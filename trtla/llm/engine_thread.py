@@ -156,14 +156,12 @@ class EngineThread:
             self._drain()
 
     def _drain(self) -> None:
-        """Let nobody wait for what will not be done."""
         with suppress(Empty):
             while True:
                 command = self._commands.get_nowait()
                 command() if command else None
 
     def _interrupted(self) -> bool:
-        """Whether the executor should return before it is done."""
         return not self._commands.empty() if self._call is None else self._call.left
 
     def _obey(self) -> bool:
@@ -251,7 +249,6 @@ class EngineThread:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """End all requests in flight with an error."""
         texts, self._texts, self._failures = self._texts, {}, 0
         for request_id in texts:
             self._drop(request_id)
@@ -290,6 +287,5 @@ def _closed() -> TrtlaError:
 
 @atexit.register
 def _end_all() -> None:
-    """Python's end must not come within a step."""
     for engine in tuple(_OPEN):
         engine.stop(_LONGEST_STEP_S)

@@ -249,7 +249,6 @@ class LLM(RequestMaker):
         return super().encode(prompt, name, most)
 
     def _run(self, answers: dict[int, Answer]) -> Iterator[Chunk]:
-        """Decode; the answers that have ended are taken out."""
         inbox: SimpleQueue[Sequence[Event]] = SimpleQueue()
         try:
             self.executor.submit([one.request for one in answers.values()], inbox.put)

@@ -60,11 +60,7 @@ def open_tokenizer(engine: Engine, options: ExecutorOptions) -> Tokenizer | None
 
 
 def is_adaptive(engine: Engine, lookahead: Lookahead | None) -> bool:
-    """Whether requests that name nothing are decoded with `auto`, where this was asked for.
-
-    Raises:
-        UsageError: the engine cannot.
-    """
+    """Whether requests that name nothing are decoded with `auto`, where this was asked for."""
     torch_engine = engine.backend != "tensorrt-llm"
     if lookahead == "auto" and not torch_engine:
         raise refuse_auto(engine.name)
@@ -117,7 +113,6 @@ def open_drafting(
 
 
 def _check_torch(engine: Engine, trtllm: TrtllmSettings) -> None:
-    """Refuse what only TensorRT-LLM has."""
     if trtllm != TRTLLM_DEFAULTS:
         raise UsageError(
             f"{engine.name} is a torch engine, which has no settings of TensorRT-LLM",

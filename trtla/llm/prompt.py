@@ -52,11 +52,7 @@ class PromptRequest:
 
 
 def as_prompts(prompts: object) -> list[Any]:
-    """The prompts of an argument that may be one of them: a list of messages is one.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The prompts of an argument that may be one of them: a list of messages is one."""
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
         return [prompts]
     if not prompts:
@@ -162,8 +158,6 @@ def _given_ids(given: object, name: str, kinds: str, hint: str) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What prompts share, or bring one each."""
-
     name: str
     plural: str
     kind: str
@@ -173,7 +167,6 @@ class _Setting:
     """What to pass for a value of another type that is as clear."""
 
     def refusal(self, one: object, value: object) -> UsageError:
-        """Of one value, which stands alone or in `value`."""
         whole = self.instead(value)
         if whole or one is value:
             message = f"{self.name} is {shown(value)}, not {self.kind}"

@@ -48,11 +48,7 @@ def open_on_ranks(
 
 
 def _asked(options: ExecutorOptions) -> tuple[str, int | None]:
-    """The setting that says how many ranks there are, and what it says.
-
-    Raises:
-        UsageError: there are two.
-    """
+    """The setting that says how many ranks there are, and what it says."""
     if options.lookahead_parallel is None:
         return "tp_size", options.tp_size
     if options.tp_size is not None:
@@ -82,7 +78,6 @@ def _check(engine: Engine, name: str, size: int) -> None:
 def _open_placed(
     engine: Engine, options: ExecutorOptions, draft_engines: Mapping[str, Engine], place: Place
 ) -> Executor:
-    """The executor of a rank that torchrun has started."""
     options = on_rank(options, place.local_rank)
     world = World(torchrun_store(), place, resolve_device(options.device))
     return _open(engine, options, draft_engines if world.leads else {}, world)

@@ -90,7 +90,6 @@ class RequestMaker:
         ]
 
     def _choices(self, request: Request) -> Iterator[Request]:
-        """A request for each of its `n` texts."""
         first, *others = request.sampling.choices()
         yield replace(request, sampling=first)
         for sampling in others:

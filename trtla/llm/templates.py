@@ -86,7 +86,6 @@ class TemplateProcess:
             self._end()
 
     def _asked(self, messages: list[Any]) -> dict[str, Any] | None:
-        """The process's answer; None where it is lost."""
         try:
             return self._exchange(self._started(), messages, self._most_s + _LATE_S)
         except (EOFError, OSError):

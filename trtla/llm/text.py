@@ -97,7 +97,6 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """Ids that decoding leaves out: the control tokens."""
         special = {token for token, content in self._added.items() if content.special}
         return frozenset(special if self._fast else {*special, *self.inner.all_special_ids})
 
@@ -274,14 +273,12 @@ def _says_it_all(config: dict[str, Any], tokenizer: Any) -> bool:
 
 
 def _frames_texts(post_processor: Any) -> bool:
-    """Whether special tokens may be put around a text."""
     from tokenizers.processors import ByteLevel
 
     return post_processor is not None and not isinstance(post_processor, ByteLevel)
 
 
 def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
-    """Every token that the configuration calls special."""
     extra = [*config.get("additional_special_tokens", ()), *config.get("extra_special_tokens", ())]
     named = [value for name, value in config.items() if name.endswith("_token")]
     added = [t for t in config.get("added_tokens_decoder", {}).values() if t.get("special")]

@@ -149,7 +149,6 @@ class TextStream:
 
 
 def _shared(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
     if second.startswith(first):
         return len(first)
     pairs = enumerate(zip(first, second, strict=False))

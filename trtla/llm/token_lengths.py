@@ -58,7 +58,6 @@ def _state(step: Any | None) -> dict[str, Any]:
 
 
 def _inside(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a sequence."""
     return [*step.get("normalizers", ()), *step.get("pretokenizers", ())]
 
 

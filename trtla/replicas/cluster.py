@@ -43,11 +43,7 @@ _SIGACTION = 512  # bytes, more than a struct sigaction has anywhere
 
 
 def check_ray(*modules: str) -> None:
-    """Refuse a Ray that is not there, or is of another release.
-
-    Raises:
-        TrtlaError: so it is.
-    """
+    """Refuse a Ray that is not there, or is of another release."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -179,11 +179,7 @@ class Deployment:
         return False
 
     def reports(self) -> list[Report]:
-        """What the replicas say of themselves, those that answer.
-
-        Raises:
-            TrtlaError: none does.
-        """
+        """What the replicas say of themselves, those that answer."""
         asked = self.handle.broadcast("report")
         said = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
         found = [one for one in said if isinstance(one, Report)]
@@ -202,11 +198,7 @@ class Deployment:
 
 
 def _in_time(ask: Callable[[], T], time_s: float = _REPORT_S) -> T:
-    """What Ray says; it waits for ever for an answer from processes that are gone.
-
-    Raises:
-        TimeoutError: there was none.
-    """
+    """What Ray says; it waits for ever for an answer from processes that are gone."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -248,11 +240,7 @@ def _logging() -> dict[str, Any]:
 
 
 def check_room(replicas: int, threads: int, gpus: int) -> None:
-    """Refuse more replicas than a cluster has room for.
-
-    Raises:
-        UsageError: so it is.
-    """
+    """Refuse more replicas than a cluster has room for."""
     import ray
 
     there, number = ray.cluster_resources(), counted(replicas, "replica")

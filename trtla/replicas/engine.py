@@ -55,8 +55,6 @@ class Maker(RequestMaker):
 
 
 class _Text:
-    """A request, and what is known of its text."""
-
     def __init__(self, request: Request, whole: bool) -> None:
         self.request, self.whole = request, whole
         self.ids: list[int] = []
@@ -67,7 +65,6 @@ class _Text:
         self.timer: asyncio.TimerHandle | None = None
 
     def packed(self) -> Request:
-        """What another replica is asked for now."""
         allotted = self.request.sampling.allotted_time_ms
         spent = round(1000 * (time.monotonic() - self.began))
         left = None if allotted is None else max(1, allotted - spent)
@@ -124,7 +121,6 @@ class ReplicaEngine:
         return self._maker
 
     def _run(self) -> None:
-        """Start all, then stay in touch, until the end."""
         cluster = None
         try:
             maker = self._new_maker()

@@ -96,11 +96,7 @@ class NotOpen(Exception):
 
 
 def open_same(open_model: Callable[[], LLM], digest: str) -> LLM:
-    """Open a model, which must be the one that the server read the digest of.
-
-    Raises:
-        UsageError: it is another one.
-    """
+    """Open a model, which must be the one that the server read the digest of."""
     llm = open_model()
     if model_digest(llm.engine) == digest:
         return llm
@@ -120,7 +116,6 @@ class _Inbox:
         self.ended = asyncio.Event()
 
     def put(self, event: Output | BaseException) -> None:
-        """Take what came."""
         if not isinstance(event, BaseException):
             self.outputs.append(light(event))
         if isinstance(event, BaseException) or event.finish_reason is not None:
@@ -128,7 +123,6 @@ class _Inbox:
         self.news.set()
 
     def take(self) -> list[Output]:
-        """All that came since the last call."""
         outputs, self.outputs = self.outputs, []
         self.news.clear()
         return outputs
@@ -227,9 +221,6 @@ class Replica:
 
         The first call waits for the model. Where that cannot be opened while the server itself
         comes up, it returns all the same, so that `opened` can say why.
-
-        Raises:
-            ReplicaLost: the model has failed.
         """
         is_first, now = self._heard is None, time.monotonic()
         if is_first:
@@ -243,21 +234,18 @@ class Replica:
             Thread(target=_end, args=(self._app,), daemon=True).start()
 
     def _why(self) -> str:
-        """What has become of the model."""
         failure = self._engine.failure
         said = f"the model is {self._engine.state}"
         return said if failure is None else f"{said}: {plain(failure).message}"
 
 
 def _comes_up(app: str) -> bool:
-    """Whether the server still waits for its first replicas."""
     from ray import serve
 
     return bool(serve.status().applications[app].status == "DEPLOYING")
 
 
 def _end(app: str) -> None:
-    """The server is gone: end the application."""
     from ray import serve
 
     serve.delete(app)

@@ -280,7 +280,6 @@ class Recommendation(Choice):
 
 
 def _one_text(value: Any) -> Any:
-    """A command line in pieces is shown as one."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -334,7 +333,6 @@ def host(command: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """Of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

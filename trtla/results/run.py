@@ -232,7 +232,6 @@ def search(
 
 
 def _checked(llm: LLM, asked: PromptRequest) -> tuple[int, ...]:
-    """The ids of a prompt that fits."""
     request = llm.request(asked.prompt, asked.sampling, asked.name)
     llm.limits.check(request)
     return request.given_ids

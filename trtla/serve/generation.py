@@ -188,11 +188,7 @@ class Model:
 
     @property
     def llm(self) -> RequestMaker:
-        """What makes requests for the open model.
-
-        Raises:
-            ApiError: 503, it is not ready.
-        """
+        """What makes requests for the open model."""
         if not self.ready:
             raise self.absence()
         return self.engine.llm
@@ -310,8 +306,6 @@ class Preparing:
 
 
 class _Lane:
-    """One thread, and what it is to do."""
-
     def __init__(self, name: str) -> None:
         self.work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.began: float | None = None

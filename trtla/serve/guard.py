@@ -141,7 +141,6 @@ class Guard:
             self._log.request(scope, status, time.monotonic() - started)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Who may ask, and from where."""
         host, path = _place(f"//{headers.get('host', '')}")[0], scope["path"]
         if path not in _HEALTH:  # probes come by any name, and learn nothing
             self._check_host(host)
@@ -178,7 +177,6 @@ class Guard:
             )
 
     def _check_key(self, headers: Headers) -> int:
-        """Which key it is, counted from 1."""
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode()
         found = [hmac.compare_digest(given, one) for one in self._keys]  # all of them, always
@@ -193,7 +191,6 @@ class Guard:
         return found.index(True) + 1
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """The body, read whole; then the connection's own messages."""
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             return receive
         self._check_kind(headers)

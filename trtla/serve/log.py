@@ -83,5 +83,4 @@ def _clock() -> str:
 
 
 def _printable(text: str) -> str:
-    """One line: paths are the client's."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
