@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from trtla import LLM, AsyncLLM
 from trtla.chat.commands import commands_of
 from trtla.cli.shared.command import Command
 from trtla.cli.shared.options import options_of
 from trtla.data.prompts import prompt_line
 from trtla.errors import UsageError
 from trtla.settings.drafting import DrafterSettings
+from trtla.settings.executor import ExecutorOptions
 from trtla.settings.fields import declared, option, parsed
 from trtla.settings.sampling import SamplingParams
 
@@ -130,3 +133,15 @@ def test_values_of_another_type_or_out_of_range_are_refused(
     with pytest.raises(UsageError, match=f"{name} is ") as refusal:
         More(**{name: value})
     assert refusal.value.hint == f"--{name} must be {rule}"
+
+
+def test_keyword_arguments_of_a_model_are_the_fields_of_its_options(tiny_llama: Path) -> None:
+    names = [one.name for one in fields(ExecutorOptions)]
+    for kind in (LLM, AsyncLLM):
+        shown = signature(kind)
+        assert list(shown.parameters) == ["model", "options", *names]
+        assert "kv_cache_dtype: Type of cached keys" in str(kind.__init__.__doc__)
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    assert [name for name in names if f"`{name}`" not in page] == []
+    with LLM(tiny_llama, ExecutorOptions(dtype="float32", max_batch_size=2)) as llm:
+        assert llm.limits.max_batch_size == 2

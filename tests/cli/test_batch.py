@@ -323,16 +323,16 @@ def test_a_signal_that_something_swallows_is_raised_again(
     source, out = write(tmp_path / "in", [ask(f"{i}") for i in range(9)]), tmp_path / "out"
     program = (
         "import os, signal, sys\n"
-        "from trtla.batch import run\n"
+        "from trtla.batch import work\n"
         "from trtla.cli import main\n"
-        "real = run.Pace.__init__\n"
+        "real = work.Pace.__init__\n"
         "def swallowing(*args):\n"
         "    try:\n"
         f"        os.kill(os.getpid(), signal.{name})\n"
         "        signal.pause()\n"
         "    except KeyboardInterrupt:\n"
         "        signal.pause()\n"
-        "run.Pace.__init__ = swallowing\n"
+        "work.Pace.__init__ = swallowing\n"
         "main(sys.argv[1:])\n"
     )
     done = subprocess.run(
