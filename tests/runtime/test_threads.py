@@ -326,6 +326,17 @@ def test_interrupts_at_random_times_harm_no_other_stream(monkeypatch, expected):
         signal.signal(signal.SIGALRM, before)
 
 
+def test_an_interrupted_block_does_not_wait_for_a_long_forward(monkeypatch) -> None:
+    opened, go = Opened(monkeypatch), threading.Event()
+    opened.failing(lambda _: go.wait(60))
+    opened.llm.executor.submit([opened.llm.request([1], SamplingParams(3), "one")], print)
+    with pytest.raises(KeyboardInterrupt), opened.llm:
+        raise KeyboardInterrupt
+    go.set()
+    opened.llm.close()
+    assert not opened.llm.executor._thread.is_alive()
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -44,6 +44,10 @@ _INSIDE = frozenset(
 """What of an `LLM` is there for the rest of the package."""
 
 
+_INTERRUPTED_S = 0.5
+"""How long an interrupted `with` block waits for a long forward, which then ends by itself."""
+
+
 class LLM(RequestMaker):
     """An engine directory or a Hugging Face folder, ready to generate. A context manager.
 
@@ -270,8 +274,9 @@ class LLM(RequestMaker):
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.executor.close(_INTERRUPTED_S if interrupted else None)
 
 
 def chunk_of(answers: dict[int, Answer], request_id: int, event: Output | BaseException) -> Chunk:
