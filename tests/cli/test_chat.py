@@ -35,17 +35,6 @@ def test_piped_answers_are_what_run_prints(engine: Path) -> None:
     assert ran.stdout == run.json["results"][0]["text"] + "\n"
 
 
-def test_a_template_is_used_unless_told_otherwise(tiny_llama: Path) -> None:
-    ran = chat(
-        tiny_llama, "--dtype", "float32", "--max-output-len", "8",
-        lines="Close it.\n/reset\n/chat off\nClose it.\n",
-    )  # fmt: skip
-    args = ("--engine-dir", tiny_llama, "--dtype", "float32", "--max-output-len", "8", "--json")
-    prompts = ("<|user|>\nClose it.<|end|>\n<|assistant|>\n", "Close it.")
-    texts = [r["text"] for r in trtla("run", *args, "--input-text", *prompts).json["results"]]
-    assert ran.out == "".join(f"{text}\n" for text in texts)
-
-
 def test_a_script_goes_on_after_wrong_lines(tiny_llama: Path) -> None:
     lines = "/length 4\n\n/lokahead 3,3,3\n/gamma x\n/cache off\none\ntwo\n/stats\n/quit\nthree\n"
     ran = chat(tiny_llama, "--no-chat", lines=lines)
@@ -73,15 +62,6 @@ def test_color_always_tints_accepted_tokens(tiny_llama: Path) -> None:
     assert "\x1b[32m" in ran.out  # accepted
     assert "\x1b[31m-" in ran.out  # rejected
     assert "\x1b[34m=" in ran.out  # the model's own
-
-
-def test_compare_prints_two_columns(engine: Path) -> None:
-    lines = "/length 6\nab\n/compare lookahead 2,2,2 | drafter prompt-lookup\n"
-    ran = chat(engine, lines=lines)
-    assert ran.code == 0, ran.err
-    assert re.search(r"\| +\| A: lookahead 2,2,2 +\| B: drafter prompt-lookup +\|", ran.out)
-    assert "tokens per step" in ran.out
-    assert "the texts are equal" in ran.out
 
 
 def test_bytes_that_are_no_text_end_nothing(engine: Path) -> None:

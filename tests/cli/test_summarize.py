@@ -140,7 +140,7 @@ def test_an_unreachable_hub_names_the_way_out(
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("cannot reach the hub")
 
-    monkeypatch.setattr("trtla.data.cnn_dailymail._hub_answers", lambda: True)
+    monkeypatch.setattr("trtla.data.prompt_sets._hub_answers", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     refused(trtla("summarize", "--engine-dir", engine), 2, "cannot reach", "--dataset PATH.jsonl")
 

@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from trtla.bench.arms import Arm, ArmRun, EngineArm, PeerArm
 from trtla.console import Stages, silent
-from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
 from trtla.data.encoder import Encoder
-from trtla.data.prompt_sets import Ids
+from trtla.data.prompt_sets import CNN_DAILYMAIL, Ids, load_rows
 from trtla.errors import CheckFailed, TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
 from trtla.results.documents import Side

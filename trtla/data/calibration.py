@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from trtla.build.quantize import Calibration
-from trtla.data.cnn_dailymail import CNN_DAILYMAIL, load_rows
+from trtla.data.prompt_sets import CNN_DAILYMAIL, load_rows
 from trtla.errors import TrtlaError, UsageError
 from trtla.files import parse_jsonl, read_text
 from trtla.formats.folder import tokenizer_dir

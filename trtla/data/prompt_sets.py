@@ -1,11 +1,15 @@
-"""What a benchmark decodes: prompt sets by category, and prompts of the length asked for.
+"""What a benchmark decodes: prompt sets by category, prompts of a given length, CNN/DailyMail.
 
 Sets come from JSONL: `{"category", "text"}` lines, or Spec-Bench's `{"question_id", "category",
-"turns"}`. `trtla.data.encoder` makes token ids of them.
+"turns"}`. CNN/DailyMail, for summaries and calibration, is from the Hugging Face hub or its cache.
+`trtla.data.encoder` makes token ids of them.
 """
 
 from __future__ import annotations
 
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from trtla.errors import UsageError, did_you_mean
+from trtla.errors import UsageError, did_you_mean, first_line
 from trtla.files import ASSETS, parse_jsonl, read_text
 
 if TYPE_CHECKING:
@@ -29,6 +33,13 @@ Reader = Callable[[str], "Sequence[tuple[str, Question]]"]
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
 _FOLDER = ASSETS / "bench"
+
+CNN_DAILYMAIL = "cnn_dailymail"
+"""The data set's name on the command line."""
+
+_HUB_NAMES = ("abisee/cnn_dailymail", "ccdv/cnn_dailymail")
+_HUB_VERSION = "3.0.0"
+_HUB_TIMEOUT_S = 10.0
 
 
 class SetLine(BaseModel):
@@ -170,3 +181,43 @@ def batches(prompts: Sequence[T], batch_size: int) -> list[list[T]]:
     count = -(-len(prompts) // batch_size) * batch_size
     wide = [prompts[i % len(prompts)] for i in range(count)]
     return [wide[i : i + batch_size] for i in range(0, count, batch_size)]
+
+
+def load_rows(split: str, count: int, hint: str, seed: int | None = None) -> list[dict[str, Any]]:
+    """The first `count` rows of a split, shuffled before if there is a seed.
+
+    Rows have `article` and `highlights`. The package `datasets` must be installed.
+    """
+    if not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # then the cache is looked at, without retries
+    import datasets
+
+    problem: Exception | None = None
+    for name in _HUB_NAMES:
+        try:
+            rows = datasets.load_dataset(
+                name,
+                _HUB_VERSION,
+                split=split,
+                trust_remote_code=False,
+                download_config=datasets.DownloadConfig(max_retries=1),
+            )
+        except Exception as error:  # the hub's client raises dozens of kinds, none of them ours
+            problem = error
+            continue
+        rows = rows if seed is None else rows.shuffle(seed=seed)
+        return [dict(row) for row in rows.select(range(min(count, len(rows))))]
+    reason = first_line(problem)
+    raise UsageError(f"{CNN_DAILYMAIL} cannot be loaded from the Hugging Face hub: {reason}", hint)
+
+
+def _hub_answers() -> bool:
+    """One quick question: the hub's client itself gives up only after a minute of retries."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(endpoint, timeout=_HUB_TIMEOUT_S):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False

@@ -120,7 +120,7 @@ _NAMES = {
     "arms": ("trtla.bench.ablation_arms:METHODS",),
     "drafter": ("trtla.settings.drafting:DRAFTERS", "trtla.settings.drafting:DRAFT_PREFIX"),
     "processor": ("trtla.settings.sampling:EXAMPLES",),
-    "dataset": ("trtla.data.cnn_dailymail:CNN_DAILYMAIL",),
+    "dataset": ("trtla.data.prompt_sets:CNN_DAILYMAIL",),
     "gpu": ("trtla.tune.plan:GPUS",),
     "grid_ngram_kind": ("trtla.settings.drafting:NGRAM_KINDS",),
     "dtype": ("trtla.settings.executor:DTYPE_NAMES",),
