@@ -123,27 +123,6 @@ def test_an_encoder_decoder_whose_weights_are_others(
     refused(run(folder, "--input-text", "a"), 2, str(folder), part)
 
 
-@pytest.mark.parametrize(
-    ("line", "part"),
-    [
-        ('{"text": ' + "[" * 200_000, "levels"),
-        ('{"text": "a\\ud800b"}', "surrogate"),
-        ('{"text": "a", "stop": "\\ud800"}', "surrogate"),
-        ('{"text": "a", "top_k": ' + "9" * 5000 + "}", "digits"),
-        ('{"text": "a", "max_output_len": ' + "9" * 4000 + "}", "max_output_len"),
-        ('{"text": "a", "seed": 9223372036854775808}', "seed is 9223372036854775808"),
-        ('{"text": "a", "temperature": ' + "9" * 400 + "}", "temperature"),
-        ("\0", "not JSON"),
-    ],
-)
-def test_a_line_of_nonsense_names_its_number(
-    line: str, part: str, engine: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(line + "\n")
-    refused(run(engine, "--input-file", path), 2, "line 1", part)
-
-
 def test_texts_that_are_no_utf8_are_refused(engine: Path) -> None:
     """Bytes of the command line and of stdin come as halves of surrogate pairs."""
     refused(run(engine, "--input-text", "caf\udce9"), 2, "text 0 is not UTF-8", r"\udce9")

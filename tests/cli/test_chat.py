@@ -131,18 +131,6 @@ def test_draft_models_can_be_chosen_while_chatting(engine: Path) -> None:
     assert "the texts are equal" in ran.out
 
 
-def test_help_imports_no_terminal_library() -> None:
-    code = (
-        "import sys\nfrom trtla.cli import main\n"
-        "try:\n    main(['chat', '--help-all'])\n"
-        "except SystemExit as end:\n    assert end.code == 0\n"
-        "assert not {'torch', 'prompt_toolkit', 'rich'} & set(sys.modules), 'imported'\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "--draft-model" in done.stdout
-
-
 class Terminal:
     """A pseudo-terminal with `trtla chat` in it."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.command import ROOT, Ran, process, refused, trtla
+from tests.support.command import Ran, process, refused, trtla
 from tests.support.models import Variant, byte_model, make_model, save_model
 from tests.support.tokenizers import save_byte_tokenizer
 
@@ -188,11 +186,6 @@ def test_a_bad_model_is_refused_before_the_data_is_read(data: Path, tmp_path: Pa
     refused(ran, 2, "does not exist")
 
 
-def test_fp8_is_for_convert_only(model: Path, tmp_path: Path) -> None:
-    ran = trtla("build", "--checkpoint-dir", model, "--output-dir", tmp_path, "--dtype", "fp8")
-    refused(ran, 2, "fp8", "bfloat16")
-
-
 @pytest.mark.deep
 def test_no_hub_names_the_other_way(model: Path, tmp_path: Path) -> None:
     """A process of its own: the hub's client remembers what it knew when it was imported."""
@@ -204,17 +197,3 @@ def test_no_hub_names_the_other_way(model: Path, tmp_path: Path) -> None:
     assert "error: cnn_dailymail cannot be loaded" in done.stderr
     assert "--calib-data PATH" in done.stderr
     assert "Retrying" not in done.stderr
-
-
-def test_refusals_import_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from trtla.cli import main\n"
-        "try:\n"
-        "    main(['convert', '--model-dir', 'm', '--output-dir', 'o', '--calib-size', '3'])\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 2, end.code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr

@@ -66,25 +66,6 @@ def test_a_gguf_file_is_shown_as_it_was_given(tmp_path: Path) -> None:
     assert (found["path"], found["kind"], found["problems"]) == (str(file), "GGUF file", [])
 
 
-def test_no_folder_of_ours(tmp_path: Path) -> None:
-    refused(trtla("doctor", tmp_path), 2, "config.json")
-    refused(trtla("doctor", tmp_path / "absent"), 2, "absent")
-
-
-def test_a_broken_engine(engine: Path, tmp_path: Path) -> None:
-    broken = shutil.copytree(engine, tmp_path / "engine")
-    (broken / "rank0.safetensors").write_bytes(b"")
-    refused(trtla("doctor", broken), 3, "cannot run here with torch")
-    assert failed(trtla("doctor", broken, "--json"))
-
-
-def test_a_broken_config(model: Path, tmp_path: Path) -> None:
-    broken = shutil.copytree(model, tmp_path / "model")
-    edit(broken / "config.json", vocab_size=-1)
-    assert "vocab_size" in failed(trtla("doctor", broken, "--json"))[0]
-    refused(trtla("doctor", broken), 3, "cannot run here")
-
-
 def edit(path: Path, **values: object) -> None:
     """Change keys of a JSON file; a dotted key goes into the objects."""
     data = json.loads(path.read_text())
@@ -118,43 +99,27 @@ def test_an_engine_without_what_built_it(trt_engine: Path) -> None:
     assert problems == ["TensorRT-LLM is not installed", "there is no GPU that PyTorch can use"]
 
 
-def test_an_engine_of_another_release(
-    patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path
-) -> None:
-    install(patch, tmp_path, "1.1.0")
-    plug_in(patch, (9, 0))
-    (problem,) = failed(trtla("doctor", trt_engine, "--json"))
-    assert "1.2.1" in problem
-    assert "1.1.0" in problem
-
-
 @pytest.mark.parametrize(
-    ("values", "problem"),
+    ("values", "problem", "release", "gpu"),
     [
-        ({"pretrained_config__head_size": 100}, "head_size 100 has no kernel"),
-        (
-            {
-                "pretrained_config__num_key_value_heads": 1,
-                "pretrained_config__num_attention_heads": 64,
-            },
-            "64 query heads",
-        ),
-        ({"pretrained_config__dtype": "float32"}, "dtype is float32"),
-        ({"pretrained_config__quantization": {"quant_algo": "FP8"}}, "FP8 needs"),
-        ({"pretrained_config__quantization": {"kv_cache_quant_algo": "FP8"}}, "FP8 needs"),
+        ({"head_size": 100}, "head_size 100 has no kernel", "1.2.1", (8, 0)),
+        ({"num_key_value_heads": 1, "num_attention_heads": 64}, "64 query heads", "1.2.1", (8, 0)),
+        ({"dtype": "float32"}, "dtype is float32", "1.2.1", (8, 0)),
+        ({"quantization": {"quant_algo": "FP8"}}, "FP8 needs", "1.2.1", (8, 0)),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "FP8 needs", "1.2.1", (8, 0)),
+        ({}, "Blackwell", "1.2.1", (10, 0)),
+        ({}, "1.2.1, and 1.1.0 is installed", "1.1.0", (9, 0)),
     ],
-)
-def test_models_without_a_kernel(
-    patch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    trt_engine: Path,
-    values: dict[str, object],
-    problem: str,
-) -> None:
-    install(patch, tmp_path)
-    plug_in(patch, (8, 0))
-    edit(trt_engine / "config.json", **values)
+)  # fmt: skip
+def test_models_without_a_kernel_or_their_release(
+    patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path,
+    values: dict[str, object], problem: str, release: str, gpu: tuple[int, int],
+) -> None:  # fmt: skip
+    install(patch, tmp_path, release)
+    plug_in(patch, gpu)
+    edit(trt_engine / "config.json", **{f"pretrained_config__{k}": v for k, v in values.items()})
     assert problem in " ".join(failed(trtla("doctor", trt_engine, "--json")))
+    refused(trtla("doctor", trt_engine), 3, "cannot run here with")
 
 
 def test_dynamic_rope(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
@@ -163,6 +128,37 @@ def test_dynamic_rope(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Pat
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     edit(folder / "config.json", dtype="float16", rotary_scaling={"type": "dynamic", "factor": 2.0})
     assert "rope scaling dynamic" in " ".join(failed(trtla("doctor", folder, "--json")))
+
+
+def test_head_sizes_of_jit_kernels_are_a_warning(
+    patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path
+) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, (9, 0))
+    edit(trt_engine / "config.json", pretrained_config__head_size=96)
+    ran = trtla("doctor", trt_engine)
+    assert ran.code == 0, ran.err
+    assert "\nwarning: head_size 96" in ran.out
+
+
+def test_broken_folders_are_listed(engine: Path, model: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(engine, tmp_path / "engine"))
+    (broken / "rank0.safetensors").write_bytes(b"")
+    bad = Path(shutil.copytree(model, tmp_path / "model"))
+    edit(bad / "config.json", vocab_size=-1)
+    for folder, named in ((broken, "rank0.safetensors"), (bad, "vocab_size")):
+        refused(trtla("doctor", folder), 3, "cannot run here")
+        assert named in failed(trtla("doctor", folder, "--json"))[0]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_plain_engine_needs_no_kernel(
+    patch: pytest.MonkeyPatch, tmp_path: Path, stages: int
+) -> None:
+    install(patch, tmp_path)
+    plug_in(patch, *[(10, 0)] * stages)
+    plain = write_engine(tmp_path / "plain", "1.2.1", max_draft_len=0, ranks=stages, stages=stages)
+    assert checked(trtla("doctor", plain, "--json"))["problems"] == []
 
 
 def test_a_triple_without_drafts_needs_no_kernels(
@@ -181,8 +177,6 @@ def test_pipeline_stages(patch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: 
     engine = write_engine(tmp_path / "split", ranks=2, stages=2)
     (problem,) = failed(trtla("doctor", engine, "--json"))
     assert "lookahead does not go with pp_size 2" in problem
-    plain = write_engine(tmp_path / "plain", max_draft_len=0, ranks=2, stages=2)
-    assert checked(trtla("doctor", plain, "--json"))["problems"] == []
     split = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     edit(split / "config.json", mapping={"world_size": 2, "tp_size": 1, "pp_size": 2})
     assert "pp_size 2" in " ".join(failed(trtla("doctor", split, "--json")))
@@ -199,28 +193,6 @@ def test_an_engine_of_another_gpu(
     edit(trt_engine / "trtla.json", compute_capability="8.9")
     problems = failed(trtla("doctor", trt_engine, "--json"))
     assert problems == ["GPU 0: compute capability is 9.0, built for 8.9"]
-
-
-def test_lookahead_has_no_kernel_on_blackwell_and_plain_engines_need_none(
-    patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path
-) -> None:
-    install(patch, tmp_path)
-    plug_in(patch, (10, 0))
-    refused(trtla("doctor", trt_engine), 3, "--backend torch")
-    assert "Blackwell" in failed(trtla("doctor", trt_engine, "--json"))[0]
-    plain = write_engine(tmp_path / "plain", "1.2.1", max_draft_len=0)
-    assert checked(trtla("doctor", plain, "--json"))["problems"] == []
-
-
-def test_head_sizes_of_jit_kernels_are_a_warning(
-    patch: pytest.MonkeyPatch, tmp_path: Path, trt_engine: Path
-) -> None:
-    install(patch, tmp_path)
-    plug_in(patch, (9, 0))
-    edit(trt_engine / "config.json", pretrained_config__head_size=96)
-    ran = trtla("doctor", trt_engine)
-    assert ran.code == 0, ran.err
-    assert "\nwarning: head_size 96" in ran.out
 
 
 def test_a_model_split_over_more_gpus_than_are_here(

@@ -55,16 +55,6 @@ def test_what_is_the_default_now_changes_nothing(engine: Path) -> None:
     assert told(decode(engine, "--draft-merge", "--draft-accept-window")) == expected
 
 
-def test_prompt_lookup_is_a_drafter_of_its_own(engine: Path) -> None:
-    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--draft-context", "3")
-    refused(ran, 2, "--draft-context", "--drafter lookahead,prompt-lookup")
-
-
-def test_values_out_of_range_are_refused(engine: Path) -> None:
-    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--lookahead-cells", "both")
-    refused(ran, 2, "--lookahead-cells")
-
-
 def test_keeping_a_pool_is_no_longer_an_option(no_weights: Path, tmp_path: Path) -> None:
     """Neither under its last name nor under the one before."""
     preset = tmp_path / "preset.yaml"

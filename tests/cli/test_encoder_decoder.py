@@ -83,23 +83,17 @@ def test_draft_models_that_do_not_fit_are_refused_before_anything_loads(
     refused(ran, 2, f"the draft model {t5} is an encoder-decoder", "same family")
 
 
-def test_it_is_neither_converted_nor_built(t5: Path, tmp_path: Path) -> None:
-    ran = trtla("convert", "--model-dir", t5, "--output-dir", tmp_path / "a")
-    refused(ran, 2, "neither converted nor built", f"trtla run --engine-dir {t5}")
-    ran = trtla("build", "--checkpoint-dir", t5, "--output-dir", tmp_path / "b")
-    refused(ran, 2, "neither converted nor built", f"trtla run --engine-dir {t5}")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tune_refuses_it(t5: Path, tmp_path: Path) -> None:
-    ran = trtla("tune", "--engine-dir", t5, "--output-dir", tmp_path / "out")
-    refused(ran, 2, "is an encoder-decoder", "--request-lookahead")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_chat_needs_a_decoder_alone(t5: Path) -> None:
-    ran = trtla("chat", "--engine-dir", t5, stdin="hello\n")
-    refused(ran, 2, "is an encoder-decoder", "trtla run")
+def test_commands_that_need_a_decoder_alone_refuse_it(t5: Path, tmp_path: Path) -> None:
+    built = ("neither converted nor built", f"trtla run --engine-dir {t5}")
+    out = tmp_path / "out"
+    for command, *parts in (
+        (("convert", "--model-dir", t5, "--output-dir", out), *built),
+        (("build", "--checkpoint-dir", t5, "--output-dir", out), *built),
+        (("tune", "--engine-dir", t5, "--output-dir", out), "is an encoder-decoder", "--request-"),
+        (("chat", "--engine-dir", t5), "is an encoder-decoder", "trtla run"),
+    ):
+        refused(trtla(*command), 2, *parts)
+        assert not out.exists()
 
 
 def test_prompts_and_outputs_have_limits(t5: Path) -> None:
@@ -124,18 +118,14 @@ def test_broken_folders_are_told_in_one_sentence(t5: Path, tmp_path: Path) -> No
 
 
 def test_inspect_and_doctor_know_it(t5: Path) -> None:
+    from transformers import T5ForConditionalGeneration
+
     ran = trtla("inspect", t5, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["architecture"] == "T5ForConditionalGeneration"
     assert ran.json["shape"]["num_hidden_layers"] == 2
-    assert ran.json["parameters"] == parameters(t5)
+    loaded = T5ForConditionalGeneration.from_pretrained(t5)
+    assert ran.json["parameters"] == sum(weight.numel() for weight in loaded.parameters())
     ran = trtla("doctor", t5)
     assert ran.code == 0, ran.err
     assert "only the torch executor runs encoder-decoders" in ran.out
-
-
-def parameters(folder: Path) -> int:
-    from transformers import T5ForConditionalGeneration
-
-    loaded = T5ForConditionalGeneration.from_pretrained(folder)
-    return sum(weight.numel() for weight in loaded.parameters())

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 
-from tests.support.command import ROOT, process, refused, trtla
+from tests.support.command import ROOT, imports, process, refused, trtla
 from trtla.cli.app import cli
 from trtla.cli.shared.command import ALL
 
 COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
 DOCS = ROOT / "docs" / "commands.md"
-_HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors", "pydantic")
+_HEAVY = ("torch", "transformers", "numpy", "datasets", "rich", "safetensors", "pydantic",
+          "prompt_toolkit")  # fmt: skip
 
 
 def render() -> str:
@@ -43,53 +42,28 @@ def test_docs_are_the_help() -> None:
     assert DOCS.read_text(encoding="utf-8") == render(), "set TRTLA_UPDATE_DOCS=1 to regenerate"
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["run", "--help"], ["build", "-h"]])
-def test_help_imports_nothing_heavy(args: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from trtla.cli import main\n"
-        "try:\n"
-        f"    main({args!r})\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 0, end.code\n"
-        f"heavy = [m for m in {_HEAVY!r} if m in sys.modules]\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+_TEXT = ["--engine-dir", "e", "--input-text", "a"]
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "code"),
     [
-        ["run", "--engine-dir", "e", "--input-text", "a", "--request-lookahead", "1,2"],
-        ["run", "--engine-dir", "e", "--input-text", "a", "--temperature", "-1"],
-        ["run", "--engine-dir", "absent", "--input-text", "a"],
-        ["summarize", "--engine-dir", "absent", "--dataset", "absent.jsonl"],
-        ["bench", "--engine-dir", "absent"],
-        ["build", "--checkpoint-dir", "c", "--output-dir", "o", "--lookahead", "0,7,7"],
+        (["--help"], 0),
+        (["--version"], 0),
+        (["run", "--help"], 0),
+        (["build", "-h"], 0),
+        (["chat", "--help-all"], 0),
+        (["run", *_TEXT, "--request-lookahead", "1,2"], 2),
+        (["run", *_TEXT, "--temperature", "-1"], 2),
+        (["run", *_TEXT], 2),
+        (["summarize", "--engine-dir", "absent", "--dataset", "absent.jsonl"], 2),
+        (["bench", "--engine-dir", "absent"], 2),
+        (["build", "--checkpoint-dir", "c", "--output-dir", "o", "--lookahead", "0,7,7"], 2),
+        (["convert", "--model-dir", "m", "--output-dir", "o", "--calib-size", "3"], 2),
     ],
 )
-def test_refusals_without_a_model_import_no_torch(args: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from trtla.cli import main\n"
-        "try:\n"
-        f"    main({args!r})\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 2, end.code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_examples(name: str) -> None:
-    ran = trtla(name, "--help")
-    assert ran.code == 0
-    assert "Examples:" in ran.out
-    assert f"trtla {name}" in ran.out
+def test_what_needs_no_model_imports_nothing_heavy(args: list[str], code: int) -> None:
+    imports(args, *(_HEAVY if not code else _HEAVY[:1]), code=code)
 
 
 def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None:
@@ -100,22 +74,12 @@ def test_help_shows_defaults_and_says_once_how_the_environment_is_read() -> None
     assert "TRTLA_COMPLETION" not in trtla("completion", "--help").out
 
 
-def test_version() -> None:
-    done = process("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("trtla 0.")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_h_is_help_everywhere(name: str) -> None:
-    assert trtla(name, "-h").out == trtla(name, "--help").out
-    assert trtla("-h").out == trtla("--help").out
-
-
 @pytest.mark.parametrize("args", [(), ("-q",)])
 def test_without_a_command_the_help_is_printed(args: tuple[str, ...]) -> None:
     ran = trtla(*args)
     assert (ran.code, ran.out, ran.err) == (2, trtla("--help").out, "")
+    assert trtla("-h").out == ran.out
+    assert trtla("--version").out.startswith("trtla 0.")
     assert len(ran.out.splitlines()) > 20
 
 
@@ -126,7 +90,27 @@ def test_python_m_trtla_prints_the_help_too() -> None:
     assert "Start with:\n  trtla build " in done.stdout
 
 
-def test_a_typo_is_guessed() -> None:
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (("--dtype", "qqq"), "bfloat16"),
+        (("--bogus",), "--bogus"),
+        (("--dtype", "float8"), "--dtype"),
+        (("--dtype", "int8"), "--dtype"),
+    ],
+)
+def test_what_is_like_nothing_or_another_name_is_not_guessed(
+    args: tuple[str, ...], part: str
+) -> None:
+    ran = trtla("run", *_TEXT, *args)
+    refused(ran, 2, args[-1], part)
+    assert "did you mean" not in ran.err
+
+
+def test_a_typo_is_guessed(tmp_path: Path) -> None:
+    preset = tmp_path / "own.yaml"
+    preset.write_text("max_batch_sise: 4\n")
+    refused(trtla("build", "--config", preset), 2, "max_batch_sise", "did you mean max_batch_size?")
     refused(trtla("biuld"), 2, "biuld", "build")
     refused(trtla("run", "--egine-dir", "x"), 2, "--egine-dir", "--engine-dir")
 
@@ -134,10 +118,10 @@ def test_a_typo_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("args", "wrong", "meant"),
     [
-        (["run", "--engine-dir", "x", "--input-text", "a", "--dtype", "flaot16"], "flaot16",
+        (["run", *_TEXT, "--dtype", "flaot16"], "flaot16",
          "float16"),
-        (["run", "--engine-dir", "x", "--input-text", "a", "--drafter", "ngarm"], "ngarm", "ngram"),
-        (["run", "--engine-dir", "x", "--input-text", "a", "--processor", "nuclues:1:1"],
+        (["run", *_TEXT, "--drafter", "ngarm"], "ngarm", "ngram"),
+        (["run", *_TEXT, "--processor", "nuclues:1:1"],
          "nuclues", "nucleus"),
         (["build", "--config", str(ROOT / "configs" / "lama-8b.yaml")], "lama-8b", "llama-8b.yaml"),
         (["bench", "--engine-dir", str(SHIPPED), "--compare", "hf-asisted"], "hf-asisted",
@@ -150,25 +134,6 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
     ran = trtla(*args)
     refused(ran, 2, wrong, "did you mean ")
     assert meant in ran.err.partition("did you mean ")[2].partition("?")[0]
-
-
-def test_a_mistyped_key_of_a_preset_is_guessed(tmp_path: Path) -> None:
-    preset = tmp_path / "own.yaml"
-    preset.write_text("max_batch_sise: 4\n")
-    refused(trtla("build", "--config", preset), 2, "max_batch_sise", "did you mean max_batch_size?")
-
-
-def test_what_is_like_nothing_is_not_guessed() -> None:
-    ran = trtla("run", "--engine-dir", "x", "--input-text", "a", "--dtype", "qqq")
-    refused(ran, 2, "qqq", "bfloat16")
-    assert "did you mean" not in ran.err
-
-
-@pytest.mark.parametrize("args", [("--bogus",), ("--dtype", "float8"), ("--dtype", "int8")])
-def test_a_name_that_is_another_one_is_not_guessed(args: tuple[str, ...]) -> None:
-    ran = trtla("run", "--engine-dir", "x", "--input-text", "a", *args)
-    refused(ran, 2, args[-1] if len(args) == 1 else args[0])
-    assert "did you mean" not in ran.err
 
 
 def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
@@ -192,7 +157,7 @@ def test_a_mistyped_flag_is_guessed() -> None:
         ("--max-new-tokens", "--max-output-len"),
         ("--model-path", "--model"),
     ):
-        ran = trtla("run", "--engine-dir", "x", "--input-text", "a", wrong)
+        ran = trtla("run", *_TEXT, wrong)
         refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")
     refused(trtla("serve", "--n-gpu-layers", 9), 2, "hint: did you mean --device?")
     for context in ("--ctx-size", "--max-model-len"):
@@ -201,7 +166,11 @@ def test_a_mistyped_flag_is_guessed() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_short_and_help_all_is_complete(name: str) -> None:
-    short = trtla(name, "--help").out.splitlines()
+    ran = trtla(name, "--help")
+    assert (ran.code, ran.out) == (0, trtla(name, "-h").out)
+    assert "Examples:" in ran.out
+    assert f"trtla {name}" in ran.out
+    short = ran.out.splitlines()
     assert len(short) <= 25, len(short)
     assert max(map(len, short)) <= 100
     if any("--help-all shows all" in line for line in short):

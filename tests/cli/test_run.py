@@ -65,13 +65,6 @@ def test_the_short_flags_are_the_long_ones(engine: Path) -> None:
     assert {len(r["output_ids"]) for r in ran.json["results"]} == {2}
 
 
-def test_a_text_may_start_with_a_dash(engine: Path) -> None:
-    ran = trtla(
-        "run", "--engine-dir", engine, "--input-text", "-x", "b", "--max-output-len", "2", "--json"
-    )
-    assert [r["input_text"] for r in ran.json["results"]] == ["-x", "b"]
-
-
 def test_stdin_as_one_text(engine: Path) -> None:
     args = ("run", "--engine-dir", engine, "--input-text", "-", "--max-output-len", "2", "--json")
     ran = trtla(*args, stdin="two\nlines\n")
@@ -187,15 +180,6 @@ def test_no_tokenizer(bare_engine: Path) -> None:
     refused(trtla("run", "--engine-dir", bare_engine, "--input-text", "hi"), 2, "tokenizer")
 
 
-def test_a_hugging_face_folder_in_place_of_an_engine(model: Path) -> None:
-    ran = trtla(
-        "run", "--engine-dir", model, "--input-text", "ab", "--max-output-len", "4", "--json",
-        "--lookahead", "3,2,3",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert ran.json["results"][0]["lookahead"] == [3, 2, 3]
-
-
 def test_streamed_json_chunks_make_the_document(engine: Path) -> None:
     ran = trtla(
         "run", "--engine-dir", engine, "--input-text", "ab", "cd", "--stream", "--json",
@@ -211,13 +195,6 @@ def test_streamed_json_chunks_make_the_document(engine: Path) -> None:
         assert [c["finish_reason"] for c in own if c["finish_reason"]] == [result["finish_reason"]]
 
 
-def test_streamed_text_is_the_text(engine: Path) -> None:
-    args = ("run", "--engine-dir", engine, "--input-text", "ab", "cd", "--max-output-len", "12")
-    whole, streamed = trtla(*args), trtla(*args, "--stream")
-    end = "\n\n| text"
-    assert streamed.out.partition(end)[0] == whole.out.partition(end)[0]
-
-
 def test_colours_mark_accepted_tokens_and_change_no_letter(engine: Path) -> None:
     import click
 
@@ -226,6 +203,22 @@ def test_colours_mark_accepted_tokens_and_change_no_letter(engine: Path) -> None
     plain, coloured = trtla(*args), trtla(*args, "--color", "always")
     assert "\x1b[32m" in coloured.out
     assert click.unstyle(coloured.out) == click.unstyle(plain.out)
+
+
+def test_a_processor_writes_what_its_filters_write(engine: Path) -> None:
+    args = ("run", "-m", engine, "-p", "def f(", "-n", "12", "--seed", "3", "--json")
+    texts = set()
+    for processor, *filters in (
+        ("greedy", "--temperature", "0"),
+        ("multinomial:1.5", "--temperature", "1.5"),
+        ("topk:2:5", "--temperature", "2", "--top-k", "5"),
+        ("nucleus:2:0.4", "--temperature", "2", "--top-p", "0.4"),
+    ):
+        named, spelled = trtla(*args, "--processor", processor), trtla(*args, *filters)
+        assert named.code == spelled.code == 0, named.err
+        assert named.json["results"] == spelled.json["results"]
+        texts.add(tuple(named.json["results"][0]["output_ids"]))
+    assert len(texts) == 4
 
 
 def test_check_lossless(engine: Path) -> None:

@@ -51,6 +51,18 @@ def process(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=env, **kwargs)
 
 
+def imports(args: list[str], *heavy: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a process of its own; assert its exit code and what it never loads."""
+    program = (
+        "import sys\nfrom trtla.cli import main\ntry:\n"
+        f"    main({args!r})\nexcept SystemExit as end:\n    assert end.code == {code}, end.code\n"
+        f"found = [name for name in {heavy!r} if name in sys.modules]\nassert not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def refused(ran: Ran, code: int, *parts: str) -> None:
     """Assert a refusal in trtla's form: exit code, one sentence, one hint, no traceback."""
     assert ran.code == code, ran
