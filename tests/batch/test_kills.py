@@ -42,11 +42,7 @@ def test_killed_at_random_moments(undisturbed: tuple[Path, Path], tmp_path: Path
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_signals_keep_what_is_done(
-    number: signal.Signals,
-    code: int,
-    said: str,
-    undisturbed: tuple[Path, Path],
-    tmp_path: Path,
+    number: signal.Signals, code: int, said: str, undisturbed: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, expected = undisturbed
     out = tmp_path / "out"

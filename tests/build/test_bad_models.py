@@ -211,14 +211,6 @@ def test_a_value_too_large_for_float16_names_its_tensor(hf: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_not_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "hf").write_text("x")
-    with pytest.raises(UsageError, match="hf is not a folder"):
-        convert(tmp_path / "hf", tmp_path / "out")
-    with pytest.raises(UsageError, match="nothing does not exist"):
-        convert(tmp_path / "nothing", tmp_path / "out")
-
-
 def test_a_shard_that_is_missing_or_outside_is_named(tmp_path: Path) -> None:
     variant = Variant("sharded", weights="sharded")
     folder = save_model(make_model(variant), variant, tmp_path / "model")

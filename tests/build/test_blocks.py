@@ -25,7 +25,6 @@ from trtla.formats.config import BLOCK_SIZES
 from trtla.formats.engine import Engine, engine_from_hugging_face
 from trtla.formats.engine_limits import BuildSettings
 from trtla.formats.gguf.folder import model_folder
-from trtla.formats.hf import load_model
 from trtla.formats.tensors import without_blocks
 from trtla.runtime.models.llama import LlamaModel
 
@@ -177,14 +176,6 @@ def test_nothing_is_quantised_twice(q4: Path, tmp_path: Path) -> None:
     assert "unquantised" in str(caught.value.hint)
 
 
-def test_transformers_gets_the_numbers(q4: Path) -> None:
-    model = load_model("AutoModelForCausalLM", model_folder(q4), torch.float32, "")
-    engine = engine_from_hugging_face(model_folder(q4), dtype="float32")
-    weights = dict(engine.weights())
-    found = model.state_dict()["model.layers.1.mlp.down_proj.weight"]
-    assert torch.equal(found, weights["transformer.layers.1.mlp.proj.weight"])  # type: ignore[arg-type]
-
-
 NAME = "transformer.layers.1.mlp.fc.weight"
 HF_NAME = "model.layers.1.mlp.gate_proj.weight"
 
@@ -201,6 +192,7 @@ HF_NAME = "model.layers.1.mlp.gate_proj.weight"
             {"lm_head.weight": "Q8_0"},
             "lm_head.weight is Q8_0, but the files hold only the embedding",
         ),
+        ({"hidden_size": 200}, r"the 200 inputs of .* are no multiple of 32"),
     ],
 )
 def test_block_types_that_do_not_fit_are_named(
@@ -208,20 +200,12 @@ def test_block_types_that_do_not_fit_are_named(
 ) -> None:
     folder = convert(q4, tmp_path / "ckpt")
     data = json.loads((folder / "config.json").read_text())
+    data["hidden_size"] = types.pop("hidden_size", data["hidden_size"])
     data["quantization"]["block_types"].update(types)
     (folder / "config.json").write_text(json.dumps(data))
     with pytest.raises(UsageError, match=said) as caught:
         Checkpoint.open(folder)
     assert caught.value.hint
-
-
-def test_inputs_that_no_block_divides_are_named(q4: Path, tmp_path: Path) -> None:
-    folder = convert(q4, tmp_path / "ckpt")
-    data = json.loads((folder / "config.json").read_text())
-    data["hidden_size"] = 200
-    (folder / "config.json").write_text(json.dumps(data))
-    with pytest.raises(UsageError, match=r"the 200 inputs of .* are no multiple of 32"):
-        Checkpoint.open(folder)
 
 
 def test_blocks_of_another_type_in_the_file_are_named(q4: Path, tmp_path: Path) -> None:

@@ -98,11 +98,7 @@ def test_settings_the_executor_cannot_run_are_named(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("gpt_attention_plugin", None),
-        ("remove_input_padding", False),
-        ("paged_kv_cache", False),
-    ],
+    [("gpt_attention_plugin", None), ("remove_input_padding", False), ("paged_kv_cache", False)],
 )
 def test_plugins_the_executor_needs_are_named(name: str, value: object, tmp_path: Path) -> None:
     folder = write_engine(tmp_path / "engine")
@@ -137,16 +133,6 @@ def test_plain_engines_in_stages_need_a_vocabulary_that_divides(tmp_path: Path) 
         open_engine(folder)
 
 
-def test_the_triple_of_a_foreign_engine_must_be_given_and_fit(tmp_path: Path) -> None:
-    folder = write_engine(tmp_path / "engine")
-    check_triples(str(folder), LookaheadConfig(8, 8, 4))
-    with pytest.raises(UsageError, match="only max_draft_len 83") as caught:
-        check_triples(str(folder), None)
-    assert "--lookahead, such as 7,7,7 or 6,8,6" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="was built with max_draft_len 83"):
-        check_triples(str(folder), LookaheadConfig(5, 5, 5))
-
-
 def test_adopting_writes_the_triple_and_the_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
     folder = write_engine(tmp_path / "engine", "1.1.0")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -165,31 +151,14 @@ def test_adopting_writes_the_triple_and_the_tokenizer(tmp_path: Path, tokenizer:
     assert inspect(folder)["lookahead"] == [7, 7, 7]
 
 
-def test_adopting_a_plain_engine_needs_no_triple(tmp_path: Path) -> None:
-    folder = write_engine(tmp_path / "engine", max_draft_len=0)
-    assert adopt_engine(folder, None).lookahead == AUTOREGRESSIVE
-
-
-def test_adopting_twice_needs_force(tmp_path: Path) -> None:
+def test_adopting_twice_needs_force_and_a_plain_engine_no_triple(tmp_path: Path) -> None:
+    plain = write_engine(tmp_path / "plain", max_draft_len=0)
+    assert adopt_engine(plain, None).lookahead == AUTOREGRESSIVE
     folder = write_engine(tmp_path / "engine")
     adopt_engine(folder, LookaheadConfig(8, 8, 4))
     with pytest.raises(UsageError, match=r"has a trtla\.json already"):
         adopt_engine(folder, SEVENS)
     assert adopt_engine(folder, SEVENS, force=True).lookahead == SEVENS
-
-
-@pytest.mark.parametrize(
-    ("triple", "named"),
-    [(None, "only max_draft_len 83"), (LookaheadConfig(5, 5, 5), "needs max_draft_len 39")],
-)
-def test_adopting_with_another_triple_names_some_that_fit(
-    triple: LookaheadConfig | None, named: str, tmp_path: Path
-) -> None:
-    folder = write_engine(tmp_path / "engine")
-    with pytest.raises(UsageError, match=named) as caught:
-        adopt_engine(folder, triple)
-    assert "7,7,7 or 6,8,6 or 14,4,14" in str(caught.value.hint)
-    assert not (folder / "trtla.json").exists()
 
 
 def test_only_engines_of_tensorrt_llm_are_adopted(tmp_path: Path, tokenizer: Path) -> None:

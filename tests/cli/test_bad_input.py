@@ -177,7 +177,7 @@ def test_folders_of_another_kind(engine: Path, checkpoint: Path, tmp_path: Path)
     refused(run(tmp_path / "absent", "--input-text", "a"), 2, "absent")
     refused(run(tmp_path, "--input-text", "a"), 2, "config.json")
     refused(run(checkpoint, "--input-text", "a"), 2, "checkpoint", "trtla build")
-    refused(build(engine, tmp_path / "out"), 2, "engine")
+    refused(build(engine, tmp_path / "out"), 2, "is an engine already")
     for command in ("inspect", "doctor"):
         refused(trtla(command, tmp_path), 2, "config.json")
         refused(trtla(command, tmp_path / "absent"), 2, "absent")
@@ -189,8 +189,9 @@ def test_a_target_that_is_not_empty_or_cannot_be(
     checkpoint: Path, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    refused(build(checkpoint, tmp_path), 2, str(tmp_path))
-    refused(trtla("convert", "--model-dir", model, "--output-dir", tmp_path), 2, str(tmp_path))
+    refused(build(checkpoint, tmp_path), 2, f"{tmp_path} is not empty", "--force")
+    ran = trtla("convert", "--model-dir", model, "--output-dir", tmp_path)
+    refused(ran, 2, f"{tmp_path} is not empty", "--force")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     ran = build(checkpoint, tmp_path / "mine.txt" / "engine")
     assert ran.code in (1, 2)

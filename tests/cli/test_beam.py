@@ -154,15 +154,6 @@ def test_files_bring_prompts_with_lengths_of_their_own(bare_engine: Path, tmp_pa
     assert f'Input [Text 0]: "1 2 3"\nOutput [Text 0 Beam 0]: "{ids}"' in shown.out
 
 
-def test_presets_have_the_names_with_underscores(engine: Path, tmp_path: Path) -> None:
-    preset = tmp_path / "beams.yaml"
-    preset.write_text("num_beams: 2\nlength_penalty: 0\ndrafter: ngram\n")
-    asked = ("--input-text", "ab", "--max-output-len", "4", "--json")
-    [by_preset] = found(run(engine, "--config", preset, *asked))
-    [by_flags] = found(run(engine, *asked, "--num-beams", "2", "--length-penalty", "0"))
-    assert by_preset["beams"] == by_flags["beams"]
-
-
 @pytest.mark.parametrize(
     ("flags", "message", "hint"),
     [

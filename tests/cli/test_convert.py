@@ -100,28 +100,59 @@ def test_integers_for_tensorrt_llm(
     assert trtla("run", "--engine-dir", folder / "engine", "--input-text", "Half").code == 0
 
 
-def test_flags_of_integers(model: Path, tmp_path: Path) -> None:
-    def attempt(*args: str) -> Ran:
-        return convert(model, tmp_path / "out", *args)
+FP8, GROUP = ("--dtype", "fp8"), ("--group-size", "64")
+_ROUNDED = "--group-size 64 is for --dtype int8, int4 or w4a16_awq, and dtype is "
 
-    group = ("--group-size", "64")
-    for dtype in ("fp8", "bfloat16"):
-        ran = attempt("--dtype", dtype, *group)
-        refused(
-            ran, 2, f"--group-size 64 is for --dtype int8, int4 or w4a16_awq, and dtype is {dtype}"
-        )
-    refused(attempt(*group), 2, "dtype is auto")
-    refused(attempt("--dtype", "int4", "--group-size", "48"), 2, "48")
-    refused(attempt("--dtype", "int4", "--kv-cache-dtype", "fp8"), 2, "for --dtype fp8, and dtype")
-    ran = attempt("--dtype", "int4", "--calib-size", "5")
-    refused(ran, 2, "--calib-size 5 is for texts", "add --calib-data")
-    ran = attempt("--dtype", "int4", "--tp-size", "2")
-    refused(ran, 2, "are not split", "omit --tp-size")
-    refused(attempt("--dtype", "w4a16_awq", "--group-size", "32"), 2, "32 is unknown to W4A16_AWQ")
-    refused(attempt("--dtype", "w8a16", *group), 2, "int4 or w4a16_awq, and dtype is w8a16")
-    ran = attempt("--dtype", "w4a16", "--calib-data", "x.txt")
-    refused(ran, 2, "--dtype fp8, int8, int4 or w4a16_awq, and dtype is w4a16")
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((*FP8, *GROUP), [f"{_ROUNDED}fp8"]),
+        (("--dtype", "bfloat16", *GROUP), [f"{_ROUNDED}bfloat16"]),
+        (("--dtype", "w8a16", *GROUP), [f"{_ROUNDED}w8a16"]),
+        (GROUP, [f"{_ROUNDED}auto"]),
+        (("--dtype", "int4", "--group-size", "48"), ["48"]),
+        (("--dtype", "int4", "--kv-cache-dtype", "fp8"), ["for --dtype fp8, and dtype"]),
+        (("--dtype", "int4", "--calib-size", "5"), ["5 is for texts", "add --calib-data"]),
+        (("--dtype", "int4", "--tp-size", "2"), ["are not split", "omit --tp-size"]),
+        (("--dtype", "w4a16_awq", "--group-size", "32"), ["32 is unknown to W4A16_AWQ"]),
+        (("--dtype", "w4a16", "--calib-data", "x.txt"),
+         ["--dtype fp8, int8, int4 or w4a16_awq, and dtype is w4a16"]),
+        (("--dtype", "bfloat16", "--kv-cache-dtype", "fp8"), ["fp8 is for --dtype fp8"]),
+        (("--dtype", "bfloat16", "--calib-data", "x.txt"), ["x.txt is for --dtype fp8"]),
+        (("--dtype", "bfloat16", "--calib-size", "5"), ["5 is for --dtype fp8"]),
+        (("--dtype", "bfloat16", "--calib-device", "cpu"), ["cpu is for --dtype fp8"]),
+        ((*FP8, "--calib-data", "no.txt"), ["no.txt does not exist"]),
+        ((*FP8, "--calib-data", "xsum"), ["xsum is neither", "--calib-data PATH"]),
+        ((*FP8, "--calib-data", "{empty}"), ["holds no text"]),
+        ((*FP8, "--calib-data", "{data}", "--calib-size", "0"), ["--calib-size"]),
+        ((*FP8, "--calib-data", "{data}", "--calib-device", "cuda:77"), ["cuda:77"]),
+        ((*FP8, "--calib-data", "no.txt", "--model-dir", "absent"), ["absent does not exist"]),
+        ((*FP8, "--calib-data", "{data}", "--model-dir", "{bare}"),
+         ["bare has no tokenizer files", "tokenizer.json"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    flags: tuple[str, ...], parts: list[str], model: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    places = {"data": data, "empty": tmp_path / "empty.txt", "bare": tmp_path / "bare"}
+    if "{bare}" in flags:
+        byte_model(places["bare"], tokenizer=False)
+    given = [flag.format(**places) for flag in flags]
+    refused(convert(model, tmp_path / "out", *given), 2, *parts)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("kv-cache-dtype", "fp8"), ("calib-data", "x"), ("calib-size", "5"), ("calib-device", "cpu")],
+)
+def test_calibration_flags_of_the_environment_need_fp8(
+    flag: str, value: str, model: Path, tmp_path: Path
+) -> None:
+    env = {"TRTLA_CONVERT_" + flag.replace("-", "_").upper(): value}
+    refused(convert(model, tmp_path / "out", env=env), 2, f"--{flag} {value}", "dtype is auto")
 
 
 def test_calib_size_limits_the_texts(model: Path, tmp_path: Path) -> None:
@@ -132,58 +163,11 @@ def test_calib_size_limits_the_texts(model: Path, tmp_path: Path) -> None:
     assert "calibrate: 2 of 2 texts" in few.err
     every = convert(model, tmp_path / "every", *flags)
     assert "calibrate: 6 of 6 texts" in every.err
+    quiet = convert(model, tmp_path / "quiet", *flags, "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
     name = "transformer.layers.1.mlp.proj.activation_scaling_factor"
     two, six = (load_file(tmp_path / n / "rank0.safetensors")[name] for n in ("few", "every"))
     assert 0 < two <= six
-
-
-def test_quiet_prints_no_notes(model: Path, data: Path, tmp_path: Path) -> None:
-    ran = convert(model, tmp_path / "c", "--dtype", "fp8", "--calib-data", data, "--quiet")
-    assert (ran.code, ran.err) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--kv-cache-dtype", "fp8"),
-        ("--calib-data", "x.txt"),
-        ("--calib-size", "5"),
-        ("--calib-device", "cpu"),
-    ],
-)
-def test_calibration_flags_need_fp8(flag: str, value: str, model: Path, tmp_path: Path) -> None:
-    ran = convert(model, tmp_path / "out", "--dtype", "bfloat16", flag, value)
-    refused(ran, 2, f"{flag} {value} is for --dtype fp8", "dtype is bfloat16")
-    env = {"TRTLA_CONVERT_" + flag.removeprefix("--").replace("-", "_").upper(): value}
-    refused(convert(model, tmp_path / "out", env=env), 2, flag, "dtype is auto")
-
-
-def test_bad_calibration_data(model: Path, data: Path, tmp_path: Path) -> None:
-    def attempt(*args: str | Path) -> Ran:
-        return convert(model, tmp_path / "out", "--dtype", "fp8", *args)
-
-    refused(attempt("--calib-data", tmp_path / "no.txt"), 2, "no.txt does not exist")
-    refused(attempt("--calib-data", "xsum"), 2, "xsum is neither", "--calib-data PATH")
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"text": "a", "article": "b"}\n')
-    refused(attempt("--calib-data", bad), 2, "line 1", 'either "text" or "article"')
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
-    refused(attempt("--calib-data", empty), 2, "holds no text")
-    refused(attempt("--calib-data", data, "--calib-size", "0"), 2, "--calib-size")
-    refused(attempt("--calib-data", data, "--calib-device", "cuda:77"), 2, "cuda:77")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_model_without_a_tokenizer_cannot_be_calibrated(data: Path, tmp_path: Path) -> None:
-    bare = byte_model(tmp_path / "bare", tokenizer=False)
-    ran = convert(bare, tmp_path / "out", "--dtype", "fp8", "--calib-data", data)
-    refused(ran, 2, "bare has no tokenizer files", "tokenizer.json")
-
-
-def test_a_bad_model_is_refused_before_the_data_is_read(data: Path, tmp_path: Path) -> None:
-    ran = convert(tmp_path / "no", tmp_path / "out", "--dtype", "fp8", "--calib-data", "no.txt")
-    refused(ran, 2, "does not exist")
 
 
 @pytest.mark.deep

@@ -139,16 +139,6 @@ def test_every_prompt_of_a_file_may_have_a_drafter_of_its_own(
     assert found[2]["lookahead"] == [1, 1, 0]
 
 
-def test_presets_have_the_names_with_underscores(plain_engine: Path, tmp_path: Path) -> None:
-    preset = tmp_path / "drafts.yaml"
-    preset.write_text("drafter: ngram\ngamma: 2\nngram_order: 4\nstop_if_unknown: false\n")
-    given = ("--engine-dir", plain_engine, *TEXTS)
-    by_preset = trtla("run", "--config", preset, *given)
-    flags = ("--drafter", "ngram", "--gamma", "2", "--ngram-order", "4", "--no-stop-if-unknown")
-    assert by_preset.code == 0, by_preset.err
-    assert by_preset.json["results"] == trtla("run", *flags, *given).json["results"]
-
-
 def test_bench_has_an_arm_for_every_drafter(plain_engine: Path) -> None:
     ran = trtla(
         "bench", "--engine-dir", plain_engine, "--drafter", "ngram", "prompt-lookup,ngram", "none",

@@ -106,8 +106,7 @@ def test_another_text_or_reason_of_the_same_ids_is_a_divergence() -> None:
 def test_a_text_that_differs_is_exit_code_3(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("trtla.cli.run.transcript")
     monkeypatch.setattr(
-        "trtla.results.run.divergence",
-        lambda ours, plain: difference(1, 9, 6, 0.25),
+        "trtla.results.run.divergence", lambda ours, plain: difference(1, 9, 6, 0.25)
     )
     ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--check-lossless", "--json")
     refused(ran, 3, "1 of 1 texts differ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -15,15 +14,6 @@ from tests.support.command import refused, trtla
 from tests.support.trtllm_engines import write_engine
 
 PROMPT = ("--input-text", "abcabcabcabc $x$ <y> abcabc", "--max-output-len", "24")
-
-
-@pytest.fixture(scope="module")
-def no_weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model without its weights: what is refused here was refused before they were wanted."""
-    folder = tmp_path_factory.mktemp("empty") / "model"
-    shutil.copytree(model, folder)
-    (folder / "model.safetensors").unlink()
-    return folder
 
 
 def test_the_run_and_its_step_are_printed(engine: Path) -> None:
@@ -160,14 +150,6 @@ def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
     assert fed == len(fates) == found["result"]["drafted"]
     for step in found["steps"][1:]:
         assert len(step["sources"] or ()) == len(step["chances"] or ()) == len(step["tokens"])
-
-
-def test_a_stop_string_is_the_reason(engine: Path) -> None:
-    text = trtla("run", "--engine-dir", engine, *PROMPT, "--json").json["results"][0]["text"]
-    stop = next(char for char in text[3:] if char.isascii() and char.isprintable())
-    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--stop", stop, "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["steps"][-1]["reason"] == "stop_words"
 
 
 def test_a_model_without_a_tokenizer_shows_ids(bare_engine: Path, tmp_path: Path) -> None:

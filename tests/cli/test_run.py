@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+import torch
 
 from tests.support.command import refused, trtla
 
@@ -276,3 +277,21 @@ def test_an_empty_output_comes_with_its_reason(model: Path, tmp_path: Path) -> N
     ran = trtla(*flags, "two", "--stream")
     assert f"{said}\n" in ran.err
     assert "text 1 is empty" not in ran.err
+
+
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_the_number_of_threads_is_set(engine: Path, command: str) -> None:
+    before = torch.get_num_threads()
+    wanted = 1 if before > 1 else 2
+    try:
+        ran = trtla(command, "--engine-dir", engine, "--input-text", "a", "--threads", str(wanted))
+        assert ran.code == 0, ran.err
+        assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", ["0", "100000"])
+def test_a_number_of_threads_that_cannot_be_is_refused(engine: Path, threads: str) -> None:
+    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--threads", threads)
+    refused(ran, 2, "threads", threads)
