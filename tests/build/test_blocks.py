@@ -200,8 +200,9 @@ def test_block_types_that_do_not_fit_are_named(
 ) -> None:
     folder = convert(q4, tmp_path / "ckpt")
     data = json.loads((folder / "config.json").read_text())
-    data["hidden_size"] = types.pop("hidden_size", data["hidden_size"])
-    data["quantization"]["block_types"].update(types)
+    changed = dict(types)
+    data["hidden_size"] = changed.pop("hidden_size", data["hidden_size"])
+    data["quantization"]["block_types"].update(changed)
     (folder / "config.json").write_text(json.dumps(data))
     with pytest.raises(UsageError, match=said) as caught:
         Checkpoint.open(folder)

@@ -127,15 +127,6 @@ def test_a_context_that_is_too_short_is_said_by_its_code(client):
     assert "2048" in caught.value.message
 
 
-def test_what_is_not_supported_is_refused_by_name(client):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model="tiny", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-    assert caught.value.param == "tools"
-    assert caught.value.code == "unsupported_parameter"
-
-
 def test_keys_and_models_have_errors_of_their_own():
     with serving(keys=(b"secret",)) as served:
         for key, error in (("wrong", openai.AuthenticationError), ("secret", openai.NotFoundError)):

@@ -6,20 +6,21 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
-from tests.support.served import SHIPPED, SHORT, open_shipped, serving, until
-from trtla.errors import TrtlaError
+from tests.support.served import SHIPPED, SHORT, open_shipped, server_process, serving, until
 
 LONG = {"prompt": "def f(", "max_tokens": 1500, "temperature": 0, "seed": 1}
+UNREAD = {"prompt": "def f(", "n": 32, "temperature": 1, "seed": 1, "pieces": True, "stream": True,
+          "receive_buffer": 2048}  # fmt: skip
 
 
 def empty(served) -> bool:
@@ -30,11 +31,7 @@ def empty(served) -> bool:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_place(served, stream):
     before = served.stats().new_tokens
-    body = json.dumps({**LONG, "stream": stream}).encode()
-    host, port = served.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as one:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json"
-        one.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    with served.ask_only(**LONG, stream=stream):
         until(lambda: served.stats().new_tokens > before)
     until(lambda: empty(served))
     assert served.stats().new_tokens < before + 1500
@@ -115,15 +112,8 @@ def test_a_request_that_fails_is_counted_as_failed(capsys, stream):
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     for name in ("KEEP_ALIVE_S", "_LOOK_EVERY_S", "_GRACE_S"):
         monkeypatch.setattr(f"trtla.serve.responses.{name}", 0.1)
-    body = {**LONG, "n": 32, "max_tokens": 1500, "temperature": 1, "pieces": True, "stream": True}
-    sent = json.dumps(body).encode()
-    with serving(request_timeout=3, send_buffer=4096) as served, socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        host, port = served.address.removeprefix("http://").split(":")
-        one.connect((host, int(port)))
-        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        one.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(sent))
-        one.sendall(sent)
+    body = {**UNREAD, "max_tokens": 1500}
+    with serving(request_timeout=3, send_buffer=4096) as served, served.ask_only(**body):
         connections = served.service.server.server_state.connections
         until(lambda: served.service.model.num_in_flight)
         until(lambda: not connections)
@@ -132,18 +122,10 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
 
 def test_a_client_that_does_not_read_cannot_hold_up_the_end(monkeypatch):
     monkeypatch.setattr("trtla.serve.server.LINGER_S", 0.3)
-    body = {**LONG, "n": 32, "max_tokens": 60, "temperature": 1, "pieces": True, "stream": True}
-    sent = json.dumps(body).encode()
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        with serving(send_buffer=4096) as served:
-            host, port = served.address.removeprefix("http://").split(":")
-            one.connect((host, int(port)))
-            one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-            one.sendall(b"Content-Type: application/json\r\n")
-            one.sendall(b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
-            until(lambda: served.stats().new_tokens > 32)
-            until(lambda: not served.service.model.num_in_flight)
+    with ExitStack() as clients, serving(send_buffer=4096) as served:
+        clients.enter_context(served.ask_only(**UNREAD, max_tokens=60))
+        until(lambda: served.stats().new_tokens > 32)
+        until(lambda: not served.service.model.num_in_flight)
         # leaving the block waits for the server's end
 
 
@@ -238,21 +220,10 @@ def test_one_requests_failure_is_its_own(served, plain, monkeypatch):
     assert also.json()["choices"][0]["text"] == plain("class A:", 4)
 
 
-def start(*more):
-    """`trtla serve` on a free port, and its address."""
-    command = [sys.executable, "-m", "trtla", "serve", "-m", str(SHIPPED), "--port", "0", *more]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if "listens on" in line:
-            return process, line.split()[3].rstrip(",")
-    raise TrtlaError(f"it ended with {process.wait()}")
-
-
 @pytest.mark.deep(first=1)
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_first_signal_drains_and_the_second_does_not(plain, signals):
-    process, address = start()
-    try:
+    with server_process("-m", "trtla", "serve", "-m", SHIPPED) as (process, address):
         asked = {**LONG, "max_tokens": 300, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as one:
             lines = one.iter_lines()
@@ -267,9 +238,6 @@ def test_the_first_signal_drains_and_the_second_does_not(plain, signals):
         assert process.wait(30) == 0
         assert plain("def f(", 300).endswith("".join(texts))
         assert len(texts) > 50
-    finally:
-        process.kill()
-        process.stderr.close()
 
 
 def test_killed_clients_leave_nothing(served):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.support.command import refused, trtla
-from tests.support.served import serving
+from tests.support.served import Served, serving
 from trtla.errors import UsageError
 from trtla.settings.serving import ServeSettings
 
 PROMPT = "def add(first, second):\n    return first + second\n\n" * 6
 
 
-def asked(served, key, **body):
+def asked_by(served, key, **body):
     served.http.headers["Authorization"] = f"Bearer {key}"
     answer = served.complete(prompt=PROMPT, max_tokens=24, temperature=0, metrics=True, **body)
     assert answer.status_code == 200, answer.text
@@ -24,19 +24,19 @@ def asked(served, key, **body):
 
 def test_keys_share_unless_they_are_isolated():
     with serving(keys=(b"a", b"b")) as served:
-        asked(served, "a")
-        assert asked(served, "b")[0] > 0
+        asked_by(served, "a")
+        assert asked_by(served, "b")[0] > 0
 
 
 def test_isolated_keys_share_nothing():
     with serving(keys=(b"a", b"b"), api_key_file="keys", isolate_keys=True) as served:
-        alone = asked(served, "a")
+        alone = asked_by(served, "a")
         assert alone[:2] == (0, 0)
-        assert asked(served, "b") == alone
-        again = asked(served, "a")
+        assert asked_by(served, "b") == alone
+        again = asked_by(served, "a")
         assert again[0] > 0
         assert again[2] == alone[2]
-        assert asked(served, "b", cache="private") == alone
+        assert asked_by(served, "b", cache="private") == alone
 
 
 def test_isolation_needs_keys_and_nothing_that_mixes_them(tiny_llama, tmp_path):
@@ -51,3 +51,17 @@ def test_isolation_needs_keys_and_nothing_that_mixes_them(tiny_llama, tmp_path):
     refused(saved, 2, "--save-corpus writes the texts of all keys")
     drafted_from = trtla(*serve, "--corpus", tmp_path / "corpus.txt")
     refused(drafted_from, 2, "corpus.txt is drafted from for all keys")
+
+
+def test_load_on_our_server(served: Served) -> None:
+    args = ("bench", "--serve", served.api, "--prompts", "code", "-n", "12", "--json")
+    loads = ("--concurrency", "3", "--num-prompts", "4", "--temperature", "0,0.8")
+    ran = trtla(*args, *loads, "--check-texts")
+    assert ran.code == 0, ran.err
+    settings, runs = ran.json["settings"], ran.json["runs"]
+    assert (settings["owned_by"], settings["tokens_from"]) == ("trtla", "usage")
+    assert [(one["completed"], one["failed"]) for one in runs] == [(4, 0)] * 2
+    assert all(one["tokens_per_step"] >= 1 for one in runs)
+    assert ran.json["checked_texts"]["equal"] == ran.json["checked_texts"]["texts"] == 8
+    ran = trtla(*args, "--ignore-eos", "--num-prompts", "1")
+    assert (ran.code, ran.json["runs"][0]["completed"]) == (0, 1)

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
-from contextlib import closing
 
 import pytest
 
-from tests.support.served import refused, serving, until
+from tests.support.served import SHORT, refused, serving, until
 
-SHORT = {"prompt": "class A:", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "1 " * 30_000, "max_tokens": 1}
-
-
-def send(served, path="/v1/completions", **body) -> socket.socket:
-    """A client that has asked, and reads nothing."""
-    sent = json.dumps(body).encode()
-    host, port = served.address.removeprefix("http://").split(":")
-    one = socket.create_connection((host, int(port)))
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    one.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
-    return one
 
 
 class Gate:
@@ -63,7 +49,7 @@ def test_a_prompt_that_cannot_fit_is_not_encoded(served, gate):
 
 
 def test_short_requests_do_not_wait_for_long_ones(served, gate):
-    with closing(send(served, **LONG)):
+    with served.ask_only(**LONG):
         until(lambda: LONG["prompt"] in gate.came)
         assert served.complete(**SHORT).status_code == 200
         assert served.chat(messages=[{"role": "user", "content": "a"}], max_tokens=1).is_success
@@ -71,9 +57,9 @@ def test_short_requests_do_not_wait_for_long_ones(served, gate):
 
 def test_who_leaves_before_the_prompt_is_encoded_is_forgotten(served, gate, capsys):
     model = served.service.model
-    first = send(served, **LONG)
+    first = served.ask_only(**LONG)
     until(lambda: LONG["prompt"] in gate.came)
-    others = [send(served, prompt=f"{i} " * 30_000, max_tokens=1) for i in range(8)]
+    others = [served.ask_only(prompt=f"{i} " * 30_000, max_tokens=1) for i in range(8)]
     until(lambda: model._reserved == 9)
     for one in (first, *others):
         one.close()
@@ -86,7 +72,7 @@ def test_who_leaves_before_the_prompt_is_encoded_is_forgotten(served, gate, caps
 def test_who_leaves_before_the_queue_is_logged_as_gone(monkeypatch, capsys):
     with serving(quiet=False) as served:
         gate = Gate(served, monkeypatch)
-        with closing(send(served, **LONG)):
+        with served.ask_only(**LONG):
             until(lambda: LONG["prompt"] in gate.came)
         until(lambda: '"status": 499' in capsys.readouterr().err)
         gate.open.set()

@@ -143,16 +143,10 @@ def test_paths_and_methods(served):
     refused(served.complete(model="gpt-4o", **ASK), 404, "model", "model_not_found")
 
 
-def test_only_json_is_read(served):
-    answer = served.http.post(
-        "/v1/completions", content=json.dumps(ASK), headers={"Content-Type": "text/plain"}
-    )
-    refused(answer, 400, code="content_type")
-
-
 @pytest.mark.parametrize(
     ("headers", "status", "code"),
     [
+        ({"Content-Type": "text/plain"}, 400, "content_type"),
         ({"Content-Type": "application/json; charset=latin-1"}, 400, "content_type"),
         ({"Content-Encoding": "gzip"}, 415, "content_encoding"),
         ({"Content-Length": "2", "Transfer-Encoding": "chunked"}, 400, "body_length"),
@@ -258,7 +252,6 @@ def test_keys_bodies_and_queues_have_limits():
 
 
 def test_half_a_request_harms_nobody(served):
-    host, port = served.address.removeprefix("http://").split(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     for sent in (
         b"",
@@ -267,10 +260,8 @@ def test_half_a_request_harms_nobody(served):
         head + b"Content-Length: 50\r\n\r\n{",
         b"\r\n" * 99,
     ):
-        with socket.create_connection((host, int(port))) as one:
-            one.sendall(sent)
+        with served.connect(sent) as one:
             one.shutdown(socket.SHUT_WR)
-            one.settimeout(10)
             while one.recv(1000):
                 pass
     assert served.complete(**ASK).status_code == 200
@@ -289,24 +280,23 @@ def read_until(connection, end):
 def test_a_connection_that_asks_nothing_is_closed(monkeypatch):
     monkeypatch.setattr("trtla.serve.connection.HEAD_TIMEOUT_S", 0.3)
     with serving() as served:
-        host, port = served.address.removeprefix("http://").split(":")
         for sent in (b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "):
-            with socket.create_connection((host, int(port)), timeout=20) as one:
-                one.sendall(sent)
+            with served.connect(sent) as one:
                 assert one.recv(100) == b""
-        with socket.create_connection((host, int(port)), timeout=20) as one:
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        with served.connect(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") as one:
             read_until(one, b"ok")
             one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")  # timed too
             assert one.recv(100) == b""
-        with socket.create_connection((host, int(port)), timeout=20) as one:
-            one.sendall(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
+        with served.connect(
+            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n"
+        ) as one:
             read_until(one, b"}")  # it is answered before its body is there
             one.sendall(b"{")
             while one.recv(100):
                 pass
-        with socket.create_connection((host, int(port)), timeout=20) as one:
-            one.sendall(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{")
+        with served.connect(
+            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{"
+        ) as one:
             read_until(one, b"}")
             while one.recv(100):  # nothing more comes of the body
                 pass

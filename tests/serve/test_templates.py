@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.chat_templates import CHATML, LLAMA_3, NO_SYSTEM, with_template
-from tests.support.served import SHIPPED, SHORT, refused, serving, until
+from tests.support.served import SHIPPED, SHORT, refused, server_process, serving, until
 from trtla import LLM
 from trtla.llm.text import Tokenizer
 
@@ -130,20 +128,16 @@ def test_a_renderer_that_stands_still_is_started_again(tmp_path):
 @pytest.mark.deep
 def test_a_server_ends_while_a_template_does_not(tmp_path):
     folder = with_template(SHIPPED, tmp_path, ENDLESS)
-    command = [sys.executable, "-m", "trtla", "serve", "-m", str(folder), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        line = next(one for one in process.stderr if "listens on" in one)
-        with httpx.Client(base_url=line.split()[3].rstrip(","), timeout=60) as http:
-            body = {"messages": HELLO, "max_tokens": 1}
-            with pytest.raises(httpx.TimeoutException):
-                http.post("/v1/chat/completions", json=body, timeout=2)
-            assert http.post("/v1/completions", json=SHORT).status_code == 200
-            process.send_signal(signal.SIGTERM)
+    with (
+        server_process("-m", "trtla", "serve", "-m", folder) as (process, address),
+        httpx.Client(base_url=address, timeout=60) as http,
+    ):
+        body = {"messages": HELLO, "max_tokens": 1}
+        with pytest.raises(httpx.TimeoutException):
+            http.post("/v1/chat/completions", json=body, timeout=2)
+        assert http.post("/v1/completions", json=SHORT).status_code == 200
+        process.send_signal(signal.SIGTERM)
         assert process.wait(40) == 0
-    finally:
-        process.kill()
-        process.stderr.close()
 
 
 STUCK = """
@@ -163,18 +157,15 @@ sys.exit(main())
 @pytest.mark.deep
 def test_a_request_that_is_never_ready_holds_up_neither_health_nor_the_end(tmp_path):
     """What it is that does not end is made up: a text that is encoded for ever."""
-    source = ["-c", STUCK, "serve", "-m", str(SHIPPED), "--port", "0", "--request-timeout", "2"]
-    process = subprocess.Popen([sys.executable, *source], stderr=subprocess.PIPE, text=True)
-    try:
-        line = next(one for one in process.stderr if "listens on" in one)
-        with httpx.Client(base_url=line.split()[3].rstrip(","), timeout=60) as http:
-            assert http.get("/health").status_code == 200
-            asked = http.post("/v1/completions", json={"prompt": "stuck"})
-            assert refused(asked, 504, code="request_timeout")
-            until(lambda: http.get("/health").status_code == 503)
-            assert http.get("/health").json()["error"]["code"] == "stuck"
+    source = ("-c", STUCK, "serve", "-m", SHIPPED, "--request-timeout", "2")
+    with (
+        server_process(*source) as (process, address),
+        httpx.Client(base_url=address, timeout=60) as http,
+    ):
+        assert http.get("/health").status_code == 200
+        asked = http.post("/v1/completions", json={"prompt": "stuck"})
+        assert refused(asked, 504, code="request_timeout")
+        until(lambda: http.get("/health").status_code == 503)
+        assert http.get("/health").json()["error"]["code"] == "stuck"
         process.send_signal(signal.SIGTERM)
         assert process.wait(40) == 0
-    finally:
-        process.kill()
-        process.stderr.close()

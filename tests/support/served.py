@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +44,24 @@ class Served:
 
     def chat(self, **body) -> httpx.Response:
         return self.http.post("/v1/chat/completions", json=body)
+
+    def connect(self, sent: bytes = b"", *, receive_buffer: int | None = None) -> socket.socket:
+        """A raw connection over which these bytes were sent."""
+        one = socket.socket()
+        if receive_buffer is not None:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        one.settimeout(20)
+        host, port = self.address.removeprefix("http://").split(":")
+        one.connect((host, int(port)))
+        one.sendall(sent)
+        return one
+
+    def ask_only(self, path: str = "/v1/completions", *, receive_buffer=None, **body):
+        """A client that has asked, and reads nothing."""
+        sent = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(sent)}\r\n\r\n"
+        return self.connect(head.encode() + sent, receive_buffer=receive_buffer)
 
     def stats(self):
         """The executor's, now."""
@@ -107,3 +128,15 @@ def refused(answer, status, param=None, code=None):
     if code is not None:
         assert error["code"] == code
     return error["message"]
+
+
+@contextmanager
+def server_process(*args: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, on a free port, and its address."""
+    command = [sys.executable, *map(str, args), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = next(one for one in process.stderr if "listens on" in one)
+            yield process, line.split()[3].rstrip(",")
+        finally:
+            process.kill()
