@@ -9,21 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import logger as _logger_module
-from ._utils import local_mpi_rank, local_mpi_size, mpi_rank, mpi_world_size
+from ._utils import mpi_rank, mpi_world_size
 from ._version import HAS_BACKEND, __version__
 from .mapping import Mapping
 
 logger = _logger_module.logger
 
-__all__ = [
-    "Mapping",
-    "__version__",
-    "local_mpi_rank",
-    "local_mpi_size",
-    "logger",
-    "mpi_rank",
-    "mpi_world_size",
-]
+__all__ = ["Mapping", "__version__", "logger", "mpi_rank", "mpi_world_size"]
 
 if HAS_BACKEND:
     __path__.append(str(Path(__file__).parents[1] / "with_backend"))

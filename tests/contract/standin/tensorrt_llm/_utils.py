@@ -15,19 +15,6 @@ def mpi_world_size() -> int:
     return int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
 
-def local_mpi_rank() -> int:
-    return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(mpi_rank())))
-
-
-def local_mpi_size() -> int:
-    return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", str(mpi_world_size())))
-
-
-def mpi_disabled() -> bool:
-    """False: the TensorRT backend needs MPI."""
-    return False
-
-
 def get_sm_version() -> int:
     """The GPU's architecture, such as 90; torch's error when there is no GPU."""
     import torch

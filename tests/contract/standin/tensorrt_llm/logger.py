@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partialmethod
 
 severity_map = {
     "internal_error": logging.CRITICAL,
@@ -26,46 +27,24 @@ class Logger:
     def __init__(self) -> None:
         given = os.environ.get("TLLM_LOG_LEVEL")
         self._set_from_env = given is not None
-        self._level = (given or "info").lower()
-        if self._level not in severity_map:
-            self._level = "info"
-        self._logger = logging.Logger("TRT-LLM", severity_map[self._level])
+        level = severity_map.get((given or "info").lower(), logging.INFO)
+        self._logger = logging.Logger("TRT-LLM", level)
         handler = logging.StreamHandler(stream=sys.stdout)
         handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%m/%d/%Y-%H:%M:%S"))
         self._logger.addHandler(handler)
 
-    @property
-    def level(self) -> str:
-        return self._level
-
     def set_level(self, min_severity: str) -> None:
-        if self._set_from_env:
-            self.warning(
-                f"Logger level already set from environment. Discard new verbosity: {min_severity}"
-            )
+        if not self._set_from_env:
+            self._logger.setLevel(severity_map[min_severity])
             return
-        self._level = min_severity
-        self._logger.setLevel(severity_map[min_severity])
+        text = "Logger level already set from environment. Discard new verbosity"
+        self.warning(f"{text}: {min_severity}")
 
-    def error(self, *message: object) -> None:
-        self._logger.error(_line("[E]", message))
+    def _log(self, level: int, letter: str, *message: object) -> None:
+        self._logger.log(level, " ".join(["[TRT-LLM]", f"[{letter}]", *map(str, message)]))
 
-    def warning(self, *message: object) -> None:
-        self._logger.warning(_line("[W]", message))
-
-    def info(self, *message: object) -> None:
-        self._logger.info(_line("[I]", message))
-
-    def debug(self, *message: object) -> None:
-        self._logger.debug(_line("[V]", message))
-
-
-def _line(severity: str, message: tuple[object, ...]) -> str:
-    return " ".join(["[TRT-LLM]", severity, *map(str, message)])
+    warning = partialmethod(_log, logging.WARNING, "W")
+    info = partialmethod(_log, logging.INFO, "I")
 
 
 logger = Logger()
-
-
-def set_level(min_severity: str) -> None:
-    logger.set_level(min_severity)

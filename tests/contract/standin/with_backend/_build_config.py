@@ -6,9 +6,7 @@ A dataclass. `from_dict` needs the six sizes and ignores keys that it does not k
 from __future__ import annotations
 
 import copy
-import json
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
 from ._version import at_least
@@ -16,47 +14,16 @@ from .bindings import KVCacheType
 from .models.modeling_utils import SpeculativeDecodingMode
 from .plugin import PluginConfig
 
-
-@dataclass
-class LoraConfig:
-    """Adapters; the stand-in builds none."""
-
-    lora_dir: list[str] = field(default_factory=list)
-    lora_ckpt_source: str = "hf"
-    max_lora_rank: int = 64
-    lora_target_modules: list[str] = field(default_factory=list)
-    trtllm_modules_to_hf_modules: dict[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> LoraConfig:
-        return cls(**config)
-
-
-@dataclass
-class AutoParallelConfig:
-    """The planner that was removed after 1.0."""
-
-    world_size: int = 1
-    gpus_per_node: int = 8
-    cluster_key: str | None = None
-
-    @property
-    def enabled(self) -> bool:
-        return self.world_size > 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> AutoParallelConfig:
-        """The configuration of a dictionary; the planner's many other keys are dropped."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in config.items() if name in known})
-
-
+_LORA: dict[str, Any] = {
+    "lora_dir": [],
+    "lora_ckpt_source": "hf",
+    "max_lora_rank": 64,
+    "lora_target_modules": [],
+    "trtllm_modules_to_hf_modules": {},
+}
+"""Adapters, of which the stand-in builds none: what config.json holds of them."""
+_AUTO_PARALLEL = {"world_size": 1, "gpus_per_node": 8, "cluster_key": None}
+"""The planner that was removed after 1.0."""
 _SIZES = (
     "max_input_len",
     "max_seq_len",
@@ -89,7 +56,7 @@ class _BuildConfig:
     use_refit: bool = False
     input_timing_cache: str | None = None
     output_timing_cache: str | None = "model.cache"
-    lora_config: LoraConfig = field(default_factory=LoraConfig)
+    lora_config: dict[str, Any] = field(default_factory=_LORA.copy)
     weight_sparsity: bool = False
     weight_streaming: bool = False
     plugin_config: Any = field(default_factory=PluginConfig)
@@ -126,48 +93,22 @@ class _BuildConfig:
             for name, value in config.pop("plugin_config").items():
                 if hasattr(plugin, name):
                     setattr(plugin, name, value)
-        nested: dict[str, Any] = {
-            "lora_config": LoraConfig,
-            "auto_parallel_config": AutoParallelConfig,
-        }
         for item in fields(cls):
-            if item.name in nested:
-                given[item.name] = nested[item.name].from_dict(config.get(item.name, {}))
-            elif item.name in config and item.name != "kv_cache_type":
+            if item.name in config and item.name != "kv_cache_type":
                 given[item.name] = config[item.name]
         return cls(**{**given, "plugin_config": plugin})
-
-    @classmethod
-    def from_json_file(cls, config_file: str | Path, plugin_config: Any = None) -> _BuildConfig:
-        return cls.from_dict(json.loads(Path(config_file).read_text()), plugin_config)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields; enumerations by name or number, nested configurations as dictionaries."""
         output = {item.name: copy.deepcopy(getattr(self, item.name)) for item in fields(self)}
         if self.kv_cache_type is not None:
             output["kv_cache_type"] = self.kv_cache_type.name
-        for name in ("plugin_config", "lora_config", "auto_parallel_config"):
-            if name in output:
-                output[name] = output[name].to_dict()
+        output["plugin_config"] = self.plugin_config.to_dict()
         return output
-
-    def update_from_dict(self, config: dict[str, Any]) -> None:
-        """Set fields.
-
-        Raises:
-            AttributeError: there is no such field.
-        """
-        for name, value in config.items():
-            if not hasattr(self, name):
-                raise AttributeError(f"{type(self)} object has no attribute {name}")
-            setattr(self, name, value)
-
-    def update(self, **kwargs: Any) -> None:
-        self.update_from_dict(kwargs)
 
 
 _removed_later: list[Any] = [
-    ("auto_parallel_config", AutoParallelConfig, field(default_factory=AutoParallelConfig))
+    ("auto_parallel_config", dict[str, Any], field(default_factory=_AUTO_PARALLEL.copy))
 ]
 BuildConfig: Any = make_dataclass(
     "BuildConfig", [] if at_least(1, 1) else _removed_later, bases=(_BuildConfig,)

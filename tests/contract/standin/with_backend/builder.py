@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ._build_config import AutoParallelConfig, BuildConfig, LoraConfig
+from ._build_config import BuildConfig
 from ._build_rules import apply_rules
 from ._deprecation import emit_engine_arch_deprecation
 from ._engine_blob import pack
@@ -20,7 +20,7 @@ from ._version import __version__
 from .logger import logger
 from .models import LLaMAForCausalLM, PretrainedConfig
 
-__all__ = ["AutoParallelConfig", "BuildConfig", "Engine", "EngineConfig", "LoraConfig", "build"]
+__all__ = ["BuildConfig", "Engine", "EngineConfig", "build"]
 
 
 class EngineConfig:
@@ -30,19 +30,6 @@ class EngineConfig:
         self.pretrained_config = pretrained_config
         self.build_config = build_config
         self.version = version
-
-    @classmethod
-    def from_json_file(cls, config_file: str | Path) -> EngineConfig:
-        return cls.from_json_str(Path(config_file).read_text())
-
-    @classmethod
-    def from_json_str(cls, config_str: str) -> EngineConfig:
-        config = json.loads(config_str)
-        return cls(
-            PretrainedConfig.from_dict(config["pretrained_config"]),
-            BuildConfig.from_dict(config["build_config"]),
-            config["version"],
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds: no dry_run, no visualize_network, no rank."""
@@ -76,31 +63,14 @@ class Engine:
             logger.info(f"Serializing engine to {path}...")
             path.write_bytes(self.engine)
 
-    @classmethod
-    def from_dir(cls, engine_dir: str | Path, rank: int = 0) -> Engine:
-        folder = Path(engine_dir)
-        config = EngineConfig.from_json_file(folder / "config.json")
-        config.pretrained_config.set_rank(rank)
-        return cls(config, (folder / f"rank{rank}.engine").read_bytes())
-
-    @classmethod
-    def from_buffer(cls, engine_buffer: bytes, json_config_str: str, rank: int = 0) -> Engine:
-        config = EngineConfig.from_json_str(json_config_str)
-        config.pretrained_config.set_rank(rank)
-        return cls(config, engine_buffer)
-
 
 def _time_kernels(model: LLaMAForCausalLM, build_config: Any) -> None:
     """Read the measurements that are there; rank 0 writes them with its own.
 
     The default, a file in the working directory, is left out.
     """
-    known = b""
-    if (
-        build_config.input_timing_cache is not None
-        and Path(build_config.input_timing_cache).exists()
-    ):
-        known = Path(build_config.input_timing_cache).read_bytes()
+    cache = build_config.input_timing_cache
+    known = Path(cache).read_bytes() if cache is not None and Path(cache).exists() else b""
     written = build_config.output_timing_cache
     if written not in (None, "model.cache") and model.config.mapping.rank == 0:
         Path(written).write_bytes(known + b"measured\n")

@@ -20,6 +20,8 @@ from ._enums import (
 )
 from ._native import Arg, Native
 
+_FAIL_FAST = ("fail_fast_on_attention_window_too_large",)
+
 
 class DynamicBatchConfig(Native):
     _args = (
@@ -39,20 +41,8 @@ class SchedulerConfig(Native):
             CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
             read_only=True,
         ),
-        Arg(
-            "context_chunking_policy",
-            n.optional(n.of(ContextChunkingPolicy)),
-            None,
-            read_only=True,
-        ),
+        Arg("context_chunking_policy", n.optional(n.of(ContextChunkingPolicy)), None, True),
         Arg("dynamic_batch_config", n.optional(n.of(DynamicBatchConfig)), None, read_only=True),
-    )
-
-
-class RuntimeDefaults(Native):
-    _args = (
-        Arg("max_attention_window", n.optional(n.vector(n.int32)), None, read_only=True),
-        Arg("sink_token_length", n.optional(n.int32), None, read_only=True),
     )
 
 
@@ -75,30 +65,13 @@ class KvCacheConfig(Native):
         Arg("copy_on_partial_reuse", n.boolean, True),
         Arg("use_uvm", n.boolean, False),
         *([Arg("attention_dp_events_gather_period_ms", n.int32, 5)] if at_least(1, 1) else []),
-        Arg("runtime_defaults", n.optional(n.of(RuntimeDefaults)), None, is_property=False),
+        Arg("runtime_defaults", n.optional(n.anything), None, is_property=False),
         *([Arg("max_gpu_total_bytes", n.size_t, 0)] if at_least(1, 2) else []),
     )
 
     def _validate(self) -> None:
         share = self._stored["free_gpu_memory_fraction"]
         check(share is None or 0 < share <= 1, "mFreeGpuMemoryFraction", "executor/kvCacheConfig")
-        defaults = self._stored.pop("runtime_defaults", None)
-        if defaults is not None:
-            self.fill_empty_fields_from_runtime_defaults(defaults)
-
-    def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
-        for name in ("max_attention_window", "sink_token_length"):
-            if self._stored[name] is None:
-                self._stored[name] = getattr(runtime_defaults, name)
-
-
-class OrchestratorConfig(Native):
-    _args = (
-        Arg("is_orchestrator", n.boolean, True),
-        Arg("worker_executable_path", n.text, ""),
-        Arg("orch_leader_comm", n.anything, None),
-        Arg("spawn_processes", n.boolean, True),
-    )
 
 
 class ParallelConfig(Native):
@@ -107,7 +80,7 @@ class ParallelConfig(Native):
         Arg("communication_mode", n.of(CommunicationMode), CommunicationMode.LEADER),
         Arg("device_ids", n.optional(n.vector(n.int32)), None),
         Arg("participant_ids", n.optional(n.vector(n.int32)), None),
-        Arg("orchestrator_config", n.optional(n.of(OrchestratorConfig)), None),
+        *n.kept("orchestrator_config"),
         Arg("num_nodes", n.optional(n.int32), None),
     )
 
@@ -116,18 +89,19 @@ class PeftCacheConfig(Native):
     """The cache of adapters; values are kept only."""
 
     _args = (
-        Arg("num_host_module_layer", n.int32, 0),
-        Arg("num_device_module_layer", n.int32, 0),
-        Arg("optimal_adapter_size", n.int32, 8),
-        Arg("max_adapter_size", n.int32, 64),
-        Arg("num_put_workers", n.int32, 1),
-        Arg("num_ensure_workers", n.int32, 1),
-        Arg("num_copy_streams", n.int32, 1),
-        Arg("max_pages_per_block_host", n.int32, 24),
-        Arg("max_pages_per_block_device", n.int32, 8),
+        *(
+            Arg(name, n.int32, value)
+            for name, value in (
+                ("num_host_module_layer", 0),
+                ("num_device_module_layer", 0),
+                ("optimal_adapter_size", 8),
+                ("max_adapter_size", 64),
+                ("max_pages_per_block_host", 24),
+                ("max_pages_per_block_device", 8),
+            )
+        ),
         Arg("device_cache_percent", n.optional(n.float32), None),
         Arg("host_cache_size", n.optional(n.size_t), None),
-        Arg("lora_prefetch_dir", n.optional(n.text), None),
     )
 
 
@@ -149,54 +123,6 @@ class ExtendedRuntimePerfKnobConfig(Native):
         super().__init__(*args, **kwargs)
 
 
-class DebugConfig(Native):
-    """Tensors to look at; values are kept only."""
-
-    _args = (
-        Arg("debug_input_tensors", n.boolean, False),
-        Arg("debug_output_tensors", n.boolean, False),
-        Arg("debug_tensor_names", n.optional(n.vector(n.text)), None),
-        Arg("debug_tensors_max_iterations", n.int32, 0),
-    )
-
-
-class SpeculativeDecodingConfig(Native):
-    """For draft and target models; lookahead does not use it."""
-
-    _args = (Arg("fast_logits", n.boolean, False),)
-
-
-class GuidedDecodingConfig(Native):
-    """For structured output; values are kept only."""
-
-    _args = (
-        Arg("backend", n.anything),
-        Arg("encoded_vocab", n.optional(n.vector(n.text)), None),
-        Arg("tokenizer_str", n.optional(n.text), None),
-        Arg("stop_token_ids", n.optional(n.vector(n.int32)), None),
-    )
-
-
-class LogitsPostProcessorConfig(Native):
-    """For callbacks on logits; values are kept only."""
-
-    _args = (
-        Arg("processor_map", n.optional(n.of(dict)), None),
-        Arg("processor_batched", n.optional(n.anything), None),
-        Arg("replicate", n.boolean, True),
-    )
-
-
-class CacheTransceiverConfig(Native):
-    """For disaggregated serving; values are kept only."""
-
-    _args = (Arg("max_num_tokens", n.optional(n.size_t), None),)
-
-
-class AdditionalModelOutput(Native):
-    _args = (Arg("name", n.text), Arg("gather_context", n.boolean, False))
-
-
 class ExecutorConfig(Native):
     """Everything an executor starts with; takes further attributes as a Python object does."""
 
@@ -214,7 +140,7 @@ class ExecutorConfig(Native):
         Arg("max_num_tokens", n.optional(n.int32), None),
         Arg("parallel_config", n.optional(n.of(ParallelConfig)), None),
         Arg("peft_cache_config", n.optional(n.of(PeftCacheConfig)), PeftCacheConfig),
-        Arg("logits_post_processor_config", n.optional(n.of(LogitsPostProcessorConfig)), None),
+        *n.kept("logits_post_processor_config"),
         Arg("decoding_config", n.optional(n.of(DecodingConfig)), None),
         Arg("use_gpu_direct_storage", n.boolean, False),
         Arg("gpu_weights_percent", n.float32, 1.0),
@@ -224,21 +150,15 @@ class ExecutorConfig(Native):
             n.of(ExtendedRuntimePerfKnobConfig),
             ExtendedRuntimePerfKnobConfig,
         ),
-        Arg("debug_config", n.optional(n.of(DebugConfig)), None),
+        *n.kept("debug_config"),
         Arg("recv_poll_period_ms", n.int32, 0),
         Arg("max_seq_idle_microseconds", n.uint64, 180000000),
-        Arg("spec_dec_config", n.optional(n.of(SpeculativeDecodingConfig)), None),
-        Arg("guided_decoding_config", n.optional(n.of(GuidedDecodingConfig)), None),
-        Arg("additional_model_outputs", n.optional(n.vector(n.anything)), None),
-        Arg("cache_transceiver_config", n.optional(n.of(CacheTransceiverConfig)), None),
+        *n.kept("spec_dec_config", "guided_decoding_config", "additional_model_outputs"),
+        *n.kept("cache_transceiver_config"),
         Arg("gather_generation_logits", n.boolean, False),
         Arg("mm_embedding_offloading", n.boolean, False),
         Arg("enable_trt_overlap", n.boolean, False),
-        *(
-            [Arg("fail_fast_on_attention_window_too_large", n.boolean, False)]
-            if at_least(1, 0)
-            else []
-        ),
+        *[Arg(name, n.boolean, False) for name in _FAIL_FAST if at_least(1, 0)],
     )
 
     def _validate(self) -> None:

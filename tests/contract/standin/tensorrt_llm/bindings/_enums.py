@@ -6,6 +6,9 @@ import enum
 
 
 class _Bound(enum.Enum):
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = "tensorrt_llm.bindings.executor"
+
     def __int__(self) -> int:
         return int(self.value)
 
@@ -43,12 +46,6 @@ class CommunicationMode(_Bound):
     ORCHESTRATOR = 1
 
 
-class RequestType(_Bound):
-    REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
-    REQUEST_TYPE_CONTEXT_ONLY = 1
-    REQUEST_TYPE_GENERATION_ONLY = 2
-
-
 class FinishReason(_Bound):
     NOT_FINISHED = 0
     END_ID = 1
@@ -56,16 +53,3 @@ class FinishReason(_Bound):
     LENGTH = 3
     TIMED_OUT = 4
     CANCELLED = 5
-
-
-for _enum in (
-    ModelType,
-    BatchingType,
-    CapacitySchedulerPolicy,
-    ContextChunkingPolicy,
-    CommunicationType,
-    CommunicationMode,
-    RequestType,
-    FinishReason,
-):
-    _enum.__module__ = "tensorrt_llm.bindings.executor"

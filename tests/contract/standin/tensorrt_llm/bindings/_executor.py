@@ -14,29 +14,26 @@ import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .._standin import StandinUndefinedBehaviour
 from . import _engine_files as files
-from . import _memory
 from ._configs import ExecutorConfig
 from ._cpp import log, throw
 from ._engine_model import EngineModel
 from ._enums import ModelType
 from ._loop import Loop
-from ._mpi import Ranks
+from ._machine import Ranks, take
 from ._requests import Request
 from ._responses import Response
 from ._start import check_ranks, start
 
 _FILE = "executor/executorImpl.cpp"
-_FROM_PATH = ("model_path", "model_type", "executor_config")
-_FROM_BUFFER = ("engine_buffer", "json_config_str", "model_type", "executor_config")
+_ARGUMENTS = ("model_path", "model_type", "executor_config")
 
 
 class Executor:
-    """Runs requests on an engine folder, or on one rank's engine in memory."""
+    """Runs requests on an engine folder."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = _arguments(args, kwargs)
@@ -44,17 +41,13 @@ class Executor:
         if given["model_type"] != ModelType.DECODER_ONLY:
             raise StandinUndefinedBehaviour(f"{given['model_type']} is not modelled")
         self._ranks = Ranks()
-        folder = None if "engine_buffer" in given else Path(given["model_path"])
-        text = given["json_config_str"] if folder is None else files.read_text(folder)
-        engine = files.read_config(text)
+        folder = Path(given["model_path"])
+        engine = files.read_config(files.read_text(folder))
         check_ranks(engine, config, self._ranks.world_size)
-        if folder is None:
-            tensors = [files.deserialize(given["engine_buffer"])]
-        else:
-            tensors = files.read_ranks(folder, engine.world_size)
+        tensors = files.read_ranks(folder, engine.world_size)
         if seconds := int(os.environ.get("TENSORRT_LLM_STANDIN_LOAD_S", "0")):
             ctypes.PyDLL(None).sleep(seconds)  # the GIL is held, as by the binding's constructor
-        pool = _memory.take(config.kv_cache_config)
+        pool = take(config.kv_cache_config)
         self._destroy = weakref.finalize(self, pool.free)
         try:
             limits = start(engine, config, pool.tokens)
@@ -64,7 +57,6 @@ class Executor:
         model = EngineModel(engine.pretrained, tensors, engine.tp_size)
         self._loop = Loop(engine, limits, model, config, pool.tokens)
         self._max_queue_size: int | None = config.max_queue_size
-        self._burst = int(os.environ.get("TENSORRT_LLM_STANDIN_BURST", "1"))
         self._last_id = 0
         self._terminated: set[int] = set()
         self._shut_down = False
@@ -96,25 +88,22 @@ class Executor:
         self._loop.queued.sort(key=lambda pair: -pair[1]._stored["priority"])
         return ids
 
-    def await_responses(self, *args: Any, **kwargs: Any) -> Any:
-        """(timeout), (id, timeout) or (ids, timeout); a timeout is a timedelta."""
-        ids, timeout = _awaited(args, kwargs)
-        if isinstance(ids, list):
-            return [self._await(number, timeout) for number in ids]
-        return self._await(ids, timeout)
-
-    def _await(self, request_id: int | None, timeout: timedelta | None) -> list[Response]:
+    def await_responses(
+        self,
+        id: int | None = None,  # noqa: A002
+        timeout: timedelta | None = None,
+    ) -> list[Response]:
+        """Of one request or of all; a timeout is a timedelta."""
+        if not isinstance(id, int | None) or not isinstance(timeout, timedelta | None):
+            raise TypeError("await_responses(): incompatible function arguments.")
         self._check("awaitResponses")
-        if request_id in self._terminated:
-            text = f"ReqId {request_id} has already been processed and was terminated."
+        if id in self._terminated:
+            text = f"ReqId {id} has already been processed and was terminated."
             log("ERROR", text)
-            return [Response(int(request_id or 0), text)]
+            return [Response(int(id or 0), text)]
         deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        self._wait(request_id, deadline)
-        for _ in range(self._burst - 1):
-            if not self._loop.idle:
-                self._iterate()
-        return self._take(request_id)
+        self._wait(id, deadline)
+        return self._take(id)
 
     def _wait(self, request_id: int | None, deadline: float | None) -> None:
         ready = self._loop.ready
@@ -145,11 +134,6 @@ class Executor:
             taken += responses
         return taken
 
-    def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
-        self._check("getNumResponsesReady")
-        ready = self._loop.ready
-        return sum(len(r) for number, r in ready.items() if id is None or number == id)
-
     def cancel_request(self, id: int) -> None:  # noqa: A002
         """End a request; its final response comes with a later iteration. Ended ids are ignored."""
         self._check("cancelRequest")
@@ -164,9 +148,6 @@ class Executor:
         self._loop.iteration_stats.clear()
         return stats
 
-    def get_kv_cache_event_manager(self) -> None:
-        """Nothing: events are not modelled."""
-
     def shutdown(self) -> None:
         """End the threads; a serving rank comes back when the leader has called it.
 
@@ -180,12 +161,7 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
         del self._loop
         self._destroy()
@@ -215,43 +191,20 @@ Executor.__module__ = "tensorrt_llm.bindings.executor"
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    for names in (_FROM_PATH, _FROM_BUFFER):
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        given.pop("managed_weights", None)
-        if len(args) <= len(names) and given.keys() == set(names) and _types_fit(given):
-            return given
+    """Of the two constructors the one from a folder; that from a buffer is not modelled."""
+    given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+    if (
+        len(args) <= len(_ARGUMENTS)
+        and given.keys() == set(_ARGUMENTS)
+        and isinstance(given["model_path"], str | os.PathLike)
+        and isinstance(given["model_type"], ModelType)
+        and isinstance(given["executor_config"], ExecutorConfig)
+    ):
+        return given
     raise TypeError(
         "__init__(): incompatible function arguments. The following argument types are supported:\n"
-        f"    1. Executor({', '.join(_FROM_PATH)})\n    2. Executor({', '.join(_FROM_BUFFER)})"
+        f"    1. Executor({', '.join(_ARGUMENTS)})"
     )
-
-
-def _types_fit(given: dict[str, Any]) -> bool:
-    return (
-        isinstance(given["model_type"], ModelType)
-        and isinstance(given["executor_config"], ExecutorConfig)
-        and isinstance(given.get("model_path", ""), str | os.PathLike)
-        and isinstance(given.get("engine_buffer", b""), bytes)
-        and isinstance(given.get("json_config_str", ""), str)
-    )
-
-
-def _awaited(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[int | list[int] | None, timedelta | None]:
-    for names in (("timeout",), ("id", "timeout"), ("ids", "timeout")):
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        first = given.get(names[0])
-        fits = {"timeout": type(None) | timedelta, "id": int, "ids": list | tuple}[names[0]]
-        if (
-            len(args) <= len(names)
-            and given.keys() <= set(names)
-            and isinstance(first, fits)
-            and isinstance(given.get("timeout"), type(None) | timedelta)
-        ):
-            ids = None if names[0] == "timeout" else first
-            return (list(ids) if isinstance(ids, tuple) else ids), given.get("timeout")
-    raise TypeError("await_responses(): incompatible function arguments.")
 
 
 def _refuse_unmodelled(request: Request) -> None:

@@ -98,17 +98,14 @@ def _bind(cls: type[Native], args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         for arg in cls._args:
             if arg.name not in given and arg.default is REQUIRED:
                 raise Mismatch
-            value = given[arg.name] if arg.name in given else _default(arg)
+            default = arg.default() if callable(arg.default) else arg.default
+            value = given.get(arg.name, default)
             stored[arg.name] = copy.deepcopy(arg.cast(value))
     except Mismatch:
         wrong = True
     if wrong:
         raise TypeError(_refusal(cls, cls._args, args, kwargs))
     return stored
-
-
-def _default(arg: Arg) -> Any:
-    return arg.default() if callable(arg.default) else arg.default
 
 
 def _refusal(
@@ -176,3 +173,8 @@ def vector(inner: Cast) -> Cast:
 
 def anything(value: Any) -> Any:
     return value
+
+
+def kept(*names: str) -> tuple[Arg, ...]:
+    """Arguments of features that are not modelled: neither checked nor used."""
+    return tuple(Arg(name, optional(anything), None) for name in names)

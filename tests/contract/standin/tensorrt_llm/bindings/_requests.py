@@ -11,9 +11,16 @@ from typing import Any
 from .._version import at_least
 from . import _native as n
 from ._cpp import check
-from ._decoding import EagleConfig, LookaheadDecodingConfig
-from ._enums import RequestType
+from ._decoding import LookaheadDecodingConfig
 from ._native import Arg, Native
+
+
+def _floats(*names: str) -> tuple[Arg, ...]:
+    return tuple(Arg(name, n.optional(n.float32), None) for name in names)
+
+
+def _integers(*names: str) -> tuple[Arg, ...]:
+    return tuple(Arg(name, n.optional(n.int32), None) for name in names)
 
 
 class SamplingConfig(Native):
@@ -27,22 +34,13 @@ class SamplingConfig(Native):
         Arg("beam_width", n.int32, 1),
         Arg("top_k", n.optional(n.int32), None),
         Arg("top_p", n.optional(n.float32), None),
-        Arg("top_p_min", n.optional(n.float32), None),
-        Arg("top_p_reset_ids", n.optional(n.int32), None),
-        Arg("top_p_decay", n.optional(n.float32), None),
         Arg("seed", n.optional(n.uint64), None),
         Arg("temperature", n.optional(n.float32), None),
         Arg("min_tokens", n.optional(n.int32), None),
-        Arg("beam_search_diversity_rate", n.optional(n.float32), None),
-        Arg("repetition_penalty", n.optional(n.float32), None),
-        Arg("presence_penalty", n.optional(n.float32), None),
-        Arg("frequency_penalty", n.optional(n.float32), None),
-        *([Arg("prompt_ignore_length", n.optional(n.int32), None)] if at_least(1, 1) else []),
-        Arg("length_penalty", n.optional(n.float32), None),
-        Arg("early_stopping", n.optional(n.int32), None),
-        Arg("no_repeat_ngram_size", n.optional(n.int32), None),
-        Arg("num_return_sequences", n.optional(n.int32), None),
-        Arg("min_p", n.optional(n.float32), None),
+        *_floats("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *_floats("top_p_min", "top_p_decay", "beam_search_diversity_rate", "length_penalty"),
+        *_integers("top_p_reset_ids", "early_stopping", "no_repeat_ngram_size"),
+        *_integers("num_return_sequences", *(["prompt_ignore_length"] if at_least(1, 1) else [])),
         Arg("beam_width_array", n.optional(n.vector(n.int32)), None),
     )
 
@@ -56,14 +54,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("beam_width", lambda v: v > 0, "beamWidth > 0"),
     ("top_k", lambda v: v >= 0, "topK.value() >= 0"),
     ("top_p", lambda v: 0 < v <= 1, "topP.value() > 0.f && topP.value() <= 1.f"),
-    ("top_p_min", lambda v: 0 <= v <= 1, "topPMin.value() >= 0.f && topPMin.value() <= 1.f"),
-    ("top_p_reset_ids", lambda v: v >= 0, "topPResetIds.value() >= 0"),
-    ("top_p_decay", lambda v: 0 < v <= 1, "topPDecay.value() > 0.f && topPDecay.value() <= 1.f"),
     ("temperature", lambda v: v >= 0, "temperature.value() >= 0.f"),
     ("min_tokens", lambda v: v >= 0, "minTokens.value() >= 0"),
-    ("repetition_penalty", lambda v: v > 0, "repetitionPenalty.value() > 0.f"),
-    ("no_repeat_ngram_size", lambda v: v >= 0, "noRepeatNgramSize.value() >= 0"),
-    ("num_return_sequences", lambda v: v > 0, "numReturnSequences.value() > 0"),
     ("min_p", lambda v: 0 <= v <= 1, "minP.value() >= 0.f && minP.value() <= 1.f"),
 )
 
@@ -74,20 +66,14 @@ class OutputConfig(Native):
         Arg("return_context_logits", n.boolean, False),
         Arg("return_generation_logits", n.boolean, False),
         Arg("exclude_input_from_output", n.boolean, False),
-        Arg("return_encoder_output", n.boolean, False),
-        Arg("return_perf_metrics", n.boolean, False),
-        Arg("additional_model_outputs", n.optional(n.vector(n.anything)), None),
+        *n.kept("return_encoder_output", "return_perf_metrics", "additional_model_outputs"),
     )
 
 
-_words = n.optional(n.vector(n.vector(n.int32)))
-_any = n.optional(n.anything)
-
 _SPECULATION = (
     (
-        Arg("external_draft_tokens_config", _any, None),
+        *n.kept("external_draft_tokens_config", "eagle_config"),
         Arg("lookahead_config", n.optional(n.of(LookaheadDecodingConfig)), None),
-        Arg("eagle_config", n.optional(n.of(EagleConfig)), None),
     )
     if not at_least(1, 3)
     else ()
@@ -109,38 +95,22 @@ class Request(Native):
         Arg("sampling_config", n.of(SamplingConfig), SamplingConfig),
         Arg("output_config", n.of(OutputConfig), OutputConfig),
         Arg("end_id", n.optional(n.int32), None),
-        Arg("pad_id", n.optional(n.int32), None),
-        Arg("position_ids", n.optional(n.vector(n.int32)), None),
-        Arg("bad_words", _words, None),
-        Arg("stop_words", _words, None),
-        Arg("embedding_bias", _any, None),
-        Arg("prompt_tuning_config", _any, None),
-        Arg("multimodal_input", _any, None),
-        Arg("multimodal_embedding", _any, None),
-        Arg("mrope_config", _any, None),
-        Arg("lora_config", _any, None),
+        *_integers("pad_id"),
+        *n.kept(
+            "position_ids", "bad_words", "stop_words", "embedding_bias", "prompt_tuning_config"
+        ),
+        *n.kept("multimodal_input", "multimodal_embedding", "mrope_config"),
         *_SPECULATION,
-        Arg("kv_cache_retention_config", _any, None),
-        Arg("logits_post_processor_name", n.optional(n.text), None),
-        Arg("logits_post_processor", _any, None),
-        Arg("encoder_input_token_ids", n.optional(n.vector(n.int32)), None),
+        *n.kept("prompt_tuning_config", "kv_cache_retention_config", "logits_post_processor_name"),
+        *n.kept("logits_post_processor", "encoder_input_token_ids"),
         Arg("client_id", n.optional(n.uint64), None),
         Arg("return_all_generated_tokens", n.boolean, False),
         Arg("priority", n.float32, 0.5, is_property=False),
-        Arg(
-            "type",
-            n.of(RequestType),
-            RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION,
-            is_property=False,
-        ),
-        Arg("context_phase_params", _any, None),
-        Arg("encoder_input_features", _any, None),
-        Arg("encoder_output_length", n.optional(n.int32), None, is_property=False),
-        Arg("cross_attention_mask", _any, None),
+        Arg("type", n.anything, None, is_property=False),
         Arg("num_return_sequences", n.int32, 1, is_property=False),
-        Arg("skip_cross_attn_blocks", _any, None),
-        Arg("guided_decoding_params", _any, None),
-        Arg("language_adapter_uid", n.optional(n.int32), None, is_property=False),
+        *n.kept("context_phase_params", "encoder_input_features", "encoder_output_length"),
+        *n.kept("cross_attention_mask", "skip_cross_attn_blocks", "guided_decoding_params"),
+        *n.kept("language_adapter_uid"),
         Arg("allotted_time_ms", n.optional(n.duration), None),
         *([Arg("cache_salt_id", n.optional(n.uint64), None)] if at_least(1, 1) else []),
     )
@@ -149,6 +119,3 @@ class Request(Native):
         file = "executor/requestImpl.h"
         check(bool(self._stored["input_token_ids"]), "!mInputTokenIds.empty()", file)
         check(self._stored["max_tokens"] > 0, "mMaxNewTokens > 0", file)
-        if self._stored["guided_decoding_params"] is not None:
-            beams = self._stored["sampling_config"].beam_width
-            check(beams == 1, "Guided decoding does not support with beam search.", file)

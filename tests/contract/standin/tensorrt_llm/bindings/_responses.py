@@ -95,14 +95,6 @@ class Response:
             raise throw(f"Trying to get result from a response with error: {self._content}", _FILE)
         return self._content
 
-    def clear_context_logits(self) -> None:
-        if isinstance(self._content, Result):
-            self._content.context_logits = None
-
-    def clear_generation_logits(self) -> None:
-        if isinstance(self._content, Result):
-            self._content.generation_logits = None
-
 
 for _class in (Result, Response):
     _class.__module__ = "tensorrt_llm.bindings.executor"

@@ -58,9 +58,5 @@ IterationStats: Any = make_dataclass("IterationStats", _newer, bases=(_Iteration
 IterationStats.__doc__ = "Statistics of one iteration of the executor."
 
 
-for _class in (
-    KvCacheStats,
-    InflightBatchingStats,
-    IterationStats,
-):
+for _class in (KvCacheStats, InflightBatchingStats, IterationStats):
     _class.__module__ = "tensorrt_llm.bindings.executor"

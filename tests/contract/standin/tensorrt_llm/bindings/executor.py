@@ -9,23 +9,15 @@ from __future__ import annotations
 
 from .._version import HAS_BACKEND, __version__
 from ._configs import (
-    AdditionalModelOutput,
-    CacheTransceiverConfig,
-    DebugConfig,
     DynamicBatchConfig,
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
-    GuidedDecodingConfig,
     KvCacheConfig,
-    LogitsPostProcessorConfig,
-    OrchestratorConfig,
     ParallelConfig,
     PeftCacheConfig,
-    RuntimeDefaults,
     SchedulerConfig,
-    SpeculativeDecodingConfig,
 )
-from ._decoding import DecodingConfig, DecodingMode, EagleConfig, LookaheadDecodingConfig
+from ._decoding import DecodingConfig, DecodingMode, LookaheadDecodingConfig
 from ._enums import (
     BatchingType,
     CapacitySchedulerPolicy,
@@ -34,15 +26,10 @@ from ._enums import (
     ContextChunkingPolicy,
     FinishReason,
     ModelType,
-    RequestType,
 )
 from ._requests import OutputConfig, Request, SamplingConfig
 from ._responses import Response, Result
-from ._stats import (
-    InflightBatchingStats,
-    IterationStats,
-    KvCacheStats,
-)
+from ._stats import InflightBatchingStats, IterationStats, KvCacheStats
 
 if HAS_BACKEND:
     from ._executor import Executor

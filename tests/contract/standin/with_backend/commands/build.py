@@ -7,6 +7,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._deprecation import emit_engine_arch_deprecation
 from .._standin import StandinUndefinedBehaviour
 from .._utils import mpi_rank, mpi_world_size
@@ -35,7 +37,6 @@ _CONFIG_NAMES = (
     "dry_run",
     "visualize_network",
     "max_encoder_input_len",
-    "weight_sparsity",
     "weight_streaming",
     "monitor_memory",
 )
@@ -54,33 +55,22 @@ def main() -> None:
     logger.set_level(args.log_level)
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)
     _refuse_unmodelled(args)
-    folder = Path(args.checkpoint_dir)
-    parallel_build(
-        PretrainedConfig.from_checkpoint(folder),
-        folder,
-        _build_config(args),
-        args.output_dir,
-        workers=_workers(args.workers),
-        logits_dtype=args.logits_dtype,
-    )
-
-
-def _workers(asked: int) -> int:
-    import torch
-
-    return min(torch.cuda.device_count(), asked)
+    workers = min(torch.cuda.device_count(), args.workers)
+    config, folder = _build_config(args), Path(args.checkpoint_dir)
+    model_config = PretrainedConfig.from_checkpoint(folder)
+    for rank in range(model_config.mapping.world_size):  # one after another here
+        if rank % mpi_world_size() == mpi_rank():
+            _build_and_save(rank, rank % workers, folder, config, args.output_dir, model_config)
 
 
 def _refuse_unmodelled(args: argparse.Namespace) -> None:
-    for name in ("model_config", "model_cls_file", "lora_dir", "lora_target_modules"):
+    for name in ("model_config", "build_config", "model_cls_file", "lora_dir", "logits_dtype"):
         if getattr(args, name) is not None:
             raise StandinUndefinedBehaviour(f"--{name} is not modelled")
 
 
 def _build_config(args: argparse.Namespace) -> Any:
     plugin_config = PluginConfig.from_arguments(args)
-    if args.build_config is not None:
-        return BuildConfig.from_json_file(args.build_config, plugin_config=plugin_config)
     values = {name: getattr(args, name) for name in _CONFIG_NAMES}
     values["use_strip_plan"] = args.strip_plan
     if args.multiple_profiles == "enable" and args.opt_num_tokens is not None:
@@ -91,46 +81,24 @@ def _build_config(args: argparse.Namespace) -> Any:
     values["speculative_decoding_mode"] = SpeculativeDecodingMode.from_arguments(args)
     config = BuildConfig.from_dict(values, plugin_config=plugin_config)
     if hasattr(args, "kv_cache_type"):
-        config.update(kv_cache_type=args.kv_cache_type)
+        config.kv_cache_type = args.kv_cache_type
     return config
 
 
-def parallel_build(
-    model_config: PretrainedConfig,
-    ckpt_dir: Path,
-    build_config: Any,
-    output_dir: str,
-    workers: int = 1,
-    logits_dtype: str | None = None,
-) -> None:
-    """Build every rank, or under MPI this process's share; ranks run one after another here."""
-    for rank in range(model_config.mapping.world_size):
-        if rank % mpi_world_size() != mpi_rank():
-            continue
-        build_and_save(
-            rank, rank % workers, ckpt_dir, build_config, output_dir, model_config, logits_dtype
-        )
-
-
-def build_and_save(
+def _build_and_save(
     rank: int,
     gpu_id: int,
-    ckpt_dir: Path,
+    folder: Path,
     build_config: Any,
     output_dir: str,
     model_config: PretrainedConfig,
-    logits_dtype: str | None,
 ) -> None:
-    import torch
-
     torch.cuda.set_device(gpu_id)
     config = copy.deepcopy(model_config)
-    if logits_dtype is not None:
-        config.logits_dtype = logits_dtype  # type: ignore[attr-defined]
     config.set_rank(rank)
     if config.architecture not in MODEL_MAP:
         raise AssertionError(f"Unsupported model architecture: {config.architecture}")
-    model = MODEL_MAP[config.architecture].from_checkpoint(ckpt_dir, config=config)
+    model = MODEL_MAP[config.architecture].from_checkpoint(folder, config=config)
     build(model, build_config).save(output_dir)
 
 
