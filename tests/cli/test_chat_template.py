@@ -242,7 +242,7 @@ def test_bench_asks_spec_bench_in_the_template_and_texts_on_request(
     assert ran.json["cells"][0]["mean_prompt_tokens"] == ask
 
 
-def test_an_ablation_asks_in_the_template(chat_model: Path, tmp_path: Path) -> None:
+def test_an_ablation_and_explain_ask_in_the_template(chat_model: Path, tmp_path: Path) -> None:
     ran = trtla(
         "bench", "--ablation", "--engine-dir", chat_model, "--prompt", "Why?", "--chat",
         "--arms", "nasd", "--repeats", "1", "--processor", "greedy", "--max-output-len", "4",
@@ -251,6 +251,9 @@ def test_an_ablation_asks_in_the_template(chat_model: Path, tmp_path: Path) -> N
     assert ran.code == 0, ran.err
     ids = expected_ids(chat_model, [ASK])
     assert {row["prompt_tokens_mean"] for row in ran.json["means"]} == {len(ids)}
+    ran = trtla("explain", "--engine-dir", chat_model, "-p", "Why?", "--chat", "-n", "4", "--json")
+    assert ran.code == 0, ran.err
+    assert tuple(ran.json["result"]["input_ids"]) == ids
 
 
 def test_summarize_asks_for_the_summary_as_a_message(
@@ -269,12 +272,3 @@ def test_summarize_asks_for_the_summary_as_a_message(
     asked = [{"role": "user", "content": f"{article} TL;DR:"}]
     assert prompts("--chat")[0] == len(expected_ids(chat_model, asked))
     assert prompts("--chat", "--max-input-length", "80")[0] <= 80
-
-
-def test_explain_asks_in_the_template(chat_model: Path) -> None:
-    ran = trtla(
-        "explain", "--engine-dir", chat_model, "--lookahead", "2,2,2", "--input-text", "Why?",
-        "--chat", "--max-output-len", "4", "--json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert tuple(ran.json["result"]["input_ids"]) == expected_ids(chat_model, [ASK])

@@ -112,25 +112,6 @@ def test_a_draft_model_that_is_the_model_is_always_right(model: Path) -> None:
     assert "whole_candidate" in reasons
 
 
-def test_the_prefill_is_step_0(engine: Path, tmp_path: Path) -> None:
-    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "0", "-o", tmp_path / "0.svg")
-    assert ran.code == 0, ran.err
-    assert "The prefill, step 0 of " in ran.out
-    assert "accepted the most" not in ran.err
-
-
-def test_a_run_without_accepted_drafts_says_so(engine: Path) -> None:
-    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--drafter", "none")
-    assert ran.code == 0, ran.err
-    assert "note: no draft was accepted; another step with --step K" in ran.err
-
-
-def test_the_request_itself_can_ask_for_auto(engine: Path) -> None:
-    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--request-lookahead", "auto")
-    assert ran.code == 0, ran.err
-    assert "(auto within 4,3,4)" in ran.out
-
-
 def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
     args = ("--engine-dir", engine, *PROMPT, "--lookahead", "auto", "--lookahead-nodes", "5")
     ran = trtla("explain", *args, "-o", tmp_path / "step.svg")
@@ -150,11 +131,6 @@ def test_auto_shows_its_tree(engine: Path, tmp_path: Path) -> None:
     assert fed == len(fates) == found["result"]["drafted"]
     for step in found["steps"][1:]:
         assert len(step["sources"] or ()) == len(step["chances"] or ()) == len(step["tokens"])
-
-
-def test_a_model_without_a_tokenizer_shows_ids(bare_engine: Path, tmp_path: Path) -> None:
-    ran = trtla("explain", "--engine-dir", bare_engine, *PROMPT)
-    refused(ran, 2, "has no tokenizer files", "--tokenizer-dir")
 
 
 BAD = [
@@ -182,16 +158,25 @@ def test_a_step_beyond_the_run_names_those_it_has(engine: Path) -> None:
     assert not ran.out
 
 
-def test_nothing_to_explain(engine: Path) -> None:
+def test_a_step_may_be_the_prefill_and_a_run_may_accept_nothing(engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--step", "0")
+    assert ran.code == 0, ran.err
+    assert "The prefill, step 0 of " in ran.out
+    assert "accepted the most" not in ran.err
+    ran = trtla("explain", "--engine-dir", engine, *PROMPT, "--drafter", "none")
+    assert "note: no draft was accepted; another step with --step K" in ran.err
+    given = ("--input-text", "-", "--request-lookahead", "auto")
+    ran = trtla("explain", "--engine-dir", engine, *given, stdin="abab\n")
+    assert "(auto within 4,3,4)" in ran.out
+
+
+def test_nothing_to_explain(engine: Path, bare_engine: Path) -> None:
+    ran = trtla("explain", "--engine-dir", bare_engine, *PROMPT)
+    refused(ran, 2, "has no tokenizer files", "--tokenizer-dir")
     refused(trtla("explain", "--engine-dir", engine, "--input-text", ""), 2, "empty prompt")
     ran = trtla("explain", "--engine-dir", engine)
     assert ran.code == 2
     assert "--input-text" in ran.err
-
-
-def test_the_prompt_can_come_from_stdin(engine: Path) -> None:
-    ran = trtla("explain", "--engine-dir", engine, "--input-text", "-", "--json", stdin="abab\n")
-    assert ran.json["result"]["input_text"] == "abab"
 
 
 def test_tensorrt_llm_engines_do_not_report_drafts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.command import ROOT, imports, process, refused, trtla
 from trtla.cli.app import cli
 from trtla.cli.shared.command import ALL
+from trtla.cli.shared.params import ModelPath
 
 COMMANDS = tuple(cli.commands)
 SHIPPED = ROOT / "trtla" / "assets" / "tiny-llama"
@@ -136,32 +137,31 @@ def test_a_mistyped_value_is_guessed(args: list[str], wrong: str, meant: str) ->
     assert meant in ran.err.partition("did you mean ")[2].partition("?")[0]
 
 
+@pytest.mark.parametrize(
+    ("command", "wrong", "parts"),
+    [
+        ("run", "--verbos", ("no such option '--verbos'", "hint: did you mean --verbose? see tr")),
+        ("run", "--max-output", ("hint: did you mean --max-output-len? see trtla run",)),
+        ("run", "--max-new-tokens", ("hint: did you mean --max-output-len? see trtla run",)),
+        ("run", "--model-path", ("hint: did you mean --model? see trtla run",)),
+        ("serve", "--n-gpu-layers", ("hint: did you mean --device?",)),
+        ("serve", "--ctx-size", ("set by trtla build --max-seq-len",)),
+        ("serve", "--max-model-len", ("set by trtla build --max-seq-len",)),
+    ],
+)
+def test_a_mistyped_flag_is_guessed(command: str, wrong: str, parts: tuple[str, ...]) -> None:
+    refused(trtla(command, "-m", "x", wrong, "9"), 2, *parts)
+
+
 def test_a_model_in_a_wrong_place_is_shown_its_place(tmp_path: Path) -> None:
     model = tmp_path / "a_model.gguf"
     model.touch()
     refused(trtla(model), 2, f"{model} is not a command", f"trtla chat -m {model}")
     refused(trtla("run", "-p", "hi"), 2, "missing option", "give -m a model folder or a GGUF")
     refused(trtla("bench", model), 2, "trtla bench -m MODEL")
-
-
-def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
     for name, hint in (("model.safetensors", "the folder that holds it"), ("a.png", "a GGUF file")):
         (tmp_path / name).touch()
         refused(trtla("inspect", tmp_path / name), 2, f"{name} is not a folder", hint)
-
-
-def test_a_mistyped_flag_is_guessed() -> None:
-    for wrong, meant in (
-        ("--verbos", "--verbose"),
-        ("--max-output", "--max-output-len"),
-        ("--max-new-tokens", "--max-output-len"),
-        ("--model-path", "--model"),
-    ):
-        ran = trtla("run", *_TEXT, wrong)
-        refused(ran, 2, f"no such option '{wrong}'", f"hint: did you mean {meant}? see trtla run")
-    refused(trtla("serve", "--n-gpu-layers", 9), 2, "hint: did you mean --device?")
-    for context in ("--ctx-size", "--max-model-len"):
-        refused(trtla("serve", context, 9), 2, "set by trtla build --max-seq-len")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -179,3 +179,58 @@ def test_help_is_short_and_help_all_is_complete(name: str) -> None:
         shown = {param for param in cli.commands[name].params if isinstance(param, click.Option)}
         for param in shown:
             assert param.hidden or param.opts[-1] in ran.out, param.opts
+
+
+_SHORT = ("-p", "ab", "-n", "4", "-q")
+
+
+def test_one_flag_has_the_same_names_everywhere() -> None:
+    for name, command in cli.commands.items():
+        opts = {opt for param in command.params for opt in param.opts}
+        if name not in ("report", "completion"):
+            assert {"-m", "--model"} <= opts, name
+        if name not in ("report", "completion", "convert", "build"):
+            assert "--engine-dir" in opts, name
+
+
+def test_a_model_stands_first_or_behind_a_flag(engine: Path) -> None:
+    said = trtla("run", "-m", engine, *_SHORT).out
+    for args in (("--model", engine, *_SHORT), ("--engine-dir", engine, *_SHORT),
+                 (engine, *_SHORT), (engine, "ab", "-n", "4", "-q"),
+                 ("-n", "4", "-q", engine, "ab"), (engine, "-m", engine, *_SHORT)):  # fmt: skip
+        ran = trtla("run", *args)
+        assert (ran.code, ran.out) == (0, said), (args, ran.err)
+    both = trtla("run", engine, "ab", "-p", "cd", "-n", "4", "-q").out
+    assert both == said + trtla("run", engine, "cd", "-n", "4", "-q").out
+    assert trtla("chat", engine, "-q", stdin="").code == 0
+    for command in ("doctor", "inspect"):
+        ran = trtla(command, engine, "--json")
+        for flag in ("-m", "--model", "--engine-dir"):
+            assert trtla(command, flag, engine, "--json").code == ran.code
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "doctor", "inspect"])
+def test_two_models_are_one_too_many(command: str, engine: Path) -> None:
+    ran = trtla(command, engine, "-m", "other")
+    refused(ran, 2, f"two models are named: other and {engine}", "name one")
+    assert ("a prompt is given with -p" in ran.err) is (command == "run")
+
+
+def test_what_stands_first_wins_over_the_environment(engine: Path) -> None:
+    ran = trtla("run", engine, *_SHORT, env={"TRTLA_RUN_ENGINE_DIR": "absent"})
+    assert ran.code == 0, ran.err
+    ran = trtla("run", *_SHORT, env={"TRTLA_RUN_ENGINE_DIR": str(engine)})
+    assert ran.code == 0, ran.err
+
+
+def test_what_is_left_over_is_explained(engine: Path) -> None:
+    refused(trtla("run", engine, "to", "be"), 2, "argument (be)", "put quotes around a prompt")
+    refused(trtla("inspect"), 2, "missing option", "give -m")
+
+
+def test_every_flag_that_needs_a_model_takes_one_by_name() -> None:
+    flags = {
+        opt for command in cli.commands.values() for param in command.params
+        if isinstance(param.type, ModelPath) for opt in param.opts
+    }  # fmt: skip
+    assert {"-m", "--tokenizer-dir", "--checkpoint-dir", "--model-dir"} <= flags
