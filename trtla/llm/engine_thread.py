@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from trtla.errors import RankLost, TrtlaError, as_trtla_error, sentence
 from trtla.runtime.executor import Executor, check_process
 from trtla.runtime.request import Output, Request
-from trtla.runtime.stats import RequestStats
+from trtla.runtime.stats import ExecutorStats, RequestStats
 
 T = TypeVar("T")
 Event = tuple[int, Output | BaseException]
@@ -118,6 +118,12 @@ class EngineThread:
         future: _Call[T] = _Call()
         self._put(lambda: self._answer(work, future))
         return future
+
+    def stats(self) -> ExecutorStats:
+        """Counters over everything so far, of a closed model too."""
+        if self._ended:
+            return self._executor.stats()
+        return self.call(lambda executor: executor.stats())
 
     def close(self, timeout: float | None = None) -> bool:
         """End after the forward it is in, and free the executor; False where that takes longer.

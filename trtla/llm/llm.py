@@ -118,7 +118,7 @@ class LLM(RequestMaker):
 
     def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""
-        return self.executor.call(lambda executor: executor.stats())
+        return self.executor.stats()
 
     @named_arguments(SamplingParams, DrafterSettings)
     def stream(
