@@ -5,7 +5,7 @@ Unknown keys are a TypeError: a config.json with keys of another release does no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._standin import StandinUndefinedBehaviour
 from ._version import at_least
@@ -22,30 +22,32 @@ _DEFAULTS: dict[str, Any] = {
     "moe_ep_size": -1,
     "attn_tp_size": -1,
     "attn_cp_size": -1,
-    **({"cp_config": None} if at_least(1, 1) else {"auto_parallel": False}),
+    **({"cp_config": {}} if at_least(1, 1) else {"auto_parallel": False}),
 }
 _POSITIONAL = ("world_size", "rank", "gpus_per_node")
 
 
 class Mapping:
-    world_size: int
-    rank: int
-    gpus_per_node: int
-    cp_size: int
-    tp_size: int
-    pp_size: int
-
     def __init__(self, *args: int, **kwargs: Any) -> None:
-        if len(args) > len(_POSITIONAL):
-            raise TypeError(f"Mapping takes at most {len(_POSITIONAL)} positional arguments")
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
         for name in given:
             if name not in _DEFAULTS:
                 raise TypeError(f"Mapping.__init__() got an unexpected keyword argument '{name}'")
-        values = {**_DEFAULTS, **given}
-        _resolve(values)
-        self.__dict__.update(values)
+        self.__dict__.update({**_DEFAULTS, **given})
+        for name, instead in (  # -1 means no experts
+            ("moe_cluster_size", 1),
+            ("moe_tp_size", self.tp_size),
+            ("moe_ep_size", 1),
+            ("attn_tp_size", self.tp_size * self.cp_size),
+            ("attn_cp_size", 1),
+        ):
+            if self.__dict__[name] == -1:
+                self.__dict__[name] = instead
         self._check()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def _check(self) -> None:
         parts = (self.tp_size, self.pp_size, self.cp_size)
@@ -89,18 +91,3 @@ class Mapping:
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _DEFAULTS}
-
-
-def _resolve(values: dict[str, Any]) -> None:
-    """Replace -1, which means no experts."""
-    for name, instead in (
-        ("moe_cluster_size", 1),
-        ("moe_tp_size", values["tp_size"]),
-        ("moe_ep_size", 1),
-        ("attn_tp_size", values["tp_size"] * values["cp_size"]),
-        ("attn_cp_size", 1),
-    ):
-        if values[name] == -1:
-            values[name] = instead
-    if "cp_config" in values:
-        values["cp_config"] = values["cp_config"] or {}

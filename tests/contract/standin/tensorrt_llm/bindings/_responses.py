@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from .._version import at_least
 from ._cpp import throw
-from ._enums import FinishReason
 
 _FILE = "executor/responseImpl.h"
 
@@ -20,28 +19,13 @@ class Result:
     _defaults: ClassVar[dict[str, Any]] = {
         "is_final": False,
         "output_token_ids": list,
-        "cum_log_probs": None,
-        "log_probs": None,
-        "context_logits": None,
-        "generation_logits": None,
-        "spec_dec_fast_logits_info": None,
-        "encoder_output": None,
+        **dict.fromkeys(("cum_log_probs", "log_probs", "context_logits", "generation_logits")),
         "finish_reasons": list,
         "sequence_index": 0,
         "is_sequence_final": False,
         "decoding_iter": 0,
-        "context_phase_params": None,
-        "request_perf_metrics": None,
-        "additional_outputs": list,
         **({"avg_decoded_tokens_per_iter": 0.0} if at_least(1, 1) else {}),
     }
-    is_final: bool
-    output_token_ids: list[list[int]]
-    finish_reasons: list[FinishReason]
-    is_sequence_final: bool
-    context_logits: Any
-    generation_logits: Any
-    decoding_iter: int
 
     def __init__(self) -> None:
         for name, default in self._defaults.items():
@@ -78,19 +62,16 @@ class Response:
         return self._client_id
 
     def has_error(self) -> bool:
-        """True when `error_msg` may be read, and `result` may not."""
         return isinstance(self._content, str)
 
     @property
     def error_msg(self) -> str:
-        """The error; throws on a good response."""
         if not isinstance(self._content, str):
             raise throw("Trying to get error message from a response without error", _FILE)
         return self._content
 
     @property
     def result(self) -> Result:
-        """The result; throws on an error."""
         if isinstance(self._content, str):
             raise throw(f"Trying to get result from a response with error: {self._content}", _FILE)
         return self._content

@@ -12,20 +12,82 @@ import torch
 from .._deprecation import emit_engine_arch_deprecation
 from .._standin import StandinUndefinedBehaviour
 from .._utils import mpi_rank, mpi_world_size
+from ..bindings import KVCacheType
 from ..builder import BuildConfig, build
-from ..logger import logger
+from ..logger import logger, severity_map
 from ..models import MODEL_MAP, PretrainedConfig, SpeculativeDecodingMode
-from ..plugin import PluginConfig
-from ._build_flags import parse_arguments
+from ..plugin import PluginConfig, add_plugin_argument
+
+_SIZES = (
+    ("max_batch_size", ()),
+    ("max_input_len", ()),
+    ("max_seq_len", ("--max_decoder_seq_len",)),
+    ("max_beam_width", ()),
+    ("max_num_tokens", ()),
+    ("opt_num_tokens", ()),
+    ("max_encoder_input_len", ()),
+    ("max_prompt_embedding_table_size", ("--max_multimodal_len",)),
+)
+_UNMODELLED = ("model_config", "build_config", "model_cls_file", "lora_dir", "logits_dtype")
+_TEXTS: tuple[tuple[str, str | None], ...] = (
+    ("checkpoint_dir", None),
+    *((name, None) for name in _UNMODELLED),
+    ("output_dir", "engine_outputs"),
+    ("input_timing_cache", None),
+    ("output_timing_cache", "model.cache"),
+    ("visualize_network", None),
+)
+_SWITCHES = (
+    "strip_plan",
+    "weight_sparsity",
+    "weight_streaming",
+    "fast_build",
+    "enable_debug_output",
+    "dry_run",
+    "monitor_memory",
+    "gather_context_logits",
+    "gather_generation_logits",
+    "gather_all_token_logits",
+)
+_MODES = ("draft_tokens_external", "lookahead_decoding", "medusa", "explicit_draft_tokens", "eagle")
+
+
+def parse_arguments() -> argparse.ArgumentParser:
+    """The parser. Abbreviated flags work, as argparse has it by default."""
+    parser = argparse.ArgumentParser(
+        "trtllm-build", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, default in _TEXTS:
+        parser.add_argument(f"--{name}", default=default)
+    for name, aliases in _SIZES:
+        value = getattr(BuildConfig, name)
+        parser.add_argument(f"--{name}", *aliases, dest=name, type=int, default=value)
+    for name in _SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--kv_cache_type", type=_kv_cache_type, default=argparse.SUPPRESS)
+    parser.add_argument("--paged_kv_cache", default=argparse.SUPPRESS)
+    verbosity = ["layer_names_only", "detailed", "none"]
+    parser.add_argument("--profiling_verbosity", default=verbosity[0], choices=verbosity)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--log_level", default="info", choices=list(severity_map))
+    parser.add_argument("--speculative_decoding_mode", choices=_MODES)
+    parser.add_argument("--max_draft_len", type=int, default=0)
+    add_plugin_argument(parser)
+    return parser
+
+
+def _kv_cache_type(value: str) -> Any:
+    try:
+        return KVCacheType.from_string(value)
+    except KeyError:
+        known = [kind.name.lower() for kind in KVCacheType]
+        raise argparse.ArgumentTypeError(
+            f"Invalid value '{value}'. Expected one of {known}"
+        ) from None
+
 
 _CONFIG_NAMES = (
-    "max_input_len",
-    "max_seq_len",
-    "max_batch_size",
-    "max_beam_width",
-    "max_num_tokens",
-    "opt_num_tokens",
-    "max_prompt_embedding_table_size",
+    *(name for name, _ in _SIZES),
     "gather_context_logits",
     "gather_generation_logits",
     "weight_sparsity",
@@ -36,7 +98,6 @@ _CONFIG_NAMES = (
     "output_timing_cache",
     "dry_run",
     "visualize_network",
-    "max_encoder_input_len",
     "weight_streaming",
     "monitor_memory",
 )
@@ -64,7 +125,7 @@ def main() -> None:
 
 
 def _refuse_unmodelled(args: argparse.Namespace) -> None:
-    for name in ("model_config", "build_config", "model_cls_file", "lora_dir", "logits_dtype"):
+    for name in _UNMODELLED:
         if getattr(args, name) is not None:
             raise StandinUndefinedBehaviour(f"--{name} is not modelled")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .llama.config import LLaMAConfig
 from .llama.model import LLaMAForCausalLM
 from .modeling_utils import PretrainedConfig, QuantConfig, SpeculativeDecodingMode
-from .qwen import QWenConfig, QWenForCausalLM
+from .qwen import QWenForCausalLM
 
 MODEL_MAP = {
     "LlamaForCausalLM": LLaMAForCausalLM,
@@ -14,13 +14,5 @@ MODEL_MAP = {
     "Qwen2ForCausalLM": QWenForCausalLM,
 }
 
-__all__ = [
-    "MODEL_MAP",
-    "LLaMAConfig",
-    "LLaMAForCausalLM",
-    "PretrainedConfig",
-    "QWenConfig",
-    "QWenForCausalLM",
-    "QuantConfig",
-    "SpeculativeDecodingMode",
-]
+__all__ = ["MODEL_MAP", "LLaMAConfig", "LLaMAForCausalLM", "PretrainedConfig", "QuantConfig"]
+__all__ += ["SpeculativeDecodingMode"]

@@ -13,20 +13,9 @@ from ..logger import logger
 from ..mapping import Mapping
 
 QUANT_ALGOS = (
-    "W8A16",
-    "W4A16",
-    "W4A16_AWQ",
-    "W4A8_AWQ",
-    "W4A16_GPTQ",
-    "W8A16_GPTQ",
-    "W8A8_SQ_PER_CHANNEL",
-    "W8A8_SQ_PER_TENSOR_PLUGIN",
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
-    "FP8",
-    "FP8_PER_CHANNEL_PER_TOKEN",
-    "FP8_BLOCK_SCALES",
-    "NVFP4",
-    "MIXED_PRECISION",
+    *("W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ", "W4A16_GPTQ", "W8A16_GPTQ", "NVFP4"),
+    *("W8A8_SQ_PER_CHANNEL", "W8A8_SQ_PER_TENSOR_PLUGIN", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"),
+    *("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_BLOCK_SCALES", "MIXED_PRECISION"),
 )
 KV_CACHE_QUANT_ALGOS = ("FP8", "INT8")
 
@@ -71,7 +60,6 @@ class QuantConfig:
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> QuantConfig:
-        """The configuration of a dictionary; unknown keys are a TypeError."""
         return cls(**config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,28 +67,20 @@ class QuantConfig:
 
 
 _REQUIRED = (
-    "architecture",
-    "dtype",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
+    *("architecture", "dtype", "vocab_size"),
+    *("hidden_size", "num_hidden_layers", "num_attention_heads"),
 )
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "gelu",
     "logits_dtype": "float32",
     "norm_epsilon": 1e-5,
     "position_embedding_type": "learned_absolute",
-    "max_position_embeddings": None,
-    "num_key_value_heads": None,
-    "intermediate_size": None,
     "use_parallel_embedding": False,
     "embedding_sharding_dim": 0,
-    "head_size": None,
     "qk_layernorm": False,
-    "rotary_embedding_dim": None,
     "tie_word_embeddings": False,
-    "runtime_defaults": None,
+    **dict.fromkeys(("max_position_embeddings", "num_key_value_heads", "intermediate_size")),
+    **dict.fromkeys(("head_size", "rotary_embedding_dim", "runtime_defaults")),
 }
 
 
@@ -148,13 +128,6 @@ class PretrainedConfig:
     @property
     def quant_algo(self) -> str | None:
         return self.quantization.quant_algo
-
-    @property
-    def kv_dtype(self) -> str:
-        """The type of the K/V cache."""
-        return {"FP8": "fp8", "INT8": "int8"}.get(
-            str(self.quantization.kv_cache_quant_algo), self.dtype
-        )
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> PretrainedConfig:

@@ -12,10 +12,114 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
-from .._utils import get_sm_version
-from .._version import at_least
-from ..logger import logger
-from ._fields import CHOICES, DEFAULTS, NOT_ON_COMMAND_LINE, SWITCHES, problem, switched
+from ._utils import get_sm_version
+from ._version import at_least
+from .logger import logger
+
+_DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", None)
+_FP8 = ("fp8", None)
+_GEMM = ("auto", "float16", "float32", "bfloat16", "int32", "fp8", "nvfp4", None)
+
+_INTERNAL = (
+    "qserve_gemm_plugin",
+    "identity_plugin",
+    "weight_only_groupwise_quant_matmul_plugin",
+    "weight_only_quant_matmul_plugin",
+    "smooth_quant_gemm_plugin",
+    "layernorm_quantization_plugin",
+    "rmsnorm_quantization_plugin",
+)
+"""Plugins that the command line does not have."""
+
+CHOICES: dict[str, tuple[str | None, tuple[str | None, ...]]] = {
+    **dict.fromkeys(
+        (
+            "bert_attention_plugin",
+            "gpt_attention_plugin",
+            "nccl_plugin",
+            "moe_plugin",
+            "mamba_conv1d_plugin",
+        ),
+        ("auto", _DTYPES),
+    ),
+    "gemm_plugin": (None, _GEMM),
+    **dict.fromkeys(("fp8_rowwise_gemm_plugin", "lora_plugin"), (None, _DTYPES)),
+    **dict.fromkeys(
+        ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin"),
+        (None, _FP8),
+    ),
+    **dict.fromkeys(_INTERNAL, (None, _DTYPES)),
+    "gemm_allreduce_plugin": (None, ("float16", "bfloat16", None)),
+}
+"""Plugins with a type: default and allowed values."""
+
+_ON = (
+    "smooth_quant_plugins",
+    "context_fmha",
+    "remove_input_padding",
+    "use_paged_context_fmha",
+    "use_fp8_context_fmha",
+    "paged_state",
+    "use_fused_mlp",
+)
+_OFF = (
+    "dora_plugin",
+    "quantize_per_token_plugin",
+    "quantize_tensor_plugin",
+    "bert_context_fmha_fp32_acc",
+    "norm_quant_fusion",
+    "reduce_fusion",
+    "user_buffer",
+    "fuse_fp4_quant",
+    "multiple_profiles",
+    "streamingllm",
+    "manage_weights",
+    "pp_reduce_scatter",
+)
+SWITCHES = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
+
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float16",
+    **{name: default for name, (default, _) in CHOICES.items()},
+    **SWITCHES,
+    "paged_kv_cache": None,
+    "tokens_per_block": 32,
+}
+
+NOT_ON_COMMAND_LINE = (
+    *_INTERNAL,
+    "dtype",
+    "smooth_quant_plugins",
+    "quantize_per_token_plugin",
+    "quantize_tensor_plugin",
+    "paged_kv_cache",
+    "manage_weights",
+)
+
+
+def switched(name: str, value: Any) -> Any:
+    """What the command line's enable and disable mean for a field."""
+    if value == "enable":
+        return True
+    if value == "disable":
+        return False if name in SWITCHES or name == "paged_kv_cache" else None
+    return value
+
+
+def problem(name: str, value: Any) -> str | None:
+    """Why a field does not take a value; None when it does."""
+    if name == "dtype" and value in ("auto", None):
+        return "Plugin dtype cannot be auto or None"
+    if name in CHOICES and value not in CHOICES[name][1]:
+        return f"Plugin {name} expects values in {list(CHOICES[name][1])}, got {value}"
+    if name in SWITCHES and not isinstance(value, bool):
+        return f"Plugin {name} expects {bool}, got {type(value)}"
+    if name == "paged_kv_cache" and value not in (True, False, None):
+        return f"Plugin {name} expects a bool or None, got {value}"
+    if name == "tokens_per_block" and (not isinstance(value, int) or isinstance(value, bool)):
+        return f"Plugin {name} expects {int}, got {type(value)}"
+    return None
+
 
 cli_plugin_args = [name for name in DEFAULTS if name not in NOT_ON_COMMAND_LINE]
 
