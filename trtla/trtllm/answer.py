@@ -17,11 +17,7 @@ _ALL_ENDED = "Encountered an error in forward"
 class TrtllmAnswer:
     """A request in flight: its output so far, as the C++ executor streams it.
 
-    Args:
-        request: what was asked.
-        theirs: the C++ executor's id of it.
-        lookahead: the triple that it is decoded with.
-        end_id: the end token that the C++ executor was given.
+    `theirs` is the C++ executor's id of it, `end_id` the end token that that one was given.
     """
 
     def __init__(
@@ -112,15 +108,12 @@ class TrtllmAnswer:
 
     def _shortened(self, count: int) -> TrtlaError:
         """The error on releases before 1.0; later ones fail at their start instead."""
-        request, length = self.request, self.request.sampling.max_output_len
+        label, length = self.request.label, self.request.sampling.max_output_len
         if self._was_interrupted:
-            return TrtlaError(
-                f"{request.label} has {count} of {length} tokens, and was interrupted meanwhile: "
-                "the others may be lost",
-                "ask again",
-            )
+            text = f"{label} has {count} of {length} tokens, and was interrupted meanwhile"
+            return TrtlaError(f"{text}: the others may be lost", "ask again")
         return TrtlaError(
-            f"{request.label} was ended by TensorRT-LLM after {count} of {length} tokens: its K/V "
+            f"{label} was ended by TensorRT-LLM after {count} of {length} tokens: its K/V "
             "cache has no room for max_seq_len",
             "free GPU memory, raise --kv-cache-free-gpu-memory-fraction, or rebuild with a smaller "
             "--max-seq-len",

@@ -56,12 +56,12 @@ _PIECE = 2**22
 
 def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
     """What --trtllm names, checked as far as it can be without the library."""
-    given = [*(["--trtllm"] if settings.trtllm else [])]
-    given += ["--timing-cache"] if settings.timing_cache else []
-    if given and backend != "tensorrt-llm":
+    choices = {"--trtllm": settings.trtllm, "--timing-cache": settings.timing_cache}
+    flags = " and ".join(flag for flag, value in choices.items() if value)
+    if flags and backend != "tensorrt-llm":
         raise UsageError(
-            f"{' and '.join(given)} is for TensorRT-LLM, and the backend is {backend}",
-            f"omit {' and '.join(given)}, or use --backend tensorrt-llm",
+            f"{flags} is for TensorRT-LLM, and the backend is {backend}",
+            f"omit {flags}, or use --backend tensorrt-llm",
         )
     return read(BUILD, settings.trtllm, build_kinds)
 
@@ -145,12 +145,8 @@ def check_written(
     wanted = {name: getattr(planned, name) for name in _PLANNED}
     found = {name: getattr(written, name) for name in _PLANNED}
     wanted["kv_cache_type"], found["kv_cache_type"] = "PAGED", str(written.kv_cache_type).upper()
-    for name, value in (
-        ("gpt_attention_plugin", config.dtype),
-        ("gemm_plugin", config.dtype),
-        ("remove_input_padding", True),
-        ("paged_kv_cache", True),
-    ):
+    plugins = {"gpt_attention_plugin": config.dtype, "gemm_plugin": config.dtype}
+    for name, value in {**plugins, "remove_input_padding": True, "paged_kv_cache": True}.items():
         wanted[f"plugin_config.{name}"] = value
         found[f"plugin_config.{name}"] = written.plugin_config.get(name)
     for name, value in wanted.items():
@@ -161,9 +157,8 @@ def check_written(
             )
     for rank in range(config.mapping.world_size):
         if not (folder / f"rank{rank}.engine").is_file():
-            raise TrtlaError(
-                f"TensorRT-LLM wrote no rank{rank}.engine", "its log above may say why"
-            )
+            message = f"TensorRT-LLM wrote no rank{rank}.engine"
+            raise TrtlaError(message, "its log above may say why")
 
 
 def adopt_engine(
@@ -176,12 +171,8 @@ def adopt_engine(
 ) -> Engine:
     """Write trtla.json, and copy the tokenizer files, into an engine that trtllm-build made.
 
-    Args:
-        engine_dir: the engine.
-        lookahead: the triple it was built for; None for a plain engine.
-        tokenizer: a folder with the tokenizer files to copy.
-        force: replace a trtla.json that is there.
-        sources: where each setting came from, kept in trtla.json.
+    `lookahead` is the triple it was built for, None for a plain engine; `tokenizer` a folder with
+    the files to copy; `sources` says where each setting came from.
     """
     folder = Path(engine_dir)
     engine = _foreign_engine(folder, force)

@@ -112,19 +112,16 @@ class Chains:
             self._shared = SharedTrees(1, max(1, settings.other_tokens))
             self._planner = Planner()
         except NotCompiled as error:
-            raise TrtlaError(
-                f"there are no compiled candidate trees: {error}", error.hint
-            ) from None
+            message = f"there are no compiled candidate trees: {error}"
+            raise TrtlaError(message, error.hint) from None
         self._requests: OrderedDict[int, _Known] = OrderedDict()
         self._now = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Requests whose trees are held."""
         return len(self._requests)
 
     def draft(self, asked: Sequence[Asked]) -> list[list[int]]:
-        """Follow the texts of these requests, and draft a chain for each."""
         with self._lock:
             self._now += 1
             known = [self._follow(one) for one in asked]
@@ -193,15 +190,7 @@ def _likeliest(draft: Draft) -> list[int]:
 def speculative_config(max_draft_len: int, vocab_size: int, **settings: Any) -> Any:
     """What TensorRT-LLM's `LLM` takes as `speculative_config` to draft with candidate trees.
 
-    Args:
-        settings: further fields of `ChainSettings`, by name.
-
-    Returns:
-        a `UserProvidedDecodingConfig`.
-
-    Raises:
-        UsageError: a value is out of its range.
-        TrtlaError: TensorRT-LLM is not installed, or takes no drafter; or no C++ compiler is found.
+    A `UserProvidedDecodingConfig`; `settings` are further fields of `ChainSettings`.
     """
     drafter = open_drafter(ChainSettings(max_draft_len, vocab_size, **settings))
     config = _part("llmapi", "UserProvidedDecodingConfig")
@@ -287,11 +276,9 @@ class _Requests:
         return getattr, (self.drafter, "requests")
 
     def get_max_resource_count(self) -> int:
-        """Trees never bound how many requests run."""
         return _UNLIMITED
 
     def get_needed_resource_to_completion(self, request: Any) -> int:
-        """Nothing that is counted."""
         return 0
 
     def free_resources(self, request: Any) -> None:
@@ -300,14 +287,7 @@ class _Requests:
 
 
 def _is_greedy(config: Any) -> bool:
-    """Whether the target takes the argmax: what a request does not set is None there."""
-    temperature, top_k, top_p, min_p = (
-        _single(getattr(config, name, None)) for name in ("temperature", "top_k", "top_p", "min_p")
-    )
-    unset = all(value is None for value in (temperature, top_k, top_p, min_p))
-    return unset or temperature == 0 or top_k == 1 or top_p == 0
-
-
-def _single(value: Any) -> Any:
-    """Values are numbers, or lists of one as C++ has them."""
-    return value[0] if isinstance(value, (list, tuple)) and value else value
+    """Whether the target takes the argmax. Values are None, numbers, or lists of one as in C++."""
+    values = [getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p")]
+    values = [v[0] if isinstance(v, (list, tuple)) and v else v for v in values]
+    return values == [None] * 4 or values[0] == 0 or values[1] == 1 or values[2] == 0

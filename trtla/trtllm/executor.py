@@ -37,11 +37,8 @@ _WAIT = timedelta(milliseconds=100)
 class TrtllmExecutor(Executor):
     """An `Executor` on TensorRT-LLM.
 
-    Args:
-        bindings: the module `tensorrt_llm.bindings.executor`.
-        executor: its `Executor`, opened; it is destroyed when this object is closed.
-        limits: what requests must fit into.
-        description: what runs the model, in a few words.
+    `bindings` is the module `tensorrt_llm.bindings.executor`, `executor` its `Executor`, opened; it
+    is destroyed when this object is closed.
     """
 
     def __init__(
@@ -132,10 +129,8 @@ class TrtllmExecutor(Executor):
             if answer.is_cut:  # it may not have been cancelled there
                 self._executor.cancel_request(answer.theirs)
         self._running = {a.theirs: a for a in answers if not a.has_ended}
-        self._record.taken, self._record.new = (
-            [],
-            [output for a in answers for output, _ in a.record],
-        )
+        self._record.taken = []
+        self._record.new = [output for a in answers for output, _ in a.record]
 
     def _await(self) -> None:
         """Wait for responses; they are kept the moment they arrive.
@@ -159,7 +154,7 @@ class TrtllmExecutor(Executor):
             self._end(answer, "timed_out")
 
     def _take(self) -> None:
-        """RequestRecord what has arrived; a response is dropped when its output is recorded."""
+        """Record what has arrived; a response is dropped when its output is recorded."""
         self._read_iterations()
         while self._arrived:
             response = self._arrived[0]

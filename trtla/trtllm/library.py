@@ -168,11 +168,7 @@ def known_trouble(version: str | None) -> str | None:
 
 
 def require_backend() -> Library:
-    """The library, ready to build and to run.
-
-    Raises:
-        TrtlaError: it is absent, broken, or lacks the TensorRT backend.
-    """
+    """The library, ready to build and to run; where it is not, the error says why."""
     library = probe()
     if library.version is None:
         raise TrtlaError("TensorRT-LLM is not installed", f"use --backend torch; {HOW_TO_INSTALL}")

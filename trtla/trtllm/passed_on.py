@@ -13,11 +13,7 @@ from trtla.trtllm.library import installed, installed_version, load
 
 PLUGINS = "plugin_config."
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "number", str: "text"}
-_NESTED = (
-    "kv_cache_config",
-    "extended_runtime_perf_knob_config",
-    "peft_cache_config",
-)
+_NESTED = ("kv_cache_config", "extended_runtime_perf_knob_config", "peft_cache_config")
 _CACHE, _SCHEDULER, _PARALLEL = "kv_cache_config", "scheduler_config", "parallel_config"
 _TUNING, _CHUNKS = "dynamic_batch_config", "context_chunking_policy"
 _FAIL_FAST = "fail_fast_on_attention_window_too_large"
@@ -66,9 +62,8 @@ def _plain(config: Any, prefix: str = "") -> Iterator[tuple[str, Kind]]:
 
 def _names(config: Any) -> Iterable[str]:
     """Of a pydantic model, a dataclass, or a class that C++ binds."""
-    fields = getattr(type(config), "model_fields", None) or getattr(
-        config, "__dataclass_fields__", None
-    )
+    fields = getattr(type(config), "model_fields", None)
+    fields = fields or getattr(config, "__dataclass_fields__", None)
     if fields is None and hasattr(config, "to_dict"):
         fields = config.to_dict()
     names = dir(config) if fields is None else fields

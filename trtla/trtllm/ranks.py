@@ -103,7 +103,7 @@ class RankBuild:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankFailure:
     """Why a rank was not built; `disk` is the errno where the disk was at fault."""
 
     rank: int
@@ -133,13 +133,13 @@ def build_ranks(build: RankBuild, ranks: int, workers: int) -> None:
     _run(build, ranks, min(ranks, workers))
 
 
-def _attempt(build: RankBuild, rank: int, gpu: int) -> Failure | None:
+def _attempt(build: RankBuild, rank: int, gpu: int) -> RankFailure | None:
     try:
         build.build(rank, gpu)
     except Exception as error:  # TensorRT-LLM raises AssertionError, RuntimeError and others
         number = error.errno if isinstance(error, OSError) else None
         disk = number if number in _DISK else None
-        return Failure(rank, sentence(error), traceback.format_exc(), disk)
+        return RankFailure(rank, sentence(error), traceback.format_exc(), disk)
     return None
 
 
@@ -192,7 +192,7 @@ def _wait(processes: dict[Connection, BaseProcess], current: dict[Connection, in
                 raise _died(processes[end], current[end]) from None
             if report is None:
                 open_ends.remove(end)
-            elif isinstance(report, Failure):
+            elif isinstance(report, RankFailure):
                 raise report.error()
             else:
                 current[end] = report
@@ -209,20 +209,18 @@ def _died(process: BaseProcess, rank: int) -> TrtlaError:
 
 def build_limits(limits: BuildConfig, asked: Mapping[str, Any]) -> dict[str, object]:
     """Limits under the names that flags and BuildConfig share."""
-    profiles = asked.get(f"{PLUGINS}multiple_profiles")
-    # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts. With
-    # several profiles it tunes for several sizes, and refuses this one.
-    step = (
-        {} if profiles else {"opt_num_tokens": limits.max_batch_size * (limits.max_draft_len + 1)}
-    )
-    return {
+    found = {
         "max_batch_size": limits.max_batch_size,
         "max_input_len": limits.max_input_len,
         "max_seq_len": limits.max_text_len,  # build() adds max_draft_len itself
         "max_beam_width": limits.max_beam_width,
         "max_num_tokens": limits.max_num_tokens,
-        **step,
     }
+    # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts. With
+    # several profiles it tunes for several sizes, and refuses this one.
+    if not asked.get(f"{PLUGINS}multiple_profiles"):
+        found["opt_num_tokens"] = limits.max_batch_size * (limits.max_draft_len + 1)
+    return dict(found)
 
 
 def plugin_settings(dtype: str) -> dict[str, str | bool]:
@@ -272,7 +270,9 @@ def command_lines(
         flags["speculative_decoding_mode"] = "lookahead_decoding"
     flags |= {name: _spelled(value) for name, value in plugin_settings(source.config.dtype).items()}
     flags |= {"kv_cache_type": "paged", "workers": workers}
-    flags |= _cache_flags(timing_cache)
+    if timing_cache is not None:
+        flags |= {"input_timing_cache": timing_cache} if timing_cache.is_file() else {}
+        flags["output_timing_cache"] = timing_cache
     switches = ["gather_context_logits"] if limits.gather_context_logits else []
     for name, value in asked.items():
         flag = name.removeprefix(PLUGINS)
@@ -285,21 +285,12 @@ def command_lines(
 
 
 def _convert(source: BuildSource, checkpoint: Path) -> str:
-    """Model to checkpoint."""
     file = weight_file(source.folder)
-    if file is not None:
-        given = {"model-dir": file, "output-dir": checkpoint, "dtype": source.config.dtype}
-        return _line("trtla convert", given)
-    family = "qwen" if source.config.architecture == QWEN2 else "llama"
-    given = {"model_dir": source.folder, "output_dir": checkpoint, "dtype": source.config.dtype}
-    return _line(f"python {CONVERT_SCRIPT.format(family)}", given)
-
-
-def _cache_flags(timing_cache: Path | None) -> dict[str, object]:
-    if timing_cache is None:
-        return {}
-    read = {"input_timing_cache": timing_cache} if timing_cache.is_file() else {}
-    return {**read, "output_timing_cache": timing_cache}
+    script = CONVERT_SCRIPT.format("qwen" if source.config.architecture == QWEN2 else "llama")
+    program, dash = ("trtla convert", "-") if file is not None else (f"python {script}", "_")
+    given = {"model_dir": file or source.folder, "output_dir": checkpoint}
+    flags = {name.replace("_", dash): value for name, value in given.items()}
+    return _line(program, {**flags, "dtype": source.config.dtype})
 
 
 def _spelled(value: object) -> object:

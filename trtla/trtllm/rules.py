@@ -60,16 +60,20 @@ class Verdict:
 _YES = Verdict(True)
 
 
+def _no(reason: str) -> Verdict:
+    return Verdict(False, reason)
+
+
 def lookahead_on(capability: Capability | None) -> Verdict:
     """Lookahead decoding in TensorRT-LLM on a GPU."""
     if capability is None:
         return Verdict(None, "its compute capability is unknown")
     shown = show(capability)
     if capability < MIN_CAPABILITY:
-        return Verdict(False, f"compute capability {shown} is below {show(MIN_CAPABILITY)}")
+        return _no(f"compute capability {shown} is below {show(MIN_CAPABILITY)}")
     if capability[0] == 10:
         missing = "which has no kernels for speculative decoding"
-        return Verdict(False, f"compute capability {shown} is Blackwell, {missing}")
+        return _no(f"compute capability {shown} is Blackwell, {missing}")
     if capability > _NEWEST_SEEN:
         return Verdict(None, f"compute capability {shown}: NVIDIA skips its lookahead test there")
     return _YES
@@ -87,15 +91,14 @@ def head_size(size: int) -> Verdict:
     if size % JIT_MULTIPLE == 0 and size <= JIT_LARGEST:
         return Verdict(None, f"head_size {size}: {_JIT}")
     have = " and ".join(map(str, HEAD_SIZES))
-    return Verdict(False, f"head_size {size} has no kernel; {have} have")
+    return _no(f"head_size {size} has no kernel; {have} have")
 
 
 def query_group(heads: int, kv_heads: int) -> Verdict:
     """A model's query heads for one K/V head."""
     if heads <= kv_heads * MAX_QUERY_GROUP:
         return _YES
-    return Verdict(
-        False,
+    return _no(
         f"{heads} query heads on {kv_heads} K/V heads are more than {MAX_QUERY_GROUP} for each",
     )
 
@@ -104,21 +107,19 @@ def activations(dtype: str) -> Verdict:
     """A model's dtype."""
     if dtype in DTYPES:
         return _YES
-    return Verdict(False, f"dtype is {dtype}, its kernels take {' and '.join(DTYPES)}")
+    return _no(f"dtype is {dtype}, its kernels take {' and '.join(DTYPES)}")
 
 
 def rope_scaling(kind: str) -> Verdict:
     """A model's rotary scaling, also for plain engines (functional.py)."""
     if kind == "yarn":
-        return Verdict(
-            False,
+        return _no(
             "rope scaling yarn is not built with TensorRT-LLM: how long its table is there, and by "
             "what it is multiplied, is not verified",
         )
     if kind != "dynamic":
         return _YES
-    return Verdict(
-        False,
+    return _no(
         "rope scaling dynamic cannot be built with TensorRT-LLM: from 1.1 on it is another formula "
         "there, which reads a key alpha",
     )
@@ -129,7 +130,7 @@ def weight_types(config: CheckpointConfig) -> Verdict:
     if not config.block_types:
         return _YES
     names = block_names(config)
-    return Verdict(False, f"weights are in blocks ({names}), which TensorRT-LLM cannot read")
+    return _no(f"weights are in blocks ({names}), which TensorRT-LLM cannot read")
 
 
 def weight_only_sizes(config: CheckpointConfig) -> Verdict:
@@ -145,7 +146,7 @@ def weight_only_sizes(config: CheckpointConfig) -> Verdict:
         for size, what in zip(whole, ("outputs", "inputs"), strict=True):
             if size % (multiple * ranks):
                 reason = f"the {size} {what} of {name} are no multiple of {multiple * ranks}"
-                return Verdict(False, f"{reason}, which {algorithm} needs with tp_size {ranks}")
+                return _no(f"{reason}, which {algorithm} needs with tp_size {ranks}")
     return _YES
 
 
@@ -155,25 +156,20 @@ def weight_only_on(config: CheckpointConfig, capability: Capability | None) -> V
     if algorithm not in WEIGHT_ONLY or capability is None:
         return _YES
     if capability[0] in (10, 11):
-        return Verdict(
-            False, f"compute capability {show(capability)} has no kernels for {algorithm} weights"
-        )
+        return _no(f"compute capability {show(capability)} has no kernels for {algorithm} weights")
     if algorithm == "W4A16_AWQ" and capability[0] == 12:
         return _awq_order(capability)
     return _YES
 
 
 def _awq_order(capability: Capability) -> Verdict:
-    right, shown = order_is_right(capability), show(capability)
+    right, shown = order_is_right(capability), f"compute capability {show(capability)}"
     if right:
         return _YES
     if right is None:
-        return Verdict(
-            None, f"whether W4A16_AWQ weights are ordered rightly for compute capability {shown}"
-        )
-    return Verdict(
-        False,
-        f"this TensorRT-LLM orders W4A16_AWQ weights for compute capability {shown} otherwise than "
+        return Verdict(None, f"whether W4A16_AWQ weights are ordered rightly for {shown}")
+    return _no(
+        f"this TensorRT-LLM orders W4A16_AWQ weights for {shown} otherwise than "
         "its kernels read them: its texts would be wrong",
     )
 
@@ -205,7 +201,7 @@ def order_is_right(capability: Capability) -> bool | None:
 
 
 def show(capability: Capability) -> str:
-    """`9.0`."""
+    """As in `9.0`."""
     return f"{capability[0]}.{capability[1]}"
 
 
@@ -227,17 +223,11 @@ def check_trtllm(
 ) -> tuple[str, ...]:
     """Refuse an engine that TensorRT-LLM cannot build or start; return what is not verified.
 
-    Args:
-        config: the checkpoint's config with the dtype of the engine.
-        limits: the engine's.
-        capability: the GPU's that builds; None where there is none, e.g. on a dry run.
-        release: of TensorRT-LLM, which builds; None where none is installed.
+    `config` has the dtype of the engine; without GPU (a dry run) or library there is no
+    `capability` or `release`.
     """
-    notes = (
-        []
-        if capability
-        else ["there is no GPU here: whether one can build and run this is not checked"]
-    )
+    unknown = "there is no GPU here: whether one can build and run this is not checked"
+    notes = [] if capability else [unknown]
     _check_gpu(config, capability)
     blocks = weight_types(config)
     if blocks.allowed is False:

@@ -70,10 +70,8 @@ def refuse_torch_choices(engine: Engine, options: ExecutorOptions) -> None:
         hint = f"omit --lookahead-..., {rebuild}"
     elif options.block_reuse:
         reason = "whose executor shares K/V blocks itself"
-        hint = (
-            "use --kv-cache-enable-block-reuse, in Python TrtllmSettings("
-            "kv_cache_enable_block_reuse=True), instead of block_reuse"
-        )
+        named = "in Python TrtllmSettings(kv_cache_enable_block_reuse=True)"
+        hint = f"use --kv-cache-enable-block-reuse, {named}, instead of block_reuse"
     elif options.bounded_steps:
         reason = "whose executor shares out its steps itself"
         hint = "omit bounded_steps; --enable-chunked-context reads long prompts in pieces"
@@ -120,13 +118,10 @@ def _check_ranks(engine: Engine) -> None:
     ranks = engine.config.pretrained_config.mapping.world_size
     processes = int(trtllm_library.load().mpi_world_size())
     if processes != ranks:
-        raise UsageError(
-            f"{engine.name} has {counted(ranks, 'rank')}, and {processes} "
-            f"process{'es run' if processes > 1 else ' runs'}",
-            f"start it with mpirun -n {ranks} trtla ..."
-            if ranks > 1
-            else "start it without mpirun",
-        )
+        run = f"{processes} process{'es run' if processes > 1 else ' runs'}"
+        with_it = f"with mpirun -n {ranks} trtla ..." if ranks > 1 else "without mpirun"
+        message = f"{engine.name} has {counted(ranks, 'rank')}, and {run}"
+        raise UsageError(message, f"start it {with_it}")
 
 
 def _limits(
