@@ -30,11 +30,9 @@ class Keeping(DrafterFactory):
         self.fails = False
 
     def __call__(self, lookahead: LookaheadConfig, request: Request) -> Drafter:
-        """Plain decoding."""
         return NoDrafter()
 
     def add_texts(self, texts: Iterable[Sequence[int]]) -> None:
-        """Keep them."""
         for text in texts:
             self.kept.append(tuple(text))
             if self.fails:
@@ -42,11 +40,9 @@ class Keeping(DrafterFactory):
                 raise KeyboardInterrupt
 
     def texts(self) -> list[tuple[int, ...]]:
-        """Those that were added."""
         return self.kept
 
     def reset(self) -> None:
-        """Forget them."""
         self.kept = []
 
 

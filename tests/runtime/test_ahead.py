@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.support.mixed import VOCAB
-from tests.support.reuse import check_cache, prompt_of, reusing
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.loop.step import ForwardClock
@@ -35,7 +34,6 @@ def alone(index, count=12):
 
 
 def rest(executor, texts):
-    """Poll to the end and add to the texts."""
     while outputs := executor.poll():
         for one in outputs:
             texts.setdefault(one.request_id, []).extend(one.new_tokens)
@@ -78,18 +76,6 @@ def test_all_may_be_cancelled_and_others_come() -> None:
     executor.submit(asked(1))
     texts = rest(executor, {})
     assert texts[1] == alone(1)
-
-
-def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_what_it_had_read() -> None:
-    executor, _ = reusing(max_num_tokens=48, ahead=True)
-    prompt = prompt_of(120)
-    executor.submit(request([1, 2, 3], 20, request_id=1))
-    executor.submit(request(prompt, 5))
-    executor.poll()
-    executor.cancel(0)
-    check_cache(executor)
-    while executor.poll():
-        check_cache(executor)
 
 
 @pytest.mark.parametrize("when", [0, 1, 5])

@@ -20,7 +20,7 @@ from tests.support.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla import LLM, DraftOptions, LookaheadConfig, SamplingParams, UsageError
+from trtla import DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
 from trtla.runtime.draft import Draft, Drafter
@@ -42,20 +42,6 @@ def decode(rule, vocab, triple, requests, **options):
         greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple), **options
     )
     return run(executor, requests), model, executor
-
-
-@examples(120)
-@given(cases(), tables)
-def test_the_text_is_plain_decodings_and_the_budget_holds(case, table):
-    rule, vocab, prompt, triple, count, seed = case
-    asked = [request(prompt, count, seed=seed, adaptive=True)]
-    outputs, model, _ = decode(rule, vocab, triple, asked, costs=table)
-    stats, config = outputs[0][-1].stats, LookaheadConfig(*triple)
-    assert tokens_of(outputs[0]) == plain(rule, prompt, count)
-    assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
-    assert stats.fed == sum(model.fed)
-    assert 0 <= stats.accepted <= stats.drafted
-    assert stats.lookahead == config
 
 
 @examples(40)
@@ -80,27 +66,6 @@ def test_mixed_batches_of_fixed_and_adaptive_requests(several, batch_size, table
         assert tokens_of(found) == tokens_of(expected)
         if not one.adaptive:
             assert steps_of(found) == steps_of(expected)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with LLM(tiny_llama, lookahead="auto", dtype="float32", max_batch_size=4) as opened:
-            yield opened
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_real_model_says_the_same(llm, temperature):
-    prompts = ["def read(path):\n    ", "class Queue:\n    def ", "import os\n"]
-    params = SamplingParams(max_output_len=48, temperature=temperature, seed=3)
-    auto = llm.generate(prompts, params)
-    expected = llm.generate(prompts, params, LookaheadConfig(1, 1, 0))
-    assert [c.output_ids for c in auto] == [c.output_ids for c in expected]
-    assert llm.generate(prompts[0], params, "auto")[0].output_ids == expected[0].output_ids
-    assert [c.stats.lookahead for c in auto] == [SEVEN] * 3
-    assert sum(c.stats.fed - len(c.input_ids) for c in expected) == 3 * 47
-    assert sum(c.stats.accepted for c in expected) == 0
 
 
 def test_executors_of_fixed_triples_refuse_it():
@@ -177,23 +142,6 @@ def test_texts_of_other_requests_and_expected_outputs_are_drafted_from():
     told = drafter_of([1, 2], 120)
     told._tree.add_text("expected", text)
     assert len(drive(text, [1, 2], drafter=told)) < alone / 2
-
-
-def test_an_ended_request_serves_the_next():
-    text = [(7 * place * place + 3 * place) % 97 for place in range(120)]
-    shared = SharedTrees(100)
-    first = drafter_of([1, 2], 120, shared)
-    slow = len(drive(text, [1, 2], drafter=first))
-    first.close()
-    assert len(drive(text, [1, 2], drafter=drafter_of([1, 2], 120, shared))) < slow / 2
-
-
-def test_seeds_and_steps_are_deterministic_for_the_same_costs():
-    rule = hash_rule(5, 2)
-    asked = [request([1, 2, 3], 60, adaptive=True)]
-    first, second = (decode(rule, 5, (5, 5, 5), asked, costs=FLAT)[0][0] for _ in range(2))
-    assert steps_of(first)[:3] == steps_of(second)[:3]
-    assert tokens_of(first) == tokens_of(second)
 
 
 @pytest.mark.parametrize("nodes", [0, 3, 20])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from tests.support.compiled import (
     check_threads,
     filled,
     forward,
+    needs_compiler,
     sized,
     text,
     weights_in,
@@ -24,9 +24,7 @@ from trtla.runtime.models.cpu.llama import NativeLlama
 from trtla.runtime.models.llama import LlamaModel
 from trtla.runtime.sequence import Feed
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
-)
+pytestmark = needs_compiler
 MIXED = {"q": "Q4_K", "k": "Q6_K", "v": "Q8_0", "mlp.fc": "Q4_1", "mlp.gate": "Q5_1"}
 
 

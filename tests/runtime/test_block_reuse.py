@@ -34,7 +34,6 @@ from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
 
 def ask(executor, prompt, count=4, index=0, **settings_):
-    """The text of one request, and what it reused."""
     outputs = run(executor, [request(prompt, count, request_id=index, **settings_)])[index]
     check_cache(executor)
     return tokens_of(outputs), outputs[-1].stats.reused_tokens
@@ -86,8 +85,9 @@ def test_one_token_less_in_common_is_a_block_less():
         assert ask(executor, other, 4, place + 1) == (plain(RULE, other, 4), reused)
 
 
-def test_a_prompt_cancelled_in_the_middle_leaves_what_it_had_read():
-    executor, _ = reusing(max_num_tokens=48)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_cancelled_in_the_middle_leaves_what_it_had_read(ahead):
+    executor, _ = reusing(max_num_tokens=48, ahead=ahead)
     prompt = prompt_of(120)
     executor.submit(request(prompt, 5))
     executor.submit(request([1, 2, 3], 20, request_id=1))
@@ -139,7 +139,6 @@ def test_equal_prompts_that_start_together_are_read_once():
 
 
 def step(executor):
-    """One step; the requests that run then."""
     executor._advance()
     check_cache(executor)
     return [sequence.request.request_id for sequence in executor._scheduler._running]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,24 +12,19 @@ from hypothesis import strategies as st
 
 import trtla
 from tests.support import encoder_decoders
+from tests.support.compiled import needs_compiler
 from tests.support.examples import examples
 from tests.support.real_models import open_fp8, open_llm
 from trtla import LLM, LookaheadConfig, SamplingParams
-from trtla.errors import UsageError
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.cpu.library import library
 from trtla.settings.drafting import DrafterSettings
-from trtla.settings.executor import ExecutorOptions
-from trtla.trtllm.start import refuse_torch_choices
 
 SHIPPED = Path(trtla.__file__).parent / "assets" / "tiny-llama"
 DRAFT = f"draft:{SHIPPED}-draft"
 SOURCE = (SHIPPED.parents[1] / "runtime" / "stats.py").read_text()
 TURNS = 3
-compiles = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
-)
 
 
 def conversation(llm, params, added, **options):
@@ -54,7 +47,7 @@ def pieces_of(llm):
 
 
 @pytest.mark.deep(first=4)
-@pytest.mark.parametrize("compiled", [pytest.param("1", marks=compiles), "0"])
+@pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_compiler), "0"])
 @pytest.mark.parametrize("heat", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", ["none", "lookahead", DRAFT, f"{DRAFT},ngram,prompt-lookup"])
 def test_every_turn_says_what_it_says_without_reuse(monkeypatch, compiled, heat, drafter):
@@ -93,7 +86,7 @@ starts = st.tuples(st.integers(0, 2), st.integers(1, 300), st.integers(0, 20), s
 """Where a prompt begins, its tokens, those of its own behind them, and the output's length."""
 
 
-@pytest.mark.parametrize("compiled", [pytest.param("1", marks=compiles), "0"])
+@pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_compiler), "0"])
 @examples(8)
 @given(st.lists(st.lists(starts, min_size=1, max_size=5), min_size=1, max_size=3), st.booleans())
 def test_any_batches_say_what_they_say_without_reuse(compiled, batches, sampled):
@@ -112,7 +105,7 @@ def test_any_batches_say_what_they_say_without_reuse(compiled, batches, sampled)
         assert pool.num_free == 40
 
 
-@compiles
+@needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_compiled_forward_gives_the_same_bits_behind_reused_blocks(dtype):
     if dtype == "bfloat16" and not library().has_bfloat16_products:
@@ -194,15 +187,3 @@ def test_a_consumer_that_leaves_early_leaves_only_whole_blocks():
             (again,) = llm.generate(ids, params)
             assert again.output_ids == expected.output_ids
             assert again.stats.reused_tokens == 96
-
-
-def test_tensorrt_llm_engines_name_their_own_setting():
-    engine = SimpleNamespace(
-        name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
-    )
-    with pytest.raises(UsageError, match="whose executor shares K/V blocks itself") as refusal:
-        refuse_torch_choices(engine, ExecutorOptions(block_reuse=True))
-    assert "--kv-cache-enable-block-reuse" in refusal.value.hint
-    with pytest.raises(UsageError, match="whose executor shares out its steps itself") as refusal:
-        refuse_torch_choices(engine, ExecutorOptions(bounded_steps=True))
-    assert "--enable-chunked-context" in refusal.value.hint

@@ -14,15 +14,14 @@ from tests.support.compiled import (
     CPU,
     KINDS,
     TREE,
+    check_alone_and_among_others,
     check_threads,
     config_of,
-    draft_of,
     filled,
     forward,
     needs,
     needs_compiler,
     pair,
-    path,
     sequences,
     text,
     trees,
@@ -116,16 +115,7 @@ def model_of(dtype):
 @given(st.lists(trees, min_size=1, max_size=3), st.integers(0, 10**6))
 def test_every_token_is_the_same_bit_for_bit_alone_and_among_others(dtype, shapes, seed):
     needs(dtype)
-    model = model_of(dtype)
-    prompts = [text(seed + i, 5 + 17 * i) for i in range(len(shapes))]
-    drafts = [draft_of(nodes) for nodes in shapes]
-    cache, running, _ = filled(model, prompts)
-    feeds = [Feed.step(s, d) for s, d in zip(running, drafts, strict=True)]
-    together = forward(model, cache, feeds).split([len(feed.rows) for feed in feeds])
-    for prompt, draft, rows in zip(prompts, drafts, together, strict=True):
-        node = draft.size - 1
-        alone = filled(model, [(*prompt, 3, *path(draft, node))], chunks=1 + seed % 3)[2]
-        assert torch.equal(rows[node], alone[0])
+    check_alone_and_among_others(model_of(dtype), shapes, seed)
 
 
 @pytest.mark.parametrize("dtype", PAIRED)

@@ -5,9 +5,6 @@ Without Triton everything here is skipped.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.paged import compiled_in_a_process
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 
 pytest.importorskip("triton")
@@ -221,15 +219,7 @@ for capability in (80, 89, 90):
 
 
 def test_kernels_compile_to_machine_code_without_a_gpu(tmp_path):
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compiled_in_a_process(COMPILE, tmp_path)
 
 
 @pytest.mark.gpu

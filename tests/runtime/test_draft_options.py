@@ -38,6 +38,8 @@ options = st.builds(
 )
 DEFAULT, REFERENCE = DraftOptions(), DraftOptions(reference=True)
 FLAT = CostTable.of([(1, 0.01), (512, 0.01)])
+COSTLY = CostTable.of([(1, 0.01), (512, 5.12)])
+CPU = CostTable.of([(1, 0.0013), (2, 0.002), (8, 0.003), (32, 0.0058), (128, 0.017)])
 
 
 def decode(scores, vocab, triple, requests, chosen, **more):
@@ -46,17 +48,20 @@ def decode(scores, vocab, triple, requests, chosen, **more):
 
 
 @examples(150)
-@given(cases(), options, st.booleans())
-def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(case, chosen, adaptive):
+@given(cases(), options, st.booleans(), st.sampled_from([FLAT, COSTLY, CPU]))
+def test_the_text_is_plain_decodings_within_budget_and_counters_add_up(
+    case, chosen, adaptive, costs
+):
     rule, vocab, prompt, triple, count, seed = case
     asked = [request(prompt, count, seed=seed, adaptive=adaptive)]
     scores = greedy_scores(rule, vocab)
-    outputs, model, executor = decode(scores, vocab, triple, asked, chosen, costs=FLAT)
+    outputs, model, executor = decode(scores, vocab, triple, asked, chosen, costs=costs)
     stats, total, config = outputs[0][-1].stats, executor.stats(), LookaheadConfig(*triple)
     assert tokens_of(outputs[0]) == plain(rule, prompt, count)
     assert adaptive or all(1 <= n <= config.ngram_size for n in stats.step_lengths)
     assert all(fed <= config.max_decoding_tokens for fed in model.fed[1:])
     assert stats.fed == sum(model.fed) == total.fed
+    assert stats.lookahead == config
     assert sum(stats.step_lengths) == count
     assert 0 <= stats.accepted <= stats.drafted <= stats.fed - len(prompt) - stats.steps
     assert count - 1 - stats.steps <= stats.accepted <= count - stats.steps
@@ -169,13 +174,22 @@ def test_values_out_of_range_are_named():
     assert "--lookahead-cells" in raised.value.hint
 
 
-def test_tensorrt_llm_drafts_in_its_own_way():
+@pytest.mark.parametrize(
+    ("option", "message", "hint"),
+    [
+        ({"draft_options": DraftOptions(cells="drawn", reference=True)},
+         "lookahead cells, reference cannot", "--backend torch"),
+        ({"block_reuse": True}, "whose executor shares K/V blocks itself",
+         "--kv-cache-enable-block-reuse"),
+        ({"bounded_steps": True}, "whose executor shares out its steps itself",
+         "--enable-chunked-context"),
+    ],
+)  # fmt: skip
+def test_tensorrt_llm_engines_name_their_own_setting(option, message, hint):
     engine = SimpleNamespace(
         name="engine", config=SimpleNamespace(pretrained_config=SimpleNamespace(dtype="float16"))
     )
     refuse_torch_choices(engine, ExecutorOptions())
-    with pytest.raises(UsageError, match="lookahead cells, reference cannot") as refusal:
-        refuse_torch_choices(
-            engine, ExecutorOptions(draft_options=DraftOptions(cells="drawn", reference=True))
-        )
-    assert "--backend torch" in refusal.value.hint
+    with pytest.raises(UsageError, match=message) as refusal:
+        refuse_torch_choices(engine, ExecutorOptions(**option))
+    assert hint in refusal.value.hint

@@ -147,13 +147,3 @@ def test_bfloat16_weights_decode() -> None:
         done = llm.generate(PROMPTS, sampling, drafter=DrafterSettings(("prompt-lookup",)))
         assert llm.description == "torch on cpu, bfloat16, encoder of transformers"
     assert all(0 < len(text) <= COUNT for text in texts(done))
-
-
-def test_streams_are_what_generate_says() -> None:
-    with open_t5() as llm:
-        sampling = SamplingParams(max_output_len=COUNT)
-        chunks = list(llm.stream(PROMPTS, sampling, llm.limits.lookahead))
-    for index, text in enumerate(greedy_texts("T5", COUNT)):
-        own = [chunk for chunk in chunks if chunk.index == index]
-        assert tuple(token for chunk in own for token in chunk.token_ids) == text
-        assert len(own) < COUNT, "some tokens come together"

@@ -22,6 +22,7 @@ from tests.support.real_models import (
     VARIANT,
     _linear,
     checkpoint,
+    greedy_text,
     load_model,
     needs_products,
     open_fp8,
@@ -89,19 +90,8 @@ class RoundedCache(DynamicCache):
 
 @functools.cache
 def reference(prompt, kv_cache):
-    model = reference_model(activations=False)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=COUNT,
-            pad_token_id=0,
-            past_key_values=RoundedCache() if kv_cache else None,
-        )
-    return tuple(out[0, len(prompt) :].tolist())
+    cache = RoundedCache() if kv_cache else None
+    return greedy_text(reference_model(activations=False), prompt, COUNT, past_key_values=cache)
 
 
 def logits_of(model, prompt):

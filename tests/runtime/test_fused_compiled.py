@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
@@ -25,7 +21,7 @@ from tests.support.fused import (
     fused_model,
     small_steps,
 )
-from tests.support.paged import filled_cache, llama
+from tests.support.paged import compiled_in_a_process, filled_cache, llama
 
 pytestmark = pytest.mark.deep
 
@@ -84,10 +80,7 @@ for mode in sys.argv[3:]:
     [(80, ("bf16",)), (89, ("fp16-fp8",)), (90, ("bf16", "bf16-fp8"))],
 )
 def test_kernels_compile_without_a_gpu_and_nothing_spills(capability, modes, tmp_path):
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILE, str(capability), str(tmp_path), *modes]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    compiled_in_a_process(COMPILE, tmp_path, capability, tmp_path, *modes)
 
 
 # On a GPU.

@@ -12,28 +12,11 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.models import VARIANTS
-from tests.support.real_models import folder_and_model, open_llm, prompts_for
+from tests.support.real_models import folder_and_model, generated, open_llm, prompts_for
 from trtla import LookaheadConfig, SamplingParams
 
 COUNT = 24
 NAMES = [v.name for v in VARIANTS if v.weights == "safetensors"]
-
-
-@functools.cache
-def reference(name, prompt, count=COUNT):
-    """Greedy text of Hugging Face's generate, ended by nothing but its length."""
-    _, model = folder_and_model(name)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=count,
-            pad_token_id=0,
-        )
-    return tuple(out[0, len(prompt) :].tolist())
 
 
 @functools.cache
@@ -47,7 +30,7 @@ def test_greedy_text_equals_generate_for_every_kind_of_model(name):
     prompts = prompts_for(name, 4)
     with open_llm(name, (5, 4, 5)) as llm:
         texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
-    assert [t.output_ids for t in texts] == [reference(name, p) for p in prompts]
+    assert [t.output_ids for t in texts] == [generated(name, p, COUNT) for p in prompts]
 
 
 triples = st.tuples(st.integers(1, 9), st.integers(2, 8), st.integers(0, 9))
@@ -64,7 +47,7 @@ def test_01_greedy_text_equals_generate_for_every_triple_batch_and_order(own, ba
         [LookaheadConfig(*own[i]) for i in order],
     )
     for place, index in enumerate(order):
-        assert texts[place].output_ids == reference("gqa", prompts[index])
+        assert texts[place].output_ids == generated("gqa", prompts[index], COUNT)
 
 
 def test_drafts_are_accepted_on_the_real_model():
@@ -116,7 +99,7 @@ def test_long_prompts_in_chunks(monkeypatch):
     prompts = prompts_for(8, 3, longest=100)
     with open_llm("gqa", (5, 4, 5)) as llm:
         texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
-    assert [t.output_ids for t in texts] == [reference("gqa", p) for p in prompts]
+    assert [t.output_ids for t in texts] == [generated("gqa", p, COUNT) for p in prompts]
 
 
 @pytest.mark.gpu
@@ -127,4 +110,4 @@ def test_cuda_gives_the_cpus_text_in_float32_and_runs_in_half(dtype):
         texts = llm.generate(prompts, SamplingParams(max_output_len=COUNT))
     assert all(len(t.output_ids) == COUNT for t in texts)
     if dtype == "float32":
-        assert [t.output_ids for t in texts] == [reference("gqa", p) for p in prompts]
+        assert [t.output_ids for t in texts] == [generated("gqa", p, COUNT) for p in prompts]

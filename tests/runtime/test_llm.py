@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from trtla.errors import TrtlaError
 
 PROMPTS = ["def read(path):\n    ", "class Queue:\n    def ", "import os\n"]
 PLAIN = LookaheadConfig(1, 1, 0)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama):
-    with LLM(tiny_llama, dtype="float32") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -103,25 +96,6 @@ def test_pieces_mark_accepted_tokens(llm):
     assert not any(accepted for _, accepted in plain.pieces)
 
 
-def test_a_consumer_that_stops_early_leaves_nothing_behind(llm):
-    stream = llm.stream(PROMPTS, SamplingParams(max_output_len=50))
-    next(stream)
-    stream.close()
-    fresh = llm.generate(PROMPTS[0], SamplingParams(max_output_len=5))
-    assert len(fresh) == 1
-
-
-def test_two_streams_in_turns_keep_their_own_text(llm):
-    params = SamplingParams(max_output_len=20)
-    alone = [c.text for c in llm.generate(PROMPTS[:2], params)]
-    streams = [llm.stream(prompt, params) for prompt in PROMPTS[:2]]
-    texts = ["", ""]
-    for pair in zip_longest(*streams):
-        for index, chunk in enumerate(pair):
-            texts[index] += chunk.text if chunk else ""
-    assert texts == alone
-
-
 def test_settings_one_each(llm):
     lengths = (3, 5, 7)
     done = llm.generate(
@@ -134,8 +108,6 @@ def test_settings_one_each(llm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([],), "no prompt"),
-        (("",), "prompt 0 has an empty prompt"),
         ((PROMPTS, [SamplingParams()] * 2), "2 sampling settings for 3 prompts"),
         ((PROMPTS[0], None, LookaheadConfig(9, 7, 7)), "prompt 0 asks for lookahead 9,7,7"),
         (([10**6],), "token id 1000000"),
@@ -181,6 +153,9 @@ def test_without_tokenizer_files_ids_go_in_and_out(tiny_llama, tmp_path, llm):
         assert (done.text, done.input_text) == ("", None)
         assert done.output_ids == llm.generate(ids, SamplingParams(max_output_len=12))[0].output_ids
         assert done.pieces == ()
+        chunks = list(bare.stream([ids], SamplingParams(max_output_len=12)))
+        assert [chunk.text for chunk in chunks] == [""] * len(chunks)
+        assert bare.beam_search(ids, max_output_len=4)[0].text == ""
         with pytest.raises(UsageError, match="no tokenizer files"):
             bare.generate("text")
         with pytest.raises(UsageError, match="stop string"):

@@ -25,13 +25,6 @@ def merged(several):
     return tree, ends
 
 
-def test_three_ngrams_share_what_they_begin_with():
-    tree, ends = merged(["abcdef", "abcxyz", "abqrst"])
-    assert "".join(tree.tokens) == "abcdefxyzqrst"  # 13 nodes for 18 tokens
-    assert tree.parents == [0, 1, 2, 3, 4, 5, 3, 7, 8, 2, 10, 11, 12]
-    assert ends == [6, 9, 13]
-
-
 @given(branches)
 def test_merged_paths_are_the_branches_prefixes_each_once(several):
     tree, ends = merged(several)

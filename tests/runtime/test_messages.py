@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ ANSWERED = [
     {"role": "user", "content": "日本 and é"},
 ]
 FEW = SamplingParams(max_output_len=6)
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(tiny_llama, dtype="float32") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA_3])

@@ -14,15 +14,13 @@ import pytest
 
 import trtla
 from tests.support.command import trtla as command
+from tests.support.compiled import needs_compiler
 from trtla.runtime.models.cpu import native_code
 from trtla.runtime.models.cpu.compiler import NotCompiled
 from trtla.runtime.models.cpu.levels import LEVELS, chosen_level, levels_of
 from trtla.runtime.models.cpu.library import library
 from trtla.runtime.models.cpu.native_code import FORWARD, TREES, NativeCode
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
-)
 NO_COMPILER = {"CXX": "no-such-compiler"}
 COST = (
     "note: no C++ compiler was found (no-such-compiler): decoding is at least 3 times slower; "

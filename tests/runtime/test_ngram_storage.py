@@ -75,38 +75,6 @@ def test_i12_counts_do_not_hang_on_the_order_of_updates(history, order, kind, rn
     assert len(storage) == len(shuffled) == len(grams)
 
 
-def test_i12_on_a_tie_the_earlier_best_stays():
-    storage = NgramStorage(2)
-    for token, best in ((1, 1), (2, 1), (2, 2), (1, 2), (1, 1)):
-        storage.update([0], [token])
-        assert storage.next_token([0]) == best
-
-
-def test_i12_back_off_goes_from_long_to_short():
-    storage = NgramStorage(4)
-    storage.update([7, 8, 9], [1])
-    for _ in range(5):
-        storage.update([0, 0, 9], [2])
-    assert storage.next_token([7, 8, 9]) == 1
-    assert storage.next_token([5, 8, 9]) == 1
-    assert storage.next_token([5, 5, 9]) == 2
-    assert storage.next_token([9]) == 2
-    assert storage.next_token([5]) is None
-
-
-@given(texts, orders)
-def test_i12_onelevel_is_basic_restricted_to_its_longest_context(text, order):
-    basic, one = NgramStorage(order, "basic"), NgramStorage(order, "onelevel")
-    for storage in (basic, one):
-        storage.initialize(text)
-    for start in range(len(text) - order + 1):
-        gram = text[start : start + order]
-        assert one.count(gram) == basic.count(gram) > 0
-        assert one.next_token(gram[:-1]) == basic.next_token(gram[:-1])
-        assert order == 2 or one.next_token(gram[1:-1]) is None
-    assert all(one.count(text[i : i + n]) == 0 for n in range(2, order) for i in range(len(text)))
-
-
 @given(texts, orders, kinds)
 def test_i12_initialize_is_successive_updates(text, order, kind):
     storage = NgramStorage(order, kind)

@@ -6,10 +6,6 @@ multiplies its bit patterns.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import example, given
@@ -23,6 +19,7 @@ from tests.support.paged import (
     CPU,
     NUM_BLOCKS,
     attend_packed,
+    compiled_in_a_process,
     empty_cache,
     fake_capture,
     filled_cache,
@@ -168,11 +165,7 @@ assert compile(ASTSource(kernels.combine, signature, constants), target=target).
 def test_kernels_compile_to_machine_code_without_a_gpu(capability, mode, tmp_path):
     names = ("dtype", "cache", "tile", "splits", "causal", "scaled")
     code = COMPILE.format(**dict(zip(names, mode, strict=True)), capability=capability)
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compiled_in_a_process(code, tmp_path)
 
 
 def on_cuda(cache):

@@ -26,7 +26,7 @@ from tests.support.encoder_decoders import executor as encoder_decoder
 from tests.support.encoder_decoders import folder, generate
 from tests.support.encoder_decoders import load as load_encoder_decoder
 from tests.support.examples import examples
-from tests.support.real_models import folder_and_model, open_llm, prompts_for
+from tests.support.real_models import generated, open_llm, prompts_for
 from tests.support.sampled import COUNT, distance, floor, sampled_texts
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
@@ -131,25 +131,6 @@ def test_min_p_is_that_of_transformers_and_of_the_compiled_draw(heat, least, dat
         assert all(kept[row, token] for row, token in enumerate(wanted))
 
 
-@functools.cache
-def generated(name, prompt, penalty, biases):
-    """Greedy text of Hugging Face's generate with these."""
-    _, model = folder_and_model(name)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=24,
-            pad_token_id=0,
-            repetition_penalty=penalty,
-            sequence_bias={(token,): bias for token, bias in biases} or None,
-        )
-    return tuple(out[0, len(prompt) :].tolist())
-
-
 @pytest.mark.parametrize(
     ("penalty", "biases"), [(1.1, ()), (1.8, ()), (0.6, ()), (1.3, ((5, 4.0), (9, -30.0)))]
 )
@@ -158,7 +139,8 @@ def test_greedy_text_equals_generate(penalty, biases):
     params = SamplingParams(max_output_len=24, repetition_penalty=penalty, logit_bias=dict(biases))
     with open_llm("gqa", (5, 4, 5), max_batch_size=3) as llm:
         texts = llm.generate(prompts, params)
-    assert [t.output_ids for t in texts] == [generated("gqa", p, penalty, biases) for p in prompts]
+    wanted = [generated("gqa", p, 24, biases, repetition_penalty=penalty) for p in prompts]
+    assert [t.output_ids for t in texts] == wanted
 
 
 @functools.cache

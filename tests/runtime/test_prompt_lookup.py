@@ -22,7 +22,6 @@ from tests.support.toys import (
     tokens_of,
     toy_executor,
 )
-from trtla.runtime.draft import NO_DRAFT
 from trtla.runtime.drafters.lookup import PromptLookupDrafter, TextIndex
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -46,11 +45,6 @@ def test_i1_i6_i7_i8_greedy_text_counters_length_and_end(case, gamma, end_ids):
 
 def drafted(text, gamma=4, **room):
     return PromptLookupDrafter(gamma, text, **room).propose().tokens
-
-
-def test_a_match_has_two_tokens_at_least():
-    assert drafted([1, 2, 3, 1]) == ()
-    assert PromptLookupDrafter(4, [1, 2, 3, 1]).propose() == NO_DRAFT
 
 
 def test_output_is_searched_too_and_a_short_end_repeats():
@@ -82,12 +76,6 @@ texts = st.lists(st.integers(0, 2), max_size=40)
 
 def found(text, length=3):
     return TextIndex(list(text)).continuation(length)
-
-
-def test_the_longest_match_comes_first_then_the_youngest():
-    text = [1, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3, 6, 7]
-    assert found([*text, 1, 2, 3]) == (4, 9, 2)
-    assert found([*text, 2, 3]) == (6, 7, 2)
 
 
 @given(texts, st.integers(1, 5))

@@ -13,12 +13,6 @@ PROMPTS = ["def add(a, b):\n    return", "import os\n"]
 HOT = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path):
-    with LLM(tiny_llama, dtype="float32") as opened:
-        yield opened
-
-
 def test_the_names_of_tokens_are_the_same_on_all_records(llm: LLM) -> None:
     chunks = list(llm.stream(PROMPTS[0], HOT))
     done = chunks[-1].completion
@@ -27,21 +21,6 @@ def test_the_names_of_tokens_are_the_same_on_all_records(llm: LLM) -> None:
     assert done.text == "".join(chunk.text for chunk in chunks)
     (beam, *_) = llm.beam_search(PROMPTS[0], max_output_len=4)
     assert beam.token_ids == beam.output_ids
-
-
-def test_texts_are_texts_without_a_tokenizer_too(tiny_llama: Path, tmp_path: Path) -> None:
-    for file in tiny_llama.iterdir():
-        if not file.name.startswith(("tokenizer", "special")):
-            (tmp_path / file.name).symlink_to(file)
-    with LLM(tmp_path, dtype="float32") as bare:
-        assert bare.tokenizer is None
-        chunks = list(bare.stream([5, 6, 7], HOT))
-        done = chunks[-1].completion
-        assert done is not None
-        assert (done.text, done.input_text) == ("", None)
-        assert [chunk.text for chunk in chunks] == [""] * len(chunks)
-        assert bare.beam_search([5, 6], max_output_len=4)[0].text == ""
-        assert len(done.token_ids) == 12
 
 
 def test_a_record_is_printed_in_a_line(llm: LLM) -> None:

@@ -10,16 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
-from trtla.errors import UsageError
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.sampling.draw import draw, draw_at, probabilities
 from trtla.runtime.sampling.noise import uniform
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
-
-triples = st.tuples(st.integers(1, 6), st.integers(2, 6), st.integers(0, 6))
 
 
 def decode(scores, vocab, triple, requests, **options):
@@ -27,32 +23,6 @@ def decode(scores, vocab, triple, requests, **options):
         scores, vocab, LookaheadConfig(*triple), drafter=lookahead_drafter, **options
     )
     return run(executor, requests), model
-
-
-@examples(80)
-@given(
-    triples,
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    st.integers(0, 2**62),
-    st.sampled_from([0.3, 0.7, 1.0, 2.0]),
-    st.integers(0, 4),
-    st.sampled_from([1.0, 0.9, 0.5]),
-    st.integers(0, 999),
-)
-def test_24_same_text_with_and_without_lookahead(triple, prompt, seed, heat, top_k, top_p, salt):
-    scores = hash_scores(6, salt)
-    texts = [
-        tokens_of(
-            decode(
-                scores,
-                6,
-                triple,
-                [request(prompt, 40, own, seed=seed, temperature=heat, top_k=top_k, top_p=top_p)],
-            )[0][0]
-        )
-        for own in (triple, (1, 1, 0))
-    ]
-    assert texts[0] == texts[1]
 
 
 def test_24_drafts_are_accepted_when_sampling():
@@ -189,26 +159,6 @@ def test_zero_probability_tokens_are_never_drawn():
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).repeat(500, 1)
     drawn = draw(logits, SamplingParams(temperature=1.0, seed=1), range(500))
     assert set(drawn.tolist()) == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("temperature", float("inf")),
-        ("top_k", -1),
-        ("top_p", 0.0),
-        ("top_p", 1.5),
-        ("seed", -1),
-        ("max_output_len", 0),
-        ("stop", ("",)),
-    ],
-)
-def test_values_out_of_range_are_named(field, value):
-    with pytest.raises(UsageError, match=field) as raised:
-        SamplingParams(**{field: value})
-    assert raised.value.hint
 
 
 @pytest.mark.parametrize(

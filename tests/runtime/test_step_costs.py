@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from trtla import LookaheadConfig
 from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.auto.step_costs import StepCosts
 from trtla.runtime.costs import CostTable
@@ -17,7 +16,6 @@ from trtla.settings.sampling import SamplingParams
 
 TRUE = CostTable.of([(1, 0.02), (8, 0.022), (16, 0.046), (84, 0.22)])
 FLAT = CostTable.of([(1, 0.0175), (2, 0.0178)])  # the start of it, which says 0.023 for 20
-SEVEN = LookaheadConfig(7, 7, 7)
 
 
 def test_without_steps_it_is_the_table():

@@ -24,20 +24,14 @@ from tests.support.paged import (
     visible,
     wide_room,
 )
-from tests.support.toys import request as toy_request
-from tests.support.toys import run as run_requests
-from tests.support.toys import tokens_of, visible_slots
+from tests.support.toys import visible_slots
 from trtla.runtime.blocks import TOKENS_PER_BLOCK
 from trtla.runtime.limits import ExecutorLimits
-from trtla.runtime.loop.executor import TorchExecutor
 from trtla.runtime.models.batch import Batch, Forwarded, make_batch
 from trtla.runtime.models.cuda.graphs import Bucket, GraphRunner, buckets
 from trtla.runtime.models.cuda.inputs import Room, StepInputs
 from trtla.runtime.models.cuda.paged_attention import choose_splits, paged_problem
 from trtla.runtime.sequence import Feed
-
-COUNT = 16
-PROMPTS = [[5, 9, 5, 9, 5, 9], [1, 2, 3, 4] * 9, [7]]
 
 
 @given(steps(), st.booleans())
@@ -224,20 +218,14 @@ def test_graphs_move_what_the_step_before_has_accepted():
     assert cache.take_moves() == []
 
 
-def test_steps_beyond_every_bucket_run_without_a_graph():
+def test_prompts_and_steps_beyond_every_bucket_run_without_a_graph():
     runner, calls = counting_runner(fake_capture, batch=2)
     assert len(runner(feeds_of(9)).logits) == 9
     assert len(runner(feeds_of(1, 1, 1)).logits) == 3
-    assert runner.captured == []
-    assert calls == [9, 3]
-
-
-def test_prompts_run_without_a_graph():
-    runner, calls = counting_runner(fake_capture)
     prompt = sequence_of(0, 30, [1, 2], range(30), ())
     assert len(runner([Feed.prompt(prompt, 30, True), *feeds_of(2)]).logits) == 3
     assert runner.captured == []
-    assert calls == [32]
+    assert calls == [9, 3, 32]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, MemoryError])
@@ -340,36 +328,3 @@ def test_no_kernel_is_chosen_on_a_cpu():
     model, free = llama(), cache.pool.num_free
     assert not isinstance(model.step_forward(cache, limits), GraphRunner)
     assert cache.pool.num_free == free
-
-
-def texts(runner_of=None):
-    """Greedy texts of all prompts at once; with a runner the executor's steps go through it."""
-    model = llama()
-    limits = ExecutorLimits(3, 64, 96, 512, 101, TRIPLE)
-    executor = TorchExecutor(model, model.new_cache(16), limits)
-    with reference_attention() as patch:
-        if runner_of is not None:
-            route(executor, runner_of(model, executor._cache), patch)
-        requests = [toy_request(prompt, COUNT, request_id=i) for i, prompt in enumerate(PROMPTS)]
-        outputs = run_requests(executor, requests)
-    return [tokens_of(outputs[i]) for i in range(len(PROMPTS))], executor.stats()
-
-
-def route(executor, runner, patch):
-    """Let an executor's steps go through a runner."""
-    patch.setattr(executor._stepper, "forward", runner)
-
-
-def test_texts_through_graphs_are_the_same():
-    runners = []
-
-    def runner_of(model, cache):
-        sizes, most = (TRIPLE.max_decoding_tokens,), 96 + TRIPLE.max_draft_len
-        runners.append(GraphRunner(model.forward_batch, cache, 3, sizes, most, fake_capture))
-        return runners[0]
-
-    expected, plain = texts()
-    got, stats = texts(runner_of)
-    assert got == expected
-    assert stats.accepted == plain.accepted > 0
-    assert len(runners[0].captured) > 1

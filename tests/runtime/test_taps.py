@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
-from tests.support.compiled import config_of, pair, sequences
+from tests.support.compiled import config_of, needs_compiler, pair, sequences
 from tests.support.real_models import folder_and_model
 from tests.support.toys import Made, request, run, tokens_of
 from trtla.formats.engine import engine_from_hugging_face
@@ -21,9 +19,6 @@ from trtla.settings.lookahead import LookaheadConfig
 CPU = torch.device("cpu")
 PROMPTS = [(3, 1, 4, 1, 5), (2, 6)]
 TREE = Draft((7, 8, 9), (0, 1, 0))
-compiles = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler"
-)
 
 
 def hidden_of(model, taps):
@@ -39,7 +34,7 @@ def hidden_of(model, taps):
     return [*found, model.forward(steps, cache).hidden]
 
 
-@compiles
+@needs_compiler
 @pytest.mark.parametrize("taps", [(0, 2), (1,), (2, 0, 1)])
 def test_the_compiled_model_gives_the_packed_ones(taps):
     native, packed = pair(config_of(num_hidden_layers=3))
@@ -48,7 +43,7 @@ def test_the_compiled_model_gives_the_packed_ones(taps):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@compiles
+@needs_compiler
 def test_there_are_none_unless_asked_and_no_tap_of_a_layer_that_is_not_there():
     for model in pair(config_of(num_hidden_layers=3)):
         assert hidden_of(model, ()) == [None, None]
@@ -87,7 +82,7 @@ class Head(NoDrafter):
         self.states.append(states)
 
 
-@compiles
+@needs_compiler
 def test_a_drafter_sees_the_states_of_the_input_and_the_accepted_tokens():
     for model in pair(config_of(num_hidden_layers=3)):
         limits = ExecutorLimits(2, 64, 96, 64, 96, LookaheadConfig(3, 3, 2))

@@ -133,6 +133,19 @@ def check_threads(model):
     assert torch.equal(found[0], found[2])
 
 
+def check_alone_and_among_others(model, shapes, seed):
+    """The last node of every tree has the same bits as when its text is read alone, in chunks."""
+    prompts = [text(seed + i, 5 + 17 * i) for i in range(len(shapes))]
+    drafts = [draft_of(nodes) for nodes in shapes]
+    cache, running, _ = filled(model, prompts)
+    feeds = [Feed.step(s, d) for s, d in zip(running, drafts, strict=True)]
+    together = forward(model, cache, feeds).split([len(feed.rows) for feed in feeds])
+    for prompt, draft, rows in zip(prompts, drafts, together, strict=True):
+        node = draft.size - 1
+        alone = filled(model, [(*prompt, 3, *path(draft, node))], chunks=1 + seed % 3)[2]
+        assert torch.equal(rows[node], alone[0])
+
+
 NAMES = list(BLOCK_TYPES)
 HALVES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 """Where the float16 numbers of a block lie; at its start where nothing is said."""

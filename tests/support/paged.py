@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +31,18 @@ from trtla.settings.sampling import SamplingParams
 
 NUM_BLOCKS = 40
 CPU = torch.device("cpu")
+
+
+def compiled_in_a_process(code, cache, *arguments):
+    """Run code that compiles Triton kernels, which this process only interprets."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def tree_feed(sequence, parents, token=0):

@@ -49,6 +49,23 @@ def open_llm(name, triple, **options):
     return llm
 
 
+@functools.cache
+def generated(name, prompt, count, biases=(), **options):
+    """Greedy text of transformers' generate, ended by nothing but its length."""
+    if biases:
+        options["sequence_bias"] = {(token,): bias for token, bias in biases}
+    return greedy_text(folder_and_model(name)[1], prompt, count, **options)
+
+
+def greedy_text(model, prompt, count, **options):
+    model.generation_config.eos_token_id = None
+    ids, mask = torch.tensor([prompt]), torch.ones(1, len(prompt), dtype=torch.long)
+    options |= {"do_sample": False, "max_new_tokens": count, "pad_token_id": 0}
+    with torch.no_grad():
+        out = model.generate(ids, attention_mask=mask, **options)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
 def prompts_for(seed, number, longest=40):
     rng = random.Random(seed)
     return [
