@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of
 from trtla import LookaheadConfig, UsageError
 from trtla.runtime.draft import Drafter, NoDrafter
 from trtla.runtime.request import DrafterFactory, Request
@@ -48,9 +40,7 @@ class Keeping(DrafterFactory):
 
 def test_texts_stay_when_the_executor_begins_anew() -> None:
     drafters = Keeping()
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
-    )
+    executor, _ = ruled(RULE, 7, (3, 3, 3), drafter=drafters)
     executor.add_texts([[1, 2, 3], (4, 5)])
     assert executor.kept_texts() == [(1, 2, 3), (4, 5)]
     executor.submit(request([1, 2], 20))
@@ -63,9 +53,7 @@ def test_texts_stay_when_the_executor_begins_anew() -> None:
 
 def test_texts_that_an_interrupt_cut_off_are_added_once() -> None:
     drafters = Keeping()
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
-    )
+    executor, _ = ruled(RULE, 7, (3, 3, 3), drafter=drafters)
     drafters.fails = True
     with pytest.raises(KeyboardInterrupt):
         executor.add_texts([[1, 2], [3]])
@@ -76,9 +64,7 @@ def test_texts_that_an_interrupt_cut_off_are_added_once() -> None:
 
 def test_ids_of_another_vocabulary_are_refused() -> None:
     drafters = Keeping()
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 7), 7, LookaheadConfig(3, 3, 3), drafter=drafters
-    )
+    executor, _ = ruled(RULE, 7, (3, 3, 3), drafter=drafters)
     with pytest.raises(UsageError, match="a text to draft from holds token id 7"):
         executor.add_texts([[1], [6, 7]])
     assert executor.kept_texts() == []

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases import cases, steps_of
 from tests.support.examples import examples
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of
 from trtla import DraftOptions, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.auto.policy import SourceBudget, TreePolicy
 from trtla.runtime.costs import CostTable
@@ -38,9 +30,7 @@ tables = st.sampled_from([FLAT, COSTLY, CPU])
 
 def decode(rule, vocab, triple, requests, **options):
     options = {"costs": CPU, "options": DraftOptions(), **options}
-    executor, model = toy_executor(
-        greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple), **options
-    )
+    executor, model = ruled(rule, vocab, triple, **options)
     return run(executor, requests), model, executor
 
 
@@ -69,7 +59,7 @@ def test_mixed_batches_of_fixed_and_adaptive_requests(several, batch_size, table
 
 
 def test_executors_of_fixed_triples_refuse_it():
-    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1))
+    executor, _ = ruled(lambda s: 0, 2, (2, 2, 1))
     executor._limits = replace(executor.limits, fixed_triples=True)
     with pytest.raises(UsageError, match="auto, but TensorRT-LLM feeds a request's triple"):
         executor.submit(request([0], 3, adaptive=True))
@@ -302,7 +292,7 @@ def test_what_a_tree_missed_is_not_held_against_the_draft_of_now():
 @pytest.mark.parametrize("how", ["cancelled", "finished"])
 def test_requests_that_end_before_costs_are_known_do_no_harm(how):
     more = {"options": DraftOptions()}
-    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1), **more)
+    executor, _ = ruled(lambda s: 0, 2, (2, 2, 1), **more)
     known = executor._cost_source
     executor._cost_source = lambda *_: None
     for number in range(3):

@@ -21,6 +21,7 @@ from tests.support.toys import (
     hash_scores,
     plain,
     request,
+    ruled,
     run,
     tokens_of,
     toy_executor,
@@ -127,9 +128,7 @@ def constant(triple, chosen):
     def drafter(config, request):
         return LookaheadDrafter(config, request.input_ids, cyclic_window, options=chosen)
 
-    executor, model = toy_executor(
-        greedy_scores(lambda s: s[-1], 9), 9, LookaheadConfig(*triple), drafter=drafter
-    )
+    executor, model = ruled(lambda s: s[-1], 9, triple, drafter=drafter)
     return run(executor, [request([5, 5, 5], 24)])[0][-1].stats.step_lengths, model.fed
 
 

@@ -21,15 +21,7 @@ from tests.support.drafted import (
     real_model_says_the_same,
 )
 from tests.support.examples import examples
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    hash_scores,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, hash_scores, request, ruled, run, tokens_of, toy_executor
 from trtla.runtime.drafters.lookup import NgramDrafter, NgramStorage
 from trtla.runtime.sampling.draw import probabilities
 from trtla.runtime.sampling.predict import top_tokens
@@ -86,10 +78,7 @@ def test_i2_a_drafted_token_is_emitted_as_often_as_the_target_says():
 def test_i13_a_repeated_prompt_is_accepted_after_one_period(order, kind):
     own = replace(NGRAM, ngram_order=order, ngram_kind=kind)
     period = random.Random(1).sample(range(20), 12)
-    executor, _ = toy_executor(
-        greedy_scores(lambda s: period[len(s) % 12], 20), 20, AUTOREGRESSIVE,
-        drafter=ngram(own, 20),
-    )  # fmt: skip
+    executor, _ = ruled(lambda s: period[len(s) % 12], 20, AUTOREGRESSIVE, drafter=ngram(own, 20))
     executor.submit(request(period, 120))
     text, first = [], (0, 0)
     while step := executor.poll():
@@ -106,9 +95,7 @@ def test_i13_a_repeated_prompt_is_accepted_after_one_period(order, kind):
 @given(cases(), chosen)
 def test_i13_never_more_forwards_than_plain_decoding(case, own):
     rule, vocab, prompt, _, count, _ = case
-    executor, model = toy_executor(
-        greedy_scores(rule, vocab), vocab, AUTOREGRESSIVE, drafter=ngram(own, vocab)
-    )
+    executor, model = ruled(rule, vocab, AUTOREGRESSIVE, drafter=ngram(own, vocab))
     run(executor, [request(prompt, count)])
     assert len(model.fed) <= count
 
@@ -191,9 +178,7 @@ def test_random_tokens_come_from_the_requests_own_generator():
 
     def drafts(seed, beside):
         drafters = []
-        executor, _ = toy_executor(
-            greedy_scores(rule, 300), 300, AUTOREGRESSIVE, drafter=kept(own, 300, drafters)
-        )
+        executor, _ = ruled(rule, 300, AUTOREGRESSIVE, drafter=kept(own, 300, drafters))
         asked = [request([1, 2], 20, None, i, seed=seed + 7 * i) for i in range(1 + beside)]
         steps[seed] = run(executor, asked)[0][-1].stats
         return drafters[0]._random.getstate()

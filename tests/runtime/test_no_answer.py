@@ -13,6 +13,7 @@ from tests.support.toys import (
     hash_rule,
     plain,
     request,
+    ruled,
     run,
     tokens_of,
     toy_executor,
@@ -89,7 +90,7 @@ def test_a_request_fails_where_plain_decoding_fails_and_others_go_on(names, temp
     ]
     asked[1] = replace(asked[1], name="line 7", margins=True)
     outputs = run(executor, asked)
-    whole = toy_executor(greedy_scores(rule, 6), 6, LookaheadConfig(4, 4, 4))[0]
+    whole = ruled(rule, 6, (4, 4, 4))[0]
     alone = {"lookahead": AUTOREGRESSIVE, "drafter": None}
     expected = run(whole, [replace(one, **alone) for one in asked])
     reasons = [outputs[index][-1].finish_reason for index in range(4)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.mixed import batches, mixed_executor
-from tests.support.toys import greedy_scores, request, run, toy_executor
+from tests.support.toys import request, ruled, run
 from trtla.runtime.stats import RequestStats, accepted_lengths, accepted_per_pos
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
 
@@ -71,7 +71,7 @@ def test_several_requests_share_their_steps() -> None:
 
 
 def test_plain_decoding_accepts_nothing() -> None:
-    executor, _ = toy_executor(greedy_scores(lambda text: 1, 3), 3, AUTOREGRESSIVE)
+    executor, _ = ruled(lambda text: 1, 3, AUTOREGRESSIVE)
     stats = run(executor, [request([1], 5)])[0][-1].stats
     assert (stats.accepted_lengths, stats.accepted_per_pos) == ((0, 0, 0, 0), [])
 

@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 import trtla
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of
 from trtla import LLM, LookaheadConfig, SamplingParams, UsageError
 from trtla.runtime.drafters.factory import _MOST_SPACES
 from trtla.runtime.limits import ExecutorLimits
@@ -43,10 +35,7 @@ def _kinds(request, monkeypatch):
 
 def opened():
     """An executor that shares all it can; how many nodes it feeds does not depend on time."""
-    executor, _ = toy_executor(
-        greedy_scores(RULE, VOCAB), VOCAB, TRIPLE, max_reused_len=160,
-        options=DraftOptions(nodes=12),
-    )  # fmt: skip
+    executor, _ = ruled(RULE, VOCAB, TRIPLE, max_reused_len=160, options=DraftOptions(nodes=12))
     return executor
 
 

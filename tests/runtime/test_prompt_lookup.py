@@ -14,14 +14,7 @@ from tests.support.drafted import (
     one_per_request,
 )
 from tests.support.examples import examples
-from tests.support.toys import (
-    greedy_scores,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import plain, request, ruled, run, tokens_of
 from trtla.runtime.drafters.lookup import PromptLookupDrafter, TextIndex
 from trtla.settings.lookahead import AUTOREGRESSIVE
 
@@ -63,9 +56,7 @@ def test_drafts_end_where_the_output_must():
 @pytest.mark.parametrize("gamma", [1, 2, 4, 8])
 def test_a_text_that_repeats_takes_gamma_plus_1_tokens_a_step(gamma):
     period = [5, 3, 8, 1, 9, 4]
-    executor, _ = toy_executor(
-        greedy_scores(lambda s: period[len(s) % 6], 10), 10, AUTOREGRESSIVE, drafter=lookup(gamma)
-    )
+    executor, _ = ruled(lambda s: period[len(s) % 6], 10, AUTOREGRESSIVE, drafter=lookup(gamma))
     outputs = run(executor, [request(period * 2, 1 + 6 * (gamma + 1))])[0]
     assert tokens_of(outputs) == plain(lambda s: period[len(s) % 6], period, 1 + 6 * (gamma + 1))
     assert outputs[-1].stats.step_lengths == [1] + [gamma + 1] * 6

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases import cases, steps_of, triples
 from tests.support.examples import examples
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-    traced_drafter,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of, traced_drafter
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, depths
 from trtla.runtime.drafters.lookahead import LookaheadDrafter, lookahead_drafter, random_from_prompt
@@ -31,9 +22,7 @@ from trtla.settings.lookahead import LookaheadConfig
 
 
 def decode(rule, vocab, triple, requests, **options):
-    executor, model = toy_executor(
-        greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple), **options
-    )
+    executor, model = ruled(rule, vocab, triple, **options)
     return run(executor, requests), model, executor
 
 
@@ -192,7 +181,7 @@ def test_11_17_a_constant_text_gives_whole_ngrams(n):
 @given(cases())
 def test_12_cache_equals_the_committed_text(case):
     rule, vocab, prompt, triple, count, seed = case
-    executor, _ = toy_executor(greedy_scores(rule, vocab), vocab, LookaheadConfig(*triple))
+    executor, _ = ruled(rule, vocab, triple)
     executor.submit(request(prompt, count, seed=seed))
     text = list(prompt)
     while step := executor.poll():
@@ -242,7 +231,7 @@ def test_13_nothing_past_the_end_reaches_the_drafter():
 
 
 def test_16_empty_prompt_is_refused():
-    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(2, 2, 1))
+    executor, _ = ruled(lambda s: 0, 2, (2, 2, 1))
     with pytest.raises(UsageError, match="empty prompt"):
         executor.submit(request([], 3))
 
@@ -294,7 +283,7 @@ def test_21_mixed_batches_equal_solo_runs(several, batch_size, order_seed):
 
 
 def test_21_a_request_above_the_server_is_refused_and_changes_nothing():
-    executor, _ = toy_executor(greedy_scores(lambda s: 0, 2), 2, LookaheadConfig(5, 5, 5))
+    executor, _ = ruled(lambda s: 0, 2, (5, 5, 5))
     for triple in ((6, 5, 5), (5, 6, 5), (5, 5, 6)):
         with pytest.raises(UsageError, match="more than the default triple 5,5,5"):
             executor.submit(request([0], 3, triple))
@@ -318,7 +307,7 @@ def test_25_a_text_that_fills_every_slot():
     """The last steps' drafts reach past max_text_len; they have slots of their own."""
     rule = hash_rule(3, 2)
     server = LookaheadConfig(8, 7, 8)
-    executor, _ = toy_executor(greedy_scores(rule, 3), 3, server, max_text_len=64, max_batch_size=1)
+    executor, _ = ruled(rule, 3, server, max_text_len=64, max_batch_size=1)
     outputs = run(executor, [request([1] * 10, 54)])[0]
     assert tokens_of(outputs) == plain(rule, [1] * 10, 54)
     with pytest.raises(UsageError, match="above max_seq_len 64"):

@@ -6,22 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    sequence,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, sequence, tokens_of
 from trtla.errors import TrtlaError, UsageError
 from trtla.runtime.blocks import BlockPool
 from trtla.runtime.draft import Draft
 from trtla.runtime.loop.scheduler import Scheduler
 from trtla.runtime.sampling.accept import accept
-from trtla.settings.lookahead import LookaheadConfig
 
 RULE = hash_rule(5, 3)
 
@@ -62,9 +52,7 @@ def test_a_sequence_waits_until_its_whole_need_is_free():
 
 def test_few_blocks_delay_but_do_not_change():
     requests = [request([i % 5] * 20, 30, request_id=i) for i in range(6)]
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 5), 5, LookaheadConfig(4, 4, 4), num_blocks=7, max_text_len=100
-    )
+    executor, _ = ruled(RULE, 5, (4, 4, 4), num_blocks=7, max_text_len=100)
     outputs = run(executor, requests)
     for one in requests:
         assert tokens_of(outputs[one.request_id]) == plain(RULE, one.input_ids, 30)
@@ -72,9 +60,7 @@ def test_few_blocks_delay_but_do_not_change():
 
 
 def test_cancel_frees_the_place_and_reports_once():
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1), max_batch_size=1
-    )
+    executor, _ = ruled(RULE, 5, (2, 2, 1), max_batch_size=1)
     for index in range(3):
         executor.submit(request([1, 2], 30, request_id=index))
     executor.poll()
@@ -92,14 +78,14 @@ def test_cancel_frees_the_place_and_reports_once():
 
 
 def test_request_ids_are_unique_in_flight():
-    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    executor, _ = ruled(RULE, 5, (2, 2, 1))
     executor.submit(request([1], 3))
     with pytest.raises(UsageError, match="id 0 is already in flight"):
         executor.submit(request([1], 3))
 
 
 def test_a_closed_executor_says_so():
-    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    executor, _ = ruled(RULE, 5, (2, 2, 1))
     with executor:
         executor.submit(request([1], 3))
     with pytest.raises(TrtlaError, match="closed"):
@@ -108,13 +94,11 @@ def test_a_closed_executor_says_so():
 
 def test_a_cache_that_holds_no_request_is_refused():
     with pytest.raises(TrtlaError, match="cannot hold a request of 183 tokens"):
-        toy_executor(
-            greedy_scores(RULE, 5), 5, LookaheadConfig(4, 4, 4), num_blocks=5, max_text_len=160
-        )
+        ruled(RULE, 5, (4, 4, 4), num_blocks=5, max_text_len=160)
 
 
 def test_token_ids_outside_the_vocabulary_are_refused():
-    executor, _ = toy_executor(greedy_scores(RULE, 5), 5, LookaheadConfig(2, 2, 1))
+    executor, _ = ruled(RULE, 5, (2, 2, 1))
     with pytest.raises(UsageError, match="token id 5, outside the vocabulary of 5"):
         executor.submit(request([1, 5], 3))
 

@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.mixed import batches, check_counters, mixed_executor, plain_texts
-from tests.support.toys import (
-    greedy_scores,
-    hash_rule,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-)
+from tests.support.toys import hash_rule, plain, request, ruled, run, tokens_of
 from trtla.errors import UsageError
 from trtla.runtime.draft import Draft, fit
 from trtla.settings.drafting import NO_DRAFTER, DrafterSettings
@@ -89,9 +81,7 @@ def test_a_window_is_fed_whole_or_not_at_all() -> None:
 
 
 def test_a_triple_that_no_forward_can_hold_is_refused() -> None:
-    executor, _ = toy_executor(
-        greedy_scores(RULE, 5), 5, LookaheadConfig(4, 4, 4), max_num_tokens=9
-    )
+    executor, _ = ruled(RULE, 5, (4, 4, 4), max_num_tokens=9)
     with pytest.raises(UsageError, match="request 0 feeds up to 24 tokens a step"):
         executor.submit(request([1, 2], 5))
     small = [request([1, 2], 5, (2, 2, 1)), request([1, 2], 5, request_id=1, adaptive=True)]
@@ -102,9 +92,7 @@ def test_a_triple_that_no_forward_can_hold_is_refused() -> None:
 
 def test_a_request_ends_in_time_between_the_chunks_of_a_prompt() -> None:
     """Its time is over after the second of thirty forwards."""
-    executor, model = toy_executor(
-        greedy_scores(RULE, 5), 5, AUTOREGRESSIVE, max_num_tokens=5, max_batch_size=1
-    )
+    executor, model = ruled(RULE, 5, AUTOREGRESSIVE, max_num_tokens=5, max_batch_size=1)
     forward = model.forward_batch
 
     def slow(batch, cache):

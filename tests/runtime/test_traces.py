@@ -10,15 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.support.toys import (
-    greedy_scores,
-    plain,
-    request,
-    run,
-    tokens_of,
-    toy_executor,
-    traced_drafter,
-)
+from tests.support.toys import plain, request, ruled, run, tokens_of, traced_drafter
 from tests.support.traces import (
     C4,
     CASES,
@@ -31,15 +23,12 @@ from tests.support.traces import (
     T4_PROMPT,
 )
 from trtla.runtime.draft import Drafter
-from trtla.settings.lookahead import LookaheadConfig
 
 
 def trace(rule, prompt, triple, max_new, *, end_ids=(), pool_from_text=True):
     """(output, committed per forward, fed per forward)."""
     drafter = partial(traced_drafter, pool_from_text=pool_from_text)
-    executor, model = toy_executor(
-        greedy_scores(rule, 64), 64, LookaheadConfig(*triple), drafter=drafter
-    )
+    executor, model = ruled(rule, 64, triple, drafter=drafter)
     outputs = run(executor, [request(prompt, max_new, end_ids=end_ids)])[0]
     return tokens_of(outputs), outputs[-1].stats.step_lengths, model.fed
 
@@ -76,7 +65,7 @@ def test_end_id_inside_an_accepted_ngram(end_ids, text, last):
 
 
 def test_t4_eleventh_step_commits_a_whole_ngram():
-    executor, _ = toy_executor(greedy_scores(M17, 64), 64, LookaheadConfig(7, 7, 7))
+    executor, _ = ruled(M17, 64, (7, 7, 7))
     outputs = run(executor, [request(T4_PROMPT, 48)])[0]
     assert outputs[10].new_tokens == (4, 13, 6, 2, 7, 5, 16)
 
@@ -122,7 +111,7 @@ def test_t16_mixed_batch_equals_solo_runs():
     def rule(text):  # prompts tell the two models apart: C4's start with 0
         return C4(text) if text[0] == 0 else M17(text)
 
-    executor, model = toy_executor(greedy_scores(rule, 64), 64, LookaheadConfig(7, 7, 7))
+    executor, model = ruled(rule, 64, (7, 7, 7))
     requests = [request(p, n, t, i) for i, (_, p, t, n) in solo.items()]
     outputs = run(executor, requests)
     for index, (own, prompt, triple, count) in solo.items():
@@ -152,12 +141,7 @@ def test_deep_trace_of_window_pool_and_guesses():
         def observe(self, greedy, committed):
             self.inner.observe(greedy, committed)
 
-    executor, _ = toy_executor(
-        greedy_scores(FIB7, 64),
-        64,
-        LookaheadConfig(3, 4, 2),
-        drafter=lambda *a: Recording(traced_drafter(*a)),
-    )
+    executor, _ = ruled(FIB7, 64, (3, 4, 2), drafter=lambda *a: Recording(traced_drafter(*a)))
     outputs = run(executor, [request([1, 1, 2], 12)])[0]
     assert tokens_of(outputs) == DEEP_COMMITS
     assert outputs[-1].stats.step_lengths == [1] * 12

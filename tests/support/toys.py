@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -180,6 +181,14 @@ def toy_executor(
     table, nodes = costs or CostTable.of([(1, 1.0)]), options.nodes if options else None
     made = (model, cache, limits, drafters, lambda *_: table, max_reused_len)
     return TorchExecutor(*made, most_nodes=nodes, ahead=ahead), model
+
+
+def ruled(
+    rule: Rule, vocab: int, triple: tuple[int, int, int] | LookaheadConfig, **options: Any
+) -> tuple[TorchExecutor, ToyModel]:
+    """A toy that says what a deterministic rule says."""
+    server = triple if isinstance(triple, LookaheadConfig) else LookaheadConfig(*triple)
+    return toy_executor(greedy_scores(rule, vocab), vocab, server, **options)
 
 
 def run(executor: TorchExecutor, requests: Sequence[Request]) -> dict[int, list[Output]]:
