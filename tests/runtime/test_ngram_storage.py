@@ -75,6 +75,18 @@ def test_i12_counts_do_not_hang_on_the_order_of_updates(history, order, kind, rn
     assert len(storage) == len(shuffled) == len(grams)
 
 
+def test_i12_back_off_goes_from_long_to_short():
+    storage = NgramStorage(4)
+    storage.update([7, 8, 9], [1])
+    for _ in range(5):
+        storage.update([0, 0, 9], [2])
+    assert storage.next_token([7, 8, 9]) == 1
+    assert storage.next_token([5, 8, 9]) == 1
+    assert storage.next_token([5, 5, 9]) == 2
+    assert storage.next_token([9]) == 2
+    assert storage.next_token([5]) is None
+
+
 @given(texts, orders, kinds)
 def test_i12_initialize_is_successive_updates(text, order, kind):
     storage = NgramStorage(order, kind)
