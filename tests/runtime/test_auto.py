@@ -86,7 +86,7 @@ def drive(text, prompt, table=CPU, drafter=None):
             right = tuple(text[place : place + len(path)]) == path
             after = place + len(path)
             draws[node] = text[after] if right and after < len(text) else -2
-        new = [token for token in accept(draft, draws).tokens if token != -2]
+        new = [token for token in accept(draft, draws)[0] if token != -2]
         drafter._accepted = len(new) - 1
         drafter.observe([0] * len(draft.read), new)
         policy.record(draft.size, 1, 1, len(new), table.seconds(draft.size))

@@ -128,12 +128,12 @@ def test_11_accept_takes_the_longest_matching_path(candidates, data):
     paths = {0: []} | {
         3 * i + k + 1: c[: k + 1] for i, c in enumerate(candidates) for k in range(3)
     }
-    accepted = accept(draft, {node: target(path) for node, path in paths.items()})
+    emitted, nodes = accept(draft, {node: target(path) for node, path in paths.items()})
     best = []
     for one in candidates:
         length = 0
         while length < 3 and one[length] == target(one[:length]):
             length += 1
         best = max(best, one[:length], key=len)
-    assert list(accepted.tokens) == [*best, target(best)]
-    assert [tokens[node - 1] for node in accepted.nodes] == best
+    assert list(emitted) == [*best, target(best)]
+    assert [tokens[node - 1] for node in nodes] == best

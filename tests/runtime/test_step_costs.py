@@ -7,8 +7,7 @@ import random
 import pytest
 
 from trtla.runtime.auto.policy import TreePolicy
-from trtla.runtime.auto.step_costs import StepCosts
-from trtla.runtime.costs import CostTable
+from trtla.runtime.costs import CostTable, StepCosts
 from trtla.runtime.draft import Draft, NoDrafter
 from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.tree.library import SharedTrees

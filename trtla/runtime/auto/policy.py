@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trtla.runtime.auto.step_costs import StepCosts
-from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, rising
+from trtla.runtime.costs import FREE, CostTable, NodePrices, Point, StepCosts, rising
 from trtla.runtime.drafters.tree import FIRST_WORTH, Backoff, TreeDrafter
 from trtla.runtime.tree.library import Planner
 

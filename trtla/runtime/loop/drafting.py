@@ -1,24 +1,32 @@
-"""Who drafts for an executor's requests, from which memory, and what it knows of steps' costs."""
+"""Who drafts for an executor's requests, from which memory, and how much in each step: all of each
+named drafter's drafts, and what pays of the candidate trees.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 
 from trtla.errors import UsageError
-from trtla.runtime.auto.steps import AdaptiveSteps
+from trtla.runtime.auto.policy import TreePolicy
 from trtla.runtime.costs import CostTable
+from trtla.runtime.draft import Draft, fit
+from trtla.runtime.drafters.tree import TreeDrafter
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.models.forward import StepForward
 from trtla.runtime.models.kv_cache import KVCache
 from trtla.runtime.request import DrafterFactory, DraftMemory
 from trtla.runtime.sequence import Sequence
+from trtla.runtime.stats import SourceCounts
 
 CostSource = Callable[[StepForward, KVCache, ExecutorLimits, int], CostTable | None]
 """Measures what forwards of up to a number of sequences cost, or remembers it. Called when the
 first adaptive request comes, when more are in flight than before, and again where it says None: not
 now. For 0 sequences it measures nothing: what is remembered.
 """
+
+_RETRY_EVERY = 32  # steps, while costs cannot be measured
 
 
 class Drafting:
@@ -102,3 +110,92 @@ class Drafting:
     def add_texts(self, texts: list[tuple[int, ...]]) -> None:
         self._texts += texts
         self.drafters.add_texts(texts)
+
+
+class AdaptiveSteps:
+    """Chooses drafts step by step, and learns from each what steps take.
+
+    Args:
+        costs: (sequences) -> what forwards of up to so many cost; None: it cannot be measured now.
+        most_nodes: feed up to so many nodes of each tree, whatever they cost; None: what pays.
+    """
+
+    def __init__(
+        self, costs: Callable[[int], CostTable | None], most_nodes: int | None = None
+    ) -> None:
+        self._costs, self._most_nodes = costs, most_nodes
+        self._most = 1
+        """Sequences with trees that costs were measured for."""
+        self._policy: TreePolicy | None = None
+        self._retry = 0
+        """Steps until costs are measured again, if they are not known."""
+        self._adaptive: list[tuple[Sequence, int]] = []
+        """Sequences with trees in the step, with their tokens before."""
+        self._prompt = self._base = self._fed = 0
+
+    def join(self, sequence: Sequence, *, may_measure: bool = True) -> None:
+        """Take a sequence in; what steps cost is known from the first one with a tree on.
+
+        Args:
+            may_measure: False while a step computes, whose logits a measurement would overwrite.
+        """
+        if may_measure and isinstance(sequence.drafter, TreeDrafter):
+            self._ready(1)
+
+    def _ready(self, sequences: int) -> TreePolicy | None:
+        """The policy, with costs for so many sequences with trees; None: they are not known."""
+        if self._policy is None or sequences > self._most:
+            self._most, self._retry = max(sequences, self._most), _RETRY_EVERY
+            table = self._costs(self._most)
+            if table is not None and self._policy is not None:
+                self._policy.use(table)
+            elif table is not None:
+                self._policy = TreePolicy(table, self._most_nodes)
+        return self._policy
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has ended, or gets another drafter: note what its sources did.
+
+        A step that it takes part in teaches nothing.
+        """
+        if any(one is sequence for one, _ in self._adaptive):
+            self._adaptive = []
+        if isinstance(sequence.drafter, TreeDrafter):
+            sources = sequence.stats.sources = dict(sequence.stats.sources or {})
+            for name, own in sequence.drafter.counts().items():
+                sources[name] = sources.get(name, SourceCounts()) + own
+
+    def drafts(self, generation: Seq[Sequence], prompt_tokens: int, room: int) -> list[Draft]:
+        """The drafts of the next step, in order.
+
+        Args:
+            prompt_tokens: are fed beside them.
+            room: most tokens that all drafts may feed.
+        """
+        trees = [s.drafter if isinstance(s.drafter, TreeDrafter) else None for s in generation]
+        pairs = list(zip(generation, trees, strict=True))
+        drafts = fit([t.base() if t else s.propose() for s, t in pairs], max(0, room))
+        self._adaptive = [(s, len(s.output_ids)) for s, tree in pairs if tree]
+        self._prompt = prompt_tokens
+        self._fed = self._base = prompt_tokens + sum(draft.size for draft in drafts)
+        if not self._adaptive:
+            return drafts
+        for tree, draft in zip(trees, drafts, strict=True):
+            if tree:
+                tree.begin(draft)
+        self._retry -= 1
+        known = self._policy is not None or self._retry < 0
+        policy = self._ready(len(self._adaptive)) if known else None
+        if policy is not None:
+            left = room - sum(len(draft.tokens) for draft in drafts)
+            policy.plan([tree for tree in trees if tree], self._base, max(0, left), prompt_tokens)
+        drafts = [s.propose() if t else d for (s, t), d in zip(pairs, drafts, strict=True)]
+        self._fed = prompt_tokens + sum(draft.size for draft in drafts)
+        return drafts
+
+    def record(self, seconds: float) -> None:
+        """Report what the planned step committed and took."""
+        if not self._adaptive or self._policy is None or self._prompt:
+            return
+        committed = sum(len(s.output_ids) - before for s, before in self._adaptive)
+        self._policy.record(self._fed, self._base, len(self._adaptive), committed, seconds)

@@ -29,7 +29,6 @@ from trtla.runtime.loop.step import Step, Stepper
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.load import synchronize
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import (
     DrafterFactory,
@@ -224,7 +223,7 @@ class TorchExecutor(Executor):
         sequences = list(self._record.requests.values())
         for sequence in sequences:
             self._drafting.abandon(sequence)
-        synchronize(self._cache.device)  # a step that was begun reads what the next one writes
+        self._cache.synchronize()  # a step that was begun reads what the next one writes
         self._cache.take_moves()
         self._cache.pool.reset()
         self._drafting.reset()
@@ -355,7 +354,7 @@ class TorchExecutor(Executor):
 
     def _release(self) -> None:
         self._record.forget(self._record.requests)
-        synchronize(self._cache.device)
+        self._cache.synchronize()
         self._begun = None
         if self._stepper.leader is not None:
             self._stepper.leader.close()

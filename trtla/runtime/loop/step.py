@@ -9,18 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtla.runtime.auto.steps import AdaptiveSteps
 from trtla.runtime.limits import ExecutorLimits
+from trtla.runtime.loop.drafting import AdaptiveSteps
 from trtla.runtime.loop.ranks import Leader, rank_steps
 from trtla.runtime.loop.scheduler import StepPlan
 from trtla.runtime.loop.scores import token_log_probs
 from trtla.runtime.models.batch import Forwarded
 from trtla.runtime.models.forward import Model
 from trtla.runtime.models.kv_cache import KVCache
-from trtla.runtime.models.load import synchronize
 from trtla.runtime.ranks.opening import Ranks
 from trtla.runtime.request import Output, TokenLogProb, committed_prefix, no_answer
-from trtla.runtime.sampling.accept import Accepted, accept, accept_by_rejection
+from trtla.runtime.sampling.accept import Path, accept, accept_by_rejection
 from trtla.runtime.sampling.draw import top2_margin
 from trtla.runtime.sampling.predict import (
     Prediction,
@@ -158,7 +157,7 @@ class Stepper:
         logits, sampler = step.done.logits, step.done.sampler or self.model.row_sampler
         tops = top_rows(step.feeds, logits, sampler)
         predictions = predict(step.feeds, logits, sampler, tops)
-        synchronize(self._cache.device)
+        self._cache.synchronize()
         return predictions
 
     def _commit(
@@ -171,8 +170,8 @@ class Stepper:
     ) -> None:
         """Decide what joins the output; cache, drafter and counters see exactly that."""
         sequence = feed.sequence
-        accepted = _accept(feed, prediction)
-        tokens, kept = accepted.tokens, accepted.nodes
+        tokens, accepted = _accept(feed, prediction)
+        kept = accepted
         place = len(sequence.output_ids)
         count, reason = committed_prefix(sequence.request, sequence.output_ids, tokens)
         if count < len(tokens):
@@ -186,8 +185,8 @@ class Stepper:
             margins,
             no_answer(sequence.request.label, place + count) if reason == "failed" else None,
             start=place,
-            accepted=len(accepted.nodes[:count]),
-            sources=feed.tree.proposers(accepted.nodes[:count]),
+            accepted=len(accepted[:count]),
+            sources=feed.tree.proposers(accepted[:count]),
             logprobs=logprobs,
         )
         sequence.outputs.append(output)  # from here on the step is committed for this sequence
@@ -201,13 +200,13 @@ class Stepper:
                 moves.append((sequence, sequence.num_cached, kept))
             sequence.num_cached += 1 + len(kept)
         if sequence.drafter.ranks and feed.draft is not None:
-            nodes = (0, *accepted.nodes)[:count]
+            nodes = (0, *accepted)[:count]
             sequence.drafter.ranked(most_probable(feed, nodes, prediction))
         if prediction.tops is not None:
-            nodes = accepted.nodes[:count]
+            nodes = accepted[:count]
             sequence.drafter.saw(nodes, prediction.tops.after(nodes))
         if hidden is not None:
-            sequence.drafter.saw_hidden(hidden[:, (feed.rows[0], *accepted.nodes[:count])])
+            sequence.drafter.saw_hidden(hidden[:, (feed.rows[0], *accepted[:count])])
         sequence.observe(_read(feed, prediction), tokens)
 
     def _count_fed(self, feed: Feed) -> None:
@@ -249,9 +248,9 @@ def _reported(
     return margins, token_log_probs(logits, tokens, request.logprobs)
 
 
-def _accept(feed: Feed, prediction: Prediction) -> Accepted:
+def _accept(feed: Feed, prediction: Prediction) -> Path:
     if feed.draft is None or not feed.draft.tokens:
-        return Accepted((prediction.draws[feed.rows[0]],), ())
+        return (prediction.draws[feed.rows[0]],), ()
     if feed.draft.draft_probs is not None:
         return accept_by_rejection(feed, prediction, feed.draft.draft_probs)
     return accept(feed.draft, prediction.draws)

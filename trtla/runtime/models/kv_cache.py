@@ -88,6 +88,11 @@ class KVCache:
     def device(self) -> torch.device:
         return self.data.device
 
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given, so that timings include the kernels."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store fed tokens' keys and values [tokens, kv_heads, head_size] at slots [tokens]."""
         cached_keys, cached_values = self._layers[layer]

@@ -195,9 +195,3 @@ def set_threads(count: int | None) -> None:
         hint = f"use 1 to {_MOST_THREADS}; one a core is best"
         raise UsageError(f"threads is {shown(count)}", hint)
     torch.set_num_threads(count)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given, so that timings include the kernels."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,19 +13,13 @@ from trtla.runtime.sampling.penalties import changed, changed_rows
 from trtla.runtime.sampling.predict import Prediction
 from trtla.runtime.sequence import Feed
 
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The longest drafted path that matches the target's draws, and the draw that ends it."""
-
-    tokens: tuple[int, ...]
-    """Tokens to emit: the accepted drafts, then the token the target drew after them."""
-    nodes: tuple[int, ...]
-    """Nodes of the accepted drafts, parents first; one fewer than tokens."""
+Path = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens to emit, the accepted drafts and then the target's after them; and the nodes of these
+drafts, parents first, one fewer than tokens."""
 
 
-def accept(draft: Draft, draws: Mapping[int, int]) -> Accepted:
-    """Follow the target's draws through the candidate branches.
+def accept(draft: Draft, draws: Mapping[int, int]) -> Path:
+    """The longest drafted path that matches the target's draws, and the draw that ends it.
 
     Args:
         draft: what was fed.
@@ -41,7 +34,7 @@ def accept(draft: Draft, draws: Mapping[int, int]) -> Accepted:
     while True:
         matching = [child for node in frontier for child in children.get((node, tokens[-1]), ())]
         if not matching:
-            return Accepted(tuple(tokens), draft.path(frontier[0]))
+            return tuple(tokens), draft.path(frontier[0])
         frontier = matching
         tokens.append(draws[frontier[0]])
 
@@ -50,7 +43,7 @@ _OWN_SEEDS = 1 << 63  # above every request's seed: drafts are drawn with the no
 _RESIDUAL = 1 << 40  # above every position
 
 
-def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor) -> Accepted:
+def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor) -> Path:
     """Keep drafted tokens, first to last, then add one token of the target.
 
     Args:
@@ -70,9 +63,9 @@ def accept_by_rejection(feed: Feed, prediction: Prediction, draft_probs: Tensor)
         if not keeps(uniform(seed, position), p[token].item(), q[token].item()):
             noise = uniform(seed, position + _RESIDUAL)
             other = int(draw_weighted(residual(p, q)[None], [noise]))
-            return Accepted((*drafted[:place], other), tuple(range(1, place + 1)))
+            return (*drafted[:place], other), tuple(range(1, place + 1))
     last = prediction.draws[len(drafted)]
-    return Accepted((*drafted, last), tuple(range(1, len(drafted) + 1)))
+    return (*drafted, last), tuple(range(1, len(drafted) + 1))
 
 
 def keeps(noise: float, p: float, q: float) -> bool:
