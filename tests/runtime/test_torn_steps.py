@@ -22,7 +22,6 @@ from trtla.llm.prompt import PromptRequest
 from trtla.runtime import blocks as block_reuse
 from trtla.runtime import executor as in_flight
 from trtla.runtime import sequence
-from trtla.runtime.auto import steps as adaptive
 from trtla.runtime.drafters import draft_model, factory
 from trtla.runtime.loop import drafting, scheduler
 from trtla.runtime.loop import executor as torch_executor
@@ -37,7 +36,7 @@ __all__ = ["expected"]
 
 STATE = {
     "executor": (torch_executor, in_flight, drafting, sequence),
-    "step": (step_loop, adaptive),
+    "step": (step_loop,),
     "blocks": (scheduler, kv_cache, block_reuse),
     "drafters": (draft_model, factory),
 }

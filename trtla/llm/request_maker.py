@@ -81,8 +81,10 @@ class RequestMaker:
         """One prompt's answers at their beginning, checked; whoever decodes them adds outputs."""
         how = (one.lookahead, one.drafter, one.expected_output)
         request = self.request(one.prompt, one.sampling, one.name, *how)
-        request = replace(request, margins=margins, logprobs=one.logprobs, watch=watch)
-        request = replace(request, private=one.private, space=one.space)
+        request = replace(
+            request, margins=margins, watch=watch,
+            logprobs=one.logprobs, private=one.private, space=one.space,
+        )  # fmt: skip
         self.limits.check(request)
         return [
             new_answer(index, own, one.prompt, self.tokenizer, choice)

@@ -46,14 +46,12 @@ def decode(
     *,
     plain: bool = False,
     on_chunk: Callable[[Chunk], None] | None = None,
-    fitted: Callable[[PromptRequest], PromptRequest] | None = None,
 ) -> Decoded:
     """Decode all prompts in one in-flight batch; later turns after the answers they continue.
 
     Args:
         plain: decode every request without drafts and record the target's margins.
         on_chunk: called with every chunk as it comes.
-        fitted: gives a later turn its length, now that its prompt is known.
     """
     requests = list(requests)
     done: dict[int, Completion] = {}
@@ -65,8 +63,7 @@ def decode(
             before: Any = requests[index - 1].prompt  # no token ids: those have no turns
             question: Any = requests[index].prompt
             prompt = follow_up(before, answer, question)
-            later = replace(requests[index], prompt=prompt)
-            requests[index] = later if fitted is None else fitted(later)
+            requests[index] = replace(requests[index], prompt=prompt)
         together = [_undrafted(requests[i]) if plain else requests[i] for i in wave]
         for chunk in llm.decode(together, margins=plain):
             own = _renumbered(chunk, wave[chunk.index]) if len(wave) < len(requests) else chunk

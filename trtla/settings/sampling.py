@@ -196,10 +196,10 @@ class SamplingParams:
         max_tokens = property(lambda self: self.max_output_len)
 
     def __post_init__(self) -> None:
-        usual = isinstance(self.max_output_len, UsualLength)
+        length = self.max_output_len
         check(self)
-        if usual:
-            object.__setattr__(self, "max_output_len", USUAL_LEN)
+        if isinstance(length, UsualLength):
+            object.__setattr__(self, "max_output_len", length)
         object.__setattr__(self, "top_k", min(self.top_k, _MOST_TOP_K))
         object.__setattr__(self, "n", whole("n", self.n, _N_RULE, 1, _MOST_CHOICES))
 

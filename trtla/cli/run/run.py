@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ from trtla.settings.drafting import refuse_texts
 from trtla.settings.fields import parsed
 from trtla.settings.lookahead import AUTOREGRESSIVE, Lookahead
 from trtla.settings.messages import Asking
-from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
+from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams, UsualLength
 
 if TYPE_CHECKING:
     from trtla.llm.llm import LLM
@@ -177,6 +176,8 @@ def run(console: Console, /, **params: Any) -> None:
     """
     if (prompt := params.pop("prompt")) is not None:
         params["input_text"] = (prompt, *params["input_text"])
+    if source(click.get_current_context(), "max_output_len") == "default":
+        params["max_output_len"] = USUAL_LEN  # shrinks to fit, which a 256 that is given does not
     flags = parsed(RunFlags, with_processor(params))
     console.color = flags.color
     by_beams = beams_wanted(flags.beams, flags.num_return_sequences)
@@ -188,9 +189,7 @@ def run(console: Console, /, **params: Any) -> None:
     with open_llm(flags) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        requests = _as_messages(llm, requests)
-        if _length_is_usual():
-            requests = _sized(llm, requests)
+        requests = _sized(llm, _as_messages(llm, requests))
         if by_beams:
             search_and_report(console, llm, requests, flags.beams, flags.num_return_sequences)
         else:
@@ -253,38 +252,24 @@ def _as_messages(llm: LLM, requests: list[PromptRequest]) -> list[PromptRequest]
     return as_chats(requests) if tokenizer and tokenizer.has_chat_template else requests
 
 
-def _length_is_usual() -> bool:
-    return source(click.get_current_context(), "max_output_len") == "default"
-
-
 def _sized(llm: LLM, requests: Sequence[PromptRequest]) -> list[PromptRequest]:
-    """Requests of the usual length with their shares of the engine's room where that is less.
-
-    A request and its later turns share what is left.
+    """Conversations' turns of the usual length with their shares of the engine's room, of which a
+    turn leaves enough to the later ones.
     """
     sized = []
     for i, request in enumerate(requests):
-        if request.sampling.max_output_len == USUAL_LEN:  # a line of a file has its own
-            later = takewhile(lambda one: one.turn > request.turn, requests[i + 1 :])  # noqa: B023
+        later = tuple(takewhile(lambda one: one.turn > request.turn, requests[i + 1 :]))  # noqa: B023
+        if later and isinstance(request.sampling.max_output_len, UsualLength):
             lengths = [_prompt_len(llm, one) for one in (request, *later)]
             room = (llm.limits.max_text_len - sum(lengths)) // len(lengths)
-            request = _at_most(request, room)
+            length = UsualLength(max(1, min(request.sampling.max_output_len, room)))
+            request = replace(request, sampling=replace(request.sampling, max_output_len=length))
         sized.append(request)
     return sized
 
 
-def _fitted(llm: LLM, request: PromptRequest) -> PromptRequest:
-    """A later turn with what its prompt, which holds the turns before, leaves of the room."""
-    return _at_most(request, llm.limits.max_text_len - _prompt_len(llm, request))
-
-
 def _prompt_len(llm: LLM, request: PromptRequest) -> int:
     return len(llm.request(request.prompt, request.sampling, request.name).input_ids)
-
-
-def _at_most(request: PromptRequest, length: int) -> PromptRequest:
-    length = max(1, min(request.sampling.max_output_len, length))
-    return replace(request, sampling=replace(request.sampling, max_output_len=length))
 
 
 def _decode_and_report(
@@ -296,10 +281,9 @@ def _decode_and_report(
     if flags.check_lossless:
         warm_up(llm, requests[0])  # so that the first of the two runs is not the slow one
     transcript = Transcript(console, requests, stream=flags.stream)
-    fitted_later = partial(_fitted, llm) if _length_is_usual() else None
     on_chunk = transcript.chunk if flags.stream else None
-    decoded = decode(llm, requests, on_chunk=on_chunk, fitted=fitted_later)
-    plain = decode(llm, requests, plain=True, fitted=fitted_later) if flags.check_lossless else None
+    decoded = decode(llm, requests, on_chunk=on_chunk)
+    plain = decode(llm, requests, plain=True) if flags.check_lossless else None
     console.note(f"note: ran on {llm.description}")
     if console.json:
         console.document(document(decoded, plain, llm.description), line=flags.stream)
