@@ -15,14 +15,29 @@ from trtla.formats.plan import hf_shapes
 
 MEASURE = """
 import os, resource, sys
+from pathlib import Path
 from trtla.build.convert import convert
+from trtla.build.quantize import Fp8Source
+from trtla.formats.config import Quantization
+from trtla.formats.hf import HFModel
+from trtla.formats.plan import source_shapes
+from trtla.formats.writer import write_ranks
+def fp8(model, target):
+    model = HFModel.open(model)
+    config = model.config.model_copy(update={"quantization": Quantization(quant_algo="FP8")})
+    ranges = {name: 1.0 for name in source_shapes(config) if name.endswith("input_scale")}
+    target.mkdir()
+    write_ranks(target, config, Fp8Source(model, config, ranges))
+def split(model, target):
+    convert(model, target, tp_size=2)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-for model, target in zip(sys.argv[1::2], sys.argv[2::2]):
+folder = Path(sys.argv[1])
+for work, kind in ((split, "safetensors"), (split, "bin"), (fp8, "safetensors")):
     child = os.fork()  # imports are paid for once, each conversion has a peak of its own
     if not child:
         before = peak()
-        convert(model, target, tp_size=2)
+        work(folder / kind, folder / f"{work.__name__}-{kind}")
         print(peak() - before, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
@@ -39,30 +54,23 @@ CONFIG = {
 }
 
 
-def make_models(folder: Path) -> list[Path]:
-    """Two models of about 300 MB of zeros, as safetensors and as `.bin`."""
-    folders = [folder / "safetensors", folder / "bin"]
-    for path in folders:
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(CONFIG))
-    config, _ = read_hf_config(folders[0] / "config.json")
-    tensors = {
-        name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in hf_shapes(config).items()
-    }
-    save_file(tensors, folders[0] / "model.safetensors")
-    torch.save(tensors, folders[1] / "pytorch_model.bin")
-    return folders
-
-
 def test_peak_memory_is_far_below_the_models_size(tmp_path: Path) -> None:
-    first, second = make_models(tmp_path)
-    paths = [first, tmp_path / "one", second, tmp_path / "two"]
-    command = [sys.executable, "-c", MEASURE, *map(str, paths)]
+    """Two models of about 300 MB of ones, as safetensors and as `.bin`."""
+    for kind in ("safetensors", "bin"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps(CONFIG))
+    shapes = hf_shapes(read_hf_config(tmp_path / "bin" / "config.json")[0])
+    tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "safetensors" / "model.safetensors")
+    torch.save(tensors, tmp_path / "bin" / "pytorch_model.bin")
+    command = [sys.executable, "-c", MEASURE, str(tmp_path)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     peaks = [int(line) for line in out.split()]
-    size = sum(path.stat().st_size for path in paths[1].iterdir()) / 2**20
+    size = sum(path.stat().st_size for path in (tmp_path / "split-bin").iterdir()) / 2**20
     assert size > 280
+    assert (tmp_path / "fp8-safetensors" / "rank0.safetensors").stat().st_size > 180 * 2**20
     # A mapped .bin file counts what was read since the mapping was last dropped.
-    assert len(peaks) == 2
+    assert len(peaks) == 3
     assert peaks[0] < 100, f"{peaks[0]} MiB for {size:.0f} MiB of safetensors"
     assert peaks[1] < 220, f"{peaks[1]} MiB for {size:.0f} MiB of .bin"
+    assert peaks[2] < 100, f"{peaks[2]} MiB to write FP8"

@@ -147,10 +147,14 @@ def test_what_is_planned_is_what_build_makes_of_it(
         assert any("max_num_tokens" in note and final in note for note in planned.notes)
 
 
-def test_context_logits_do_not_go_with_drafts() -> None:
+def test_context_logits_do_not_go_with_drafts_nor_dynamic_rope_with_anything() -> None:
     with pytest.raises(UsageError, match="gather_context_logits does not go with lookahead 7,7,7"):
         limits(gather_context_logits=True)
-    assert limits(lookahead=LookaheadConfig(1, 1, 0), gather_context_logits=True)
+    plain = limits(lookahead=LookaheadConfig(1, 1, 0), gather_context_logits=True)
+    scaled = variant(rotary_scaling={"rope_type": "dynamic", "factor": 2.0})
+    with pytest.raises(UsageError, match="rope scaling dynamic") as caught:
+        check_trtllm(scaled, plain, (9, 0), "0.21.0")
+    assert "--backend torch" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -230,14 +234,6 @@ def test_a_vocabulary_that_is_padded_otherwise_in_stages_is_refused() -> None:
     assert check_trtllm(variant(mapping=tensor, vocab_size=32002), plain, (9, 0)) == ()
 
 
-def test_dynamic_rope_is_refused_in_plain_engines_too() -> None:
-    scaled = variant(rotary_scaling={"rope_type": "dynamic", "factor": 2.0})
-    plain = limits(lookahead=LookaheadConfig(1, 1, 0))
-    with pytest.raises(UsageError, match="rope scaling dynamic") as caught:
-        check_trtllm(scaled, plain, (9, 0), "0.21.0")
-    assert "--backend torch" in str(caught.value.hint)
-
-
 def test_lookahead_on_the_first_release_is_told_of() -> None:
     (note,) = check_trtllm(LLAMA_8B, limits(), (9, 0), "0.20.0")
     assert "0.20.0" in note
@@ -280,11 +276,6 @@ def engine_and_plan(folder: Path) -> tuple[BuildConfig, CheckpointConfig]:
     return engine.build_config, engine.pretrained_config
 
 
-def test_an_engine_as_planned_passes(tmp_path: Path) -> None:
-    planned, config = engine_and_plan(tmp_path)
-    check_written(tmp_path, planned, config)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "planned"),
     [
@@ -297,34 +288,26 @@ def test_an_engine_as_planned_passes(tmp_path: Path) -> None:
         ("speculative_decoding_mode", 1, 8),
         ("gather_context_logits", True, False),
         ("kv_cache_type", "CONTINUOUS", "PAGED"),
+        ("plugin_config.gpt_attention_plugin", None, "auto"),
+        ("plugin_config.gemm_plugin", "bfloat16", "auto"),
+        ("plugin_config.remove_input_padding", False, True),
+        ("plugin_config.paged_kv_cache", False, True),
     ],
 )
 def test_an_engine_other_than_planned_is_named(
     key: str, value: object, planned: object, tmp_path: Path
 ) -> None:
-    plan, config = engine_and_plan(tmp_path / "planned")
-    write_engine(tmp_path / "engine", **{key: value})
-    with pytest.raises(TrtlaError) as caught:
-        check_written(tmp_path / "engine", plan, config)
-    assert caught.value.message == (
-        f"TensorRT-LLM wrote {key} {value} into the engine, planned was {planned}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("gpt_attention_plugin", None),
-        ("gemm_plugin", "bfloat16"),
-        ("remove_input_padding", False),
-        ("paged_kv_cache", False),
-    ],
-)
-def test_plugins_other_than_planned_are_named(name: str, value: object, tmp_path: Path) -> None:
     plan, config = engine_and_plan(tmp_path)
-    edit_plugins(tmp_path, **{name: value})
-    with pytest.raises(TrtlaError, match=f"wrote plugin_config.{name} {value}"):
+    check_written(tmp_path, plan, config)  # as planned
+    plugin = key.removeprefix("plugin_config.")
+    if plugin != key:
+        edit_plugins(tmp_path, **{plugin: value})
+    else:
+        write_engine(tmp_path, **{key: value})
+    with pytest.raises(TrtlaError) as caught:
         check_written(tmp_path, plan, config)
+    assert f"TensorRT-LLM wrote {key} {value}" in caught.value.message
+    assert plugin != key or caught.value.message.endswith(f", planned was {planned}")
 
 
 def test_a_rank_that_was_not_written_is_named(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ TEXT, THREE = ["--input-text", "a"], ["--input-text", "a", "b", "c"]
             )
         ),
         ([*TEXT, "--seed", "-3"], ["seed"]),
+        ([*TEXT, "--threads", "100000"], ["threads", "100000"]),
         ([*TEXT, "--stop", ""], ["error: stop is empty", "hint: --stop must"]),
         *(
             ([*TEXT, flag, "0"], [flag, "'0' is not a whole number of at least 1"])

@@ -50,26 +50,20 @@ def test_json_document(engine: Path) -> None:
     assert document["stats"]["output_tokens"] == len(result["output_ids"])
 
 
-def test_one_flag_takes_several_texts_and_may_be_repeated(engine: Path) -> None:
-    ran = trtla(
-        "run", "--input-text", "a", "b", "--max_output_len", "2", "--input_text=c", "d",
-        "--engine-dir", engine, "--json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert [r["input_text"] for r in ran.json["results"]] == ["a", "b", "c", "d"]
-
-
-def test_the_short_flags_are_the_long_ones(engine: Path) -> None:
-    ran = trtla("run", "-p", "-x", "b", "-p=c", "-p", "d", "-n", "2", "-m", engine, "--json")
-    assert ran.code == 0, ran.err
-    assert [r["input_text"] for r in ran.json["results"]] == ["-x", "b", "=c", "d"]
-    assert {len(r["output_ids"]) for r in ran.json["results"]} == {2}
-
-
-def test_stdin_as_one_text(engine: Path) -> None:
-    args = ("run", "--engine-dir", engine, "--input-text", "-", "--max-output-len", "2", "--json")
-    ran = trtla(*args, stdin="two\nlines\n")
-    assert ran.json["results"][0]["input_text"] == "two\nlines"
+def test_texts_come_from_flags_in_any_form_and_from_stdin(engine: Path) -> None:
+    args = ("run", "--engine-dir", engine, "--max_output_len", "2", "--json")
+    for given, stdin, expected in (
+        (("--input-text", "a", "b", "-q", "--input_text=c", "d"), "", ["a", "b", "c", "d"]),
+        (("-p", "-x", "b", "-p=c", "-p", "d"), "", ["-x", "b", "=c", "d"]),
+        (("--input-text", "-"), "two\nlines\n", ["two\nlines"]),
+        (("--input-file", "-"), "one\n\ntwo\n", ["one", "two"]),
+    ):
+        ran = trtla(*args, *given, stdin=stdin)
+        assert ran.code == 0, ran.err
+        assert [r["input_text"] for r in ran.json["results"]] == expected
+        assert {len(r["output_ids"]) for r in ran.json["results"]} == {2}
+    ran = trtla(*args, "--input-file", "-", stdin='{"input_ids": [1, 2]}\n')
+    assert ran.json["results"][0]["input_ids"] == [1, 2]
 
 
 def piped(text: bytes) -> TextIO:
@@ -89,9 +83,6 @@ def test_a_pipe_is_the_prompt_where_nothing_else_is(engine: Path) -> None:
         ran = trtla(*args, "-p", "ab", stdin=pipe)
         assert pipe.read() == "unread"
     assert [r["input_text"] for r in ran.json["results"]] == ["ab"]
-
-
-def test_an_empty_pipe_and_the_null_device_are_no_prompt(engine: Path) -> None:
     with piped(b"") as pipe, open(os.devnull) as null:
         for stdin in (pipe, null):
             refused(trtla("run", "-m", engine, stdin=stdin), 2, "there is no prompt")
@@ -120,13 +111,6 @@ def test_texts_are_long_unless_the_engine_is_small(engine: Path, tmp_path: Path)
     assert first["finish_reason"] == "length"
     assert len(second["output_ids"]) == 5
     refused(trtla("run", "-m", engine, "-p", "abc", "-n", "256"), 2, "above max_seq_len 256")
-
-
-def test_stdin_as_jsonl_and_as_lines(engine: Path) -> None:
-    args = ("run", "--engine-dir", engine, "--input-file", "-", "--max-output-len", "2", "--json")
-    assert trtla(*args, stdin='{"input_ids": [1, 2]}\n').json["results"][0]["input_ids"] == [1, 2]
-    ran = trtla(*args, stdin="one\n\ntwo\n")
-    assert [r["input_text"] for r in ran.json["results"]] == ["one", "two"]
 
 
 def test_a_lines_own_settings_win_over_flags(engine: Path, tmp_path: Path) -> None:
@@ -289,9 +273,3 @@ def test_the_number_of_threads_is_set(engine: Path, command: str) -> None:
         assert torch.get_num_threads() == wanted
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("threads", ["0", "100000"])
-def test_a_number_of_threads_that_cannot_be_is_refused(engine: Path, threads: str) -> None:
-    ran = trtla("run", "--engine-dir", engine, "--input-text", "a", "--threads", threads)
-    refused(ran, 2, "threads", threads)
