@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,12 +14,13 @@ from tests.support.examples import examples
 from tests.support.recorded import record, recorded
 from tests.support.toys import greedy_scores, hash_scores, request, run, tokens_of, toy_executor
 from tests.support.traces import CASES, DEEP_COMMITS, DEEP_GUESSES, FIB7, M17, T4_PROMPT
-from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams
+from trtla import LLM, DrafterSettings, LookaheadConfig, SamplingParams, UsageError
 from trtla.explain.mask import paths
-from trtla.explain.record import record_run
+from trtla.explain.record import StepRecorder, record_run
 from trtla.explain.step_outcome import outcome_of
 from trtla.runtime.drafters.lookahead import lookahead_drafter
 from trtla.runtime.drafters.lookup import NgramDrafter, PromptLookupDrafter
+from trtla.runtime.limits import ExecutorLimits
 from trtla.settings.drafting import DraftOptions
 
 # forward of the published trace: (levels, new level, harvested n-grams)
@@ -141,3 +143,12 @@ def test_llm_records_a_real_model(model_folder):
     assert len(told.steps) == plain.stats.steps + 1
     joined = [token for step in told.steps for token in step.committed]
     assert tuple(joined) == plain.output_ids
+
+
+def test_an_executor_that_does_not_report_its_steps_refuses_to_be_watched():
+    limits = ExecutorLimits(1, 8, 16, 64, 32, LookaheadConfig(2, 2, 2), fixed_triples=True)
+    asked = request([1, 2], 4)
+    limits.check(asked)
+    with pytest.raises(UsageError, match="does not report what it drafts") as refused:
+        limits.check(replace(asked, watch=StepRecorder))
+    assert "--backend torch" in str(refused.value.hint)
