@@ -49,28 +49,25 @@ def test_lookahead_in_pipeline_stages_is_refused(
         LLM(theirs, lookahead=LookaheadConfig(4, 4, 4))
 
 
-def test_yarn_is_refused_and_torch_engines_have_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
-    config = json.loads((source / "config.json").read_text())
-    config["rotary_scaling"] = {"type": "yarn", "factor": 4.0}
-    (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="rope scaling yarn is not built"):
-        build(source, tmp_path / "engine")
-    longer = BuildSettings(LookaheadConfig(7, 7, 7), max_seq_len=2048)  # four times the trained 512
-    engine = build_engine(source, tmp_path / "torch", longer, backend="torch")
-    assert engine.config.build_config.max_text_len == 2048
-
-
 @EVERY_RELEASE
-def test_dynamic_rope_is_refused_on_every_release(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """From 1.1 on its build ends with KeyError: see the stand-in's own test."""
+@pytest.mark.parametrize(
+    ("kind", "factor", "reason"),
+    [("yarn", 4.0, "is not built"), ("dynamic", 2.0, "cannot be built")],
+)
+def test_rope_scaling_that_torch_alone_has_is_refused(
+    kind: str, factor: float, reason: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """From 1.1 on a build with dynamic ends with KeyError: see the stand-in's own test."""
     source = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     config = json.loads((source / "config.json").read_text())
-    config["rotary_scaling"] = {"type": "dynamic", "factor": 2.0}
+    config["rotary_scaling"] = {"type": kind, "factor": factor}
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="rope scaling dynamic cannot be built"):
+    with pytest.raises(UsageError, match=f"rope scaling {kind} {reason}"):
         build(source, tmp_path / "engine")
-    assert build_engine(source, tmp_path / "torch", LOOKAHEAD, backend="torch").backend == "torch"
+    longer = 2048 if kind == "yarn" else 128  # four times the trained 512
+    settings = BuildSettings(LookaheadConfig(7, 7, 7), max_seq_len=longer)
+    engine = build_engine(source, tmp_path / "torch", settings, backend="torch")
+    assert engine.config.build_config.max_text_len == longer
 
 
 @pytest.mark.parametrize("standin", ["0.20.0"], indirect=True)

@@ -19,7 +19,6 @@ from trtla.formats.engine_limits import BuildSettings
 from trtla.llm.open import open_executor
 from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import AUTOREGRESSIVE, LookaheadConfig
-from trtla.trtllm.library import REMOVED
 
 pytestmark = pytest.mark.usefixtures("standin", "fake_gpu")
 
@@ -166,21 +165,28 @@ def test_a_share_of_memory_is_between_0_and_1(share: float) -> None:
         TrtllmSettings(share)
 
 
-def test_an_engine_of_another_release_is_refused(engine: Engines) -> None:
-    folder = engine()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "version": "0.19.0"}))
-    with pytest.raises(TrtlaError, match=r"built with TensorRT-LLM 0\.19\.0, and .* is installed"):
-        open_executor(open_engine(folder))
-
-
-def test_an_engine_of_another_gpu_is_refused(engine: Engines) -> None:
-    folder = engine()
-    manifest = json.loads((folder / "trtla.json").read_text())
-    assert manifest["compute_capability"] == "9.0"
-    (folder / "trtla.json").write_text(json.dumps({**manifest, "compute_capability": "8.6"}))
-    with pytest.raises(TrtlaError, match=r"compute capability 8\.6, and this GPU has 9\.0"):
-        open_executor(open_engine(folder))
+@pytest.mark.parametrize(
+    ("file", "key", "old", "new", "message"),
+    [
+        (
+            "config.json",
+            "version",
+            "1.2.1",
+            "0.19.0",
+            r"TensorRT-LLM 0\.19\.0, and .* is",
+        ),
+        ("trtla.json", "compute_capability", "9.0", "8.6", r"8\.6, and this GPU has 9\.0"),
+    ],
+)
+def test_an_engine_of_another_release_or_gpu_is_refused(
+    engine: Engines, file: str, key: str, old: str, new: str, message: str
+) -> None:
+    path = engine() / file
+    written = json.loads(path.read_text())
+    assert written[key] == old
+    path.write_text(json.dumps({**written, key: new}))
+    with pytest.raises(TrtlaError, match=message):
+        open_executor(open_engine(path.parent))
 
 
 def test_the_wrong_number_of_processes_is_told(
@@ -190,21 +196,6 @@ def test_the_wrong_number_of_processes_is_told(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(UsageError, match="1 rank, and 2 processes run"):
         open_executor(open_engine(engine()))
-
-
-@pytest.mark.parametrize("standin", ["1.3.0rc15"], indirect=True)
-def test_a_release_after_the_removal_is_told_apart(
-    tiny_checkpoint: Path, tmp_path: Path, standin: Standin
-) -> None:
-    with pytest.raises(TrtlaError, match="lacks") as refusal:
-        build_engine(
-            tiny_checkpoint,
-            tmp_path / "engine",
-            BuildSettings(LookaheadConfig(4, 4, 4)),
-            backend="tensorrt-llm",
-        )
-    assert refusal.value.hint == REMOVED
-    assert not (tmp_path / "engine").exists()
 
 
 def test_a_torch_engine_takes_no_settings_of_tensorrt_llm(

@@ -50,14 +50,6 @@ def test_an_oversized_triple_would_end_every_active_request(engine: Engines) -> 
         assert "all active requests" in error.hint
 
 
-def test_so_it_is_refused_before_it_is_enqueued(engine: Engines) -> None:
-    with open_executor(open_engine(engine())) as executor:
-        executor.submit(request(0))
-        with pytest.raises(UsageError, match="5,4,4"):
-            executor.submit(request(1, lookahead=LookaheadConfig(5, 4, 4)))
-        assert drain(executor)[0].finish_reason == "length"
-
-
 def test_an_error_of_one_request_names_it_and_leaves_the_others(engine: Engines) -> None:
     with loosened(
         open_executor(open_engine(engine())), max_input_len=999, max_text_len=999
