@@ -137,6 +137,46 @@ def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
     llm.close()
 
 
+def test_closing_does_not_wait_for_the_end_of_a_call(monkeypatch) -> None:
+    """The forward it is in is the last one."""
+    opened, threads, inside, go = Opened(monkeypatch), Threads(), threading.Event(), []
+    forward = opened.executor._stepper.forward
+
+    def slow(feeds):
+        inside.set()
+        go.append(time.sleep(0.1))
+        return forward(feeds)
+
+    def score():
+        with pytest.raises(TrtlaError, match="the model is closed"):
+            opened.llm.log_probs([1] * 60, [1] * 60)
+
+    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
+    threads.start(score)
+    assert inside.wait(60)
+    opened.llm.close()
+    threads.join()
+    assert len(go) == 1
+
+
+def test_a_finaliser_closes_a_model_within_its_own_step(monkeypatch, expected) -> None:
+    """Whichever thread collects garbage: a generator that holds the block may be in it."""
+    opened, lost = Opened(monkeypatch), list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+
+    def reading() -> Iterator[object]:
+        with opened.llm as model:
+            yield from model.stream([[1, 2]], SamplingParams(4))
+
+    begun = reading()
+    next(begun)
+    opened.llm.executor.call(lambda _: begun.close())
+    opened.llm.executor._thread.join(60)
+    assert not lost
+    with pytest.raises(TrtlaError, match="the executor is closed"):
+        opened.executor.poll()
+
+
 def test_a_model_that_is_used_within_its_own_step_says_so(monkeypatch, expected) -> None:
     opened = Opened(monkeypatch)
 

@@ -70,6 +70,8 @@ class EngineThread:
         self._failures = 0
         self._lost = False
         """Other ranks are, for good."""
+        self._ending = False
+        """As soon as it can."""
         self._ended = False
         self.log: Callable[[str], object] = _log.warning
         """Takes a sentence about a step that failed."""
@@ -128,11 +130,14 @@ class EngineThread:
     def close(self, timeout: float | None = None) -> bool:
         """End after the forward it is in, and free the executor; False where that takes longer.
 
-        Requests that have not ended get a `TrtlaError`. Does nothing in a forked process.
+        Requests and calls that have not ended get a `TrtlaError`. Does nothing in a forked process.
         """
         if os.getpid() != self._process:
             return True
-        self.check()
+        if threading.current_thread() is self._thread:  # a finaliser, which waits for nothing
+            self.stop()
+            self._commands.put(self._executor.close)
+            return False
         self.stop(timeout)
         if not self._ended:
             return False
@@ -142,6 +147,7 @@ class EngineThread:
     def stop(self, timeout: float | None = 0) -> None:
         """Let the thread end, and wait for that."""
         self._commands.put(None)
+        self._ending = True
         if timeout != 0:
             self._thread.join(timeout)
 
@@ -168,7 +174,9 @@ class EngineThread:
                 command() if command else None
 
     def _interrupted(self) -> bool:
-        return not self._commands.empty() if self._call is None else self._call.left
+        if self._call is None:
+            return not self._commands.empty()
+        return self._ending or self._call.left
 
     def _obey(self) -> bool:
         """Do what others ask for, and wait for them where nothing is in flight; False: end.
@@ -228,7 +236,8 @@ class EngineThread:
                 raise _closed()
             future.set_result(work(self._executor))
         except BaseException as error:
-            future.set_exception(error)
+            cut = self._ending and isinstance(error, TrtlaError)
+            future.set_exception(_closed() if cut else error)
         self._call = None
 
     def _step(self) -> None:
