@@ -159,6 +159,33 @@ def test_closing_does_not_wait_for_the_end_of_a_call(monkeypatch) -> None:
     assert len(go) == 1
 
 
+def test_an_interrupted_block_leaves_closing_to_the_thread(monkeypatch) -> None:
+    """A forward that takes long is not waited for; after it the executor is closed all the same."""
+    opened, threads = Opened(monkeypatch), Threads()
+    inside, go, closed = (threading.Event() for _ in range(3))
+    forward = opened.executor._stepper.forward
+
+    def slow(feeds):
+        inside.set()
+        assert go.wait(60)
+        return forward(feeds)
+
+    def score():
+        with pytest.raises(TrtlaError, match="the model is closed"):
+            opened.llm.log_probs([1] * 60, [1] * 60)
+
+    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
+    monkeypatch.setattr(opened.executor, "close", closed.set)
+    threads.start(score)
+    assert inside.wait(60)
+    with suppress(KeyboardInterrupt), opened.llm:
+        raise KeyboardInterrupt
+    assert not closed.is_set()
+    go.set()
+    assert closed.wait(60)
+    threads.join()
+
+
 def test_a_finaliser_closes_a_model_within_its_own_step(monkeypatch, expected) -> None:
     """Whichever thread collects garbage: a generator that holds the block may be in it."""
     opened, lost = Opened(monkeypatch), list[object]()

@@ -134,12 +134,10 @@ class EngineThread:
         """
         if os.getpid() != self._process:
             return True
-        if threading.current_thread() is self._thread:  # a finaliser, which waits for nothing
-            self.stop()
-            self._commands.put(self._executor.close)
-            return False
-        self.stop(timeout)
-        if not self._ended:
+        inside = threading.current_thread() is self._thread  # a finaliser, which cannot wait
+        self.stop(0 if inside else timeout)
+        if inside or not self._ended:
+            self._put(self._executor.close)  # the last that the thread does
             return False
         self._executor.close()
         return True
