@@ -33,6 +33,21 @@ def test_no_forward_is_larger_whatever_drafts(asked, batch, budget) -> None:
     assert group.cache.pool.num_free == group.cache.pool.num_blocks
 
 
+def test_a_text_with_one_token_left_feeds_no_window() -> None:
+    """Where windows pay for the whole batch: the forward has room for the others' alone."""
+    adaptive = {"adaptive": True, "drafter": DrafterSettings(("lookahead",))}
+    asked = [
+        request([0], 2, (2, 2, 0), 0, **adaptive),
+        request([0], 2, (3, 2, 0), 1, drafter=DrafterSettings(("lookahead",))),
+        request([0], 3, (4, 3, 0), 2, **adaptive),
+        request([0], 3, (4, 4, 0), 3, **adaptive),
+    ]
+    executor, target, _ = mixed_executor(LookaheadConfig(4, 4, 3), batch=4, budget=21)
+    outputs = run(executor, asked)
+    assert max(target.fed) <= 21
+    assert {key: tokens_of(value) for key, value in outputs.items()} == plain_texts(asked)
+
+
 @given(st.integers(1, 12), st.integers(1, 8))
 @settings(max_examples=25, deadline=None)
 def test_a_batch_that_is_larger_than_a_forward_ends_all_the_same(budget, batch) -> None:

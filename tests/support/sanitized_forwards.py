@@ -59,7 +59,7 @@ def rows(size: int) -> torch.Tensor:
 
 def main() -> None:
     """Go through models, arithmetics and threads."""
-    library = native.Library(ctypes.CDLL(sys.argv[1]))
+    library = native.NativeLibrary(ctypes.CDLL(sys.argv[1]))
     native.library = lambda: library  # type: ignore[assignment]
     for number, kind in enumerate(KINDS):
         config = config_of(**KINDS[kind])

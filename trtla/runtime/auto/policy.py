@@ -184,7 +184,7 @@ class TreePolicy:
             if one.fed_window:
                 self._window.brought(one.gained("window"))
         if self._window.pays((ahead - plain) / len(drafters), 1.0 / step.rate):
-            return drafters if size <= room else ()
+            return [one for one in drafters if one.window_tokens] if size <= room else ()
         if not self._window.tries(ahead - plain, plain):
             return ()
         first = next(one for one in drafters if one.window_tokens)
