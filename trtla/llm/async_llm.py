@@ -21,6 +21,7 @@ from trtla.runtime.stats import ExecutorStats
 from trtla.settings.arguments import arguments_of, keywords_of, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
+from trtla.settings.messages import Messages
 from trtla.settings.sampling import SamplingParams
 
 P = ParamSpec("P")
@@ -110,9 +111,11 @@ class AsyncLLM:
         return sorted(done, key=attrgetter("index", "choice"))
 
     @arguments_of(LLM.stream, *_SETTINGS, first="messages")
-    async def chat(self, messages: Any, *given: Any, **how: Any) -> list[Completion]:
+    async def chat(
+        self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
+    ) -> list[Completion]:
         """As `LLM.chat`."""
-        return await self.generate(conversations(messages), *given, **how)
+        return await self.generate(conversations(messages), *more, **how)
 
     async def stats(self) -> ExecutorStats:
         """Counters over everything generated so far."""

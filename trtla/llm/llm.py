@@ -30,6 +30,7 @@ from trtla.settings.arguments import arguments_of, keywords_of, named_arguments,
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import Lookahead
+from trtla.settings.messages import Messages
 from trtla.settings.sampling import USUAL_LEN, BeamSettings, SamplingParams
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LLM", "Chunk", "Completion", "Piece", "Prompt"]
@@ -181,7 +182,9 @@ class LLM(RequestMaker):
         return sorted(done, key=attrgetter("index", "choice"))
 
     @arguments_of(stream, SamplingParams, DrafterSettings, first="messages")
-    def chat(self, messages: Any, *more: Any, **how: Any) -> list[Completion]:
+    def chat(
+        self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
+    ) -> list[Completion]:
         """`generate` for one conversation or several, and for nothing else."""
         return self.generate(conversations(messages), *more, **how)
 

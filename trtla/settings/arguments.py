@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Signature, signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from trtla.errors import UsageError, closest
 from trtla.settings.fields import declared, descriptions, shown
@@ -84,17 +84,23 @@ def typed_as(
     return lambda init: init  # type: ignore[return-value]
 
 
+@overload
 def arguments_of(
-    method: Callable[Concatenate[Any, P], object], *settings: type, first: str | None = None
-) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    method: Callable[Concatenate[Any, P], object], *settings: type
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]: ...
+@overload
+def arguments_of(
+    method: Callable[Concatenate[Any, Any, P], object], *settings: type, first: str
+) -> Callable[[Callable[Concatenate[Any, S, ...], T]], Callable[Concatenate[Any, S, P], T]]: ...
+def arguments_of(method: Callable[..., object], *settings: type, first: str | None = None) -> Any:
     """Give a method the arguments of another one in place of `*args, **kwargs`.
 
     Args:
         settings: as in `named_arguments`, which comes with it.
-        first: what the first argument is called here.
+        first: what the first argument, which is of the method's own type, is called here.
     """
 
-    def decorate(own: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+    def decorate(own: Callable[..., T]) -> Callable[..., T]:
         theirs, returned = signature(method), signature(own).return_annotation
         this, argument, *more = theirs.parameters.values()
         renamed = argument.replace(name=first or argument.name)
