@@ -1,7 +1,7 @@
 """Builds a wheel for each kind of Linux machine that a compiler is there for; see `build_wheel.sh`.
 
-It holds the C++ parts compiled for every instruction set level, as they would be where it is
-installed, and runs where glibc is 2.28 or newer.
+It contains the C++ parts, compiled for every instruction set level exactly as an installation from
+source would compile them, and runs where glibc is 2.28 or newer.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from trtla.runtime.request import Request
 _AHEAD = 4
 """Texts in flight for each place in the batch: who waits fills the places that become free."""
 _COUNTED = ("steps", "accepted", "decoded")
-_SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def _seeded(body: ChatBody | CompletionBody, custom_id: str) -> ChatBody | Compl
     if body.seed is not None:
         return body
     digest = hashlib.sha256(f"seed {custom_id}".encode()).digest()
-    return body.model_copy(update={"seed": int.from_bytes(digest[:8], "big") % _SEEDS})
+    return body.model_copy(update={"seed": int.from_bytes(digest[:8], "big")})
 
 
 @dataclass(frozen=True, slots=True)

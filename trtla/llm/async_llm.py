@@ -18,7 +18,7 @@ from trtla.llm.engine_thread import EngineThread, Event, Receive
 from trtla.llm.llm import LLM, chunk_of
 from trtla.llm.prompt import conversations, prompt_requests
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import arguments_of, keywords_of, typed_as
+from trtla.settings.arguments import arguments_of, keywords_of, later_arguments_of, typed_as
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.messages import Messages
@@ -110,7 +110,7 @@ class AsyncLLM:
         done = [chunk.completion async for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 
-    @arguments_of(LLM.stream, *_SETTINGS, first="messages")
+    @later_arguments_of(LLM.stream, *_SETTINGS)
     async def chat(
         self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
     ) -> list[Completion]:

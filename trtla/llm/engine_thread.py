@@ -93,8 +93,8 @@ class EngineThread:
 
     def submit(self, requests: Iterable[Request], receive: Receive) -> None:
         """Decode requests; one that the executor refuses gets an output with the error."""
-        asked = tuple(requests)
-        self._put(lambda: self._submit(asked, receive))
+        new = tuple(requests)
+        self._put(lambda: self._submit(new, receive))
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests before the next forward; none of their events follow. Never raises."""
@@ -102,24 +102,21 @@ class EngineThread:
         if ids and not self._ended and os.getpid() == self._process:
             self._put(lambda: self._cancel(ids))
 
-    def ask(self, work: Callable[[Executor], T]) -> Future[T]:
+    def ask(self, work: Callable[[Executor], T]) -> _Call[T]:
         """Do something with the executor between two steps."""
-        return self._asked(work)
+        future: _Call[T] = _Call()
+        self._put(lambda: self._answer(work, future))
+        return future
 
     def call(self, work: Callable[[Executor], T]) -> T:
         """`ask`, and wait for the answer."""
         self.check()
-        future = self._asked(work)
+        future = self.ask(work)
         try:
             return future.result()
         finally:
             future.cancel()
             future.left = True
-
-    def _asked(self, work: Callable[[Executor], T]) -> _Call[T]:
-        future: _Call[T] = _Call()
-        self._put(lambda: self._answer(work, future))
-        return future
 
     def stats(self) -> ExecutorStats:
         """Counters over everything so far, of a closed model too."""

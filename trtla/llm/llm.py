@@ -26,7 +26,13 @@ from trtla.llm.request_maker import RequestMaker
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import DrafterWatch, Output
 from trtla.runtime.stats import ExecutorStats
-from trtla.settings.arguments import arguments_of, keywords_of, named_arguments, typed_as
+from trtla.settings.arguments import (
+    arguments_of,
+    keywords_of,
+    later_arguments_of,
+    named_arguments,
+    typed_as,
+)
 from trtla.settings.drafting import DrafterSettings, DraftOptions
 from trtla.settings.executor import ENGINE_OPTIONS, ExecutorOptions, OpenArguments
 from trtla.settings.lookahead import Lookahead
@@ -181,7 +187,7 @@ class LLM(RequestMaker):
         done = [chunk.completion for chunk in chunks if chunk.completion is not None]
         return sorted(done, key=attrgetter("index", "choice"))
 
-    @arguments_of(stream, SamplingParams, DrafterSettings, first="messages")
+    @later_arguments_of(stream, SamplingParams, DrafterSettings)
     def chat(
         self, messages: Messages | Sequence[Messages], *more: Any, **how: Any
     ) -> list[Completion]:

@@ -44,9 +44,9 @@ class RequestMaker:
             )
         self._drafter, self._auto = options.drafter, options.lookahead == "auto"
         self.engine = open_model(Path(model), options.triple)
-        said = None if process_rank() else unapplied(self.engine.path)
-        if said:
-            _log.warning("note: %s", said)
+        note = None if process_rank() else unapplied(self.engine.path)
+        if note:
+            _log.warning("note: %s", note)
         self._adaptive = is_adaptive(self.engine, options.lookahead)
         self.tokenizer = open_tokenizer(self.engine, options)
         self.end_ids = self.engine.end_ids()  # empty: no token ends a text

@@ -198,7 +198,7 @@ class Deployment:
 
 
 def _in_time(ask: Callable[[], T], time_s: float = _REPORT_S) -> T:
-    """What Ray says; it waits for ever for an answer from processes that are gone."""
+    """What Ray says; it waits indefinitely for an answer from processes that are gone."""
     answer: Future[T] = Future()
 
     def work() -> None:

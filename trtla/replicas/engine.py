@@ -137,7 +137,7 @@ class ReplicaEngine:
             self._stay()
             self._deployment.close()
             self._change("stopped")
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # whatever it is, nobody may wait indefinitely
             if not self._ending.is_set():
                 self.failure = error
             self._change("failed" if self.failure else "stopped")

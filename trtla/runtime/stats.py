@@ -212,7 +212,7 @@ class RequestStats(RequestCounters):
     lookahead: LookaheadConfig = AUTOREGRESSIVE
     """The triple that the request is decoded with."""
     drafter: str = "lookahead"
-    """What drafts, a chain's names with commas between."""
+    """What drafts, the names of several with commas between."""
     step_lengths: list[int] = field(default_factory=list)
     """Committed tokens per forward, the prefill first; they add up to the output."""
 

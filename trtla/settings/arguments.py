@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Signature, signature
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trtla.errors import UsageError, closest
 from trtla.settings.fields import declared, descriptions, shown
@@ -84,32 +84,34 @@ def typed_as(
     return lambda init: init  # type: ignore[return-value]
 
 
-@overload
 def arguments_of(
     method: Callable[Concatenate[Any, P], object], *settings: type
-) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]: ...
-@overload
-def arguments_of(
-    method: Callable[Concatenate[Any, Any, P], object], *settings: type, first: str
-) -> Callable[[Callable[Concatenate[Any, S, ...], T]], Callable[Concatenate[Any, S, P], T]]: ...
-def arguments_of(method: Callable[..., object], *settings: type, first: str | None = None) -> Any:
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
     """Give a method the arguments of another one in place of `*args, **kwargs`.
 
     Args:
         settings: as in `named_arguments`, which comes with it.
-        first: what the first argument, which is of the method's own type, is called here.
     """
+    return lambda own: _with_arguments(own, method, settings)
 
-    def decorate(own: Callable[..., T]) -> Callable[..., T]:
-        theirs, returned = signature(method), signature(own).return_annotation
-        this, argument, *more = theirs.parameters.values()
-        renamed = argument.replace(name=first or argument.name)
-        own.__signature__ = theirs.replace(  # type: ignore[attr-defined]
-            parameters=[this, renamed, *more], return_annotation=returned
-        )
-        return named_arguments(*settings)(own)
 
-    return decorate
+def later_arguments_of(
+    method: Callable[Concatenate[Any, Any, P], object], *settings: type
+) -> Callable[[Callable[Concatenate[Any, S, ...], T]], Callable[Concatenate[Any, S, P], T]]:
+    """`arguments_of` behind the first one, which is the method's own."""
+    return lambda own: _with_arguments(own, method, settings)
+
+
+def _with_arguments(
+    own: Callable[..., T], method: Callable[..., object], settings: Iterable[type]
+) -> Callable[..., T]:
+    """`own`, whose arguments behind those that it names are those of `method`."""
+    mine, theirs = signature(own), signature(method).parameters.values()
+    named = [one for one in mine.parameters.values() if one.kind == one.POSITIONAL_OR_KEYWORD]
+    own.__signature__ = mine.replace(  # type: ignore[attr-defined]
+        parameters=[*named, *list(theirs)[len(named) :]]
+    )
+    return named_arguments(*settings)(own)
 
 
 def named_settings(kind: type[Kind]) -> type[Kind]:

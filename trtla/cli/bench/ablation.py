@@ -23,7 +23,14 @@ from trtla.bench.ablation_arms import (
     cases,
     load_tasks,
 )
-from trtla.cli.bench.bench_flags import BenchFlags, Mode, check_choices, flag_of, shared_setup
+from trtla.cli.bench.bench_flags import (
+    BenchFlags,
+    Mode,
+    check_choices,
+    flag_of,
+    print_as,
+    shared_setup,
+)
 from trtla.cli.shared.model import check_drafters, check_texts, check_vocabulary
 from trtla.cli.shared.options import PATH, setting, stack, switch
 from trtla.cli.shared.params import check_folder, source
@@ -157,12 +164,13 @@ def run_ablation_command(
     ):
         done = run_ablation(ablation, watched, lambda text: console.note(f"note: {text}"))
     console.note(f"note: rows are in {ablation.output}, means in {means_path(ablation.output)}")
-    if flags.output_format == "csv":
-        console.out(means_text(done.rows.values()), end="")
-    elif flags.output_format == "json":
-        console.document(_document(ablation, done))
-    else:
-        _print(console, done.overall())
+    print_as(
+        console,
+        flags.output_format,
+        lambda: _document(ablation, done),
+        lambda: means_text(done.rows.values()),
+        lambda: _print(console, done.overall()),
+    )
 
 
 def _extent(ablation: AblationPlan) -> str:

@@ -18,6 +18,7 @@ from trtla.cli.bench.bench_flags import (
     check_peers,
     check_read,
     filters_of,
+    print_as,
     shared_setup,
 )
 from trtla.cli.bench.bench_load import LOAD, load_flags, run_load_command
@@ -319,9 +320,10 @@ def _print(console: Console, results: Results, sweep: Sweep, output_format: str)
     for row in results.rows:
         if output_format != "md" and (short := short_texts(row)):
             console.note(f"note: {row.category}, {row.arm}: {short}")
-    if output_format == "json":
-        console.document(document(results, sweep, found))
-    elif output_format == "csv":
-        console.out(csv_text(results, found), end="")
-    else:
-        console.out(markdown_text(results, sweep, found))
+    print_as(
+        console,
+        output_format,
+        lambda: document(results, sweep, found),
+        lambda: csv_text(results, found),
+        lambda: console.out(markdown_text(results, sweep, found)),
+    )

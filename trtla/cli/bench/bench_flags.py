@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import click
 from trtla.bench.arms import BATCHING, HUGGING_FACE, LLAMA_CPP, check_installed, gguf_of
 from trtla.cli.shared.model import check_triples
 from trtla.cli.shared.params import source
+from trtla.console import Console
 from trtla.errors import UsageError, did_you_mean
 from trtla.settings.drafting import LOOKAHEAD, DrafterSettings, NgramKind
 from trtla.settings.executor import ExecutorOptions
@@ -212,3 +213,19 @@ def filters_of(flags: BenchFlags) -> tuple[Filters, ...]:
         named = (parse_processor(text).filters for text in flags.processor)
         return tuple(dict.fromkeys(named))
     return tuple((temperature, flags.top_k, flags.top_p) for temperature in flags.temperature)
+
+
+def print_as(
+    console: Console,
+    output_format: str,
+    document: Callable[[], dict[str, Any]],
+    csv: Callable[[], str],
+    table: Callable[[], object],
+) -> None:
+    """Print results in the form of --output-format; `table` prints them itself."""
+    if output_format == "json":
+        console.document(document())
+    elif output_format == "csv":
+        console.out(csv(), end="")
+    else:
+        table()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtla.cli.bench.bench_flags import BenchFlags, Mode, filters_of
+from trtla.cli.bench.bench_flags import BenchFlags, Mode, filters_of, print_as
 from trtla.cli.shared.options import PATH, setting, stack, switch
 from trtla.cli.shared.params import source
 from trtla.cli.shared.values import COUNTS, NUMBERS, TEXT
@@ -200,12 +200,13 @@ def _print(console: Console, test: LoadTest, measured: LoadResult, output_format
     from trtla.results.documents import host
 
     found = host(command_line())
-    if output_format == "json":
-        console.document(document(test, measured, found))
-    elif output_format == "csv":
-        console.out(csv_text(measured, found), end="")
-    else:
-        console.out(markdown_text(test, measured, found))
+    print_as(
+        console,
+        output_format,
+        lambda: document(test, measured, found),
+        lambda: csv_text(measured, found),
+        lambda: console.out(markdown_text(test, measured, found)),
+    )
 
 
 def _check_answers(measured: LoadResult) -> None:

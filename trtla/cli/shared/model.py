@@ -98,11 +98,10 @@ def _engine(folder: str | Path) -> Engine | None:
     from trtla.formats.engine import read_engine
     from trtla.formats.folder import folder_kind
 
-    context = click.get_current_context(silent=True)
+    folder, context = Path(folder), click.get_current_context(silent=True)
     known = {} if context is None else context.meta.setdefault("trtla.engines", {})
     if folder not in known:
-        is_engine = folder_kind(Path(folder)) == "engine"
-        known[folder] = read_engine(Path(folder)) if is_engine else None
+        known[folder] = read_engine(folder) if folder_kind(folder) == "engine" else None
     found: Engine | None = known[folder]
     return found
 

@@ -258,7 +258,7 @@ class TorchExecutor(Executor):
             self._end(request_id, "timed_out")
 
     def _end_stuck_one(self) -> bool:
-        """End a request that would wait for ever; False where none does."""
+        """End a request that would wait indefinitely; False where none does."""
         sequence = self._scheduler.stuck
         if sequence is None:
             return False

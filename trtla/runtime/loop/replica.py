@@ -102,7 +102,9 @@ def answer_rows(
     elif isinstance(sampler, StepSampler):
         greedy, tokens = sampler.choose(logits, draws)
     else:
-        greedy = [sampler.most_probable(logits, r) if r in read else 0 for r in range(len(queries))]
+        greedy = [
+            sampler.most_probable(logits, r) if q.greedy else 0 for r, q in enumerate(queries)
+        ]
         tokens = [sampler.draw(logits, d.row, d.params, d.noise) for d in draws]
     for row in read:
         found[row, 0] = greedy[row]

@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def stuck(self) -> Sequence | None:
-        """The first in the queue where nothing runs: too few blocks are left for it, for ever."""
+        """The first in the queue where nothing runs: too few blocks will ever be free for it."""
         return self._waiting[0] if self._waiting and not self._running else None
 
     def next(self) -> StepPlan:
@@ -186,7 +186,7 @@ def _blocks_alike(text: Tokens[int], other: Tokens[int]) -> int:
 def _feeds(prompts: Tokens[Sequence], budget: int) -> Iterator[Feed]:
     """Stretches of what has to be cached, of so many tokens together.
 
-    The oldest prompt gets half of them, so that short ones cannot hold it up for ever; of the
+    The oldest prompt gets half of them, so that short ones cannot hold it up indefinitely; of the
     others those that have the fewest tokens left go first, and what they leave is the oldest one's.
     """
     left = [min(len(one.prefill) - one.num_cached, MAX_CHUNK) for one in prompts]
