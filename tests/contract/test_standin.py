@@ -42,6 +42,32 @@ def test_each_release_has_what_it_had(standin: Standin, capsys: Any) -> None:
     assert ("auto_parallel_config" in fields) == (version < (1, 1))
 
 
+def test_an_unknown_release_is_refused(standin: Standin, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TENSORRT_LLM_STANDIN_VERSION", "0.19.0")
+    with pytest.raises(ImportError, match=r"0\.19\.0"):
+        standin.load()
+
+
+@pytest.mark.parametrize(
+    ("level", "written"),
+    [
+        ("INFO", ("[TensorRT-LLM][INFO] a\n[TensorRT-LLM][WARNING] b\n", "")),
+        ("WARNING", ("", "[TensorRT-LLM][WARNING] b\n")),
+        ("ERROR", ("", "")),
+    ],
+)
+def test_the_level_of_cpp_decides_what_is_written_and_where(
+    standin: Standin, monkeypatch: Any, capfd: Any, level: str, written: tuple[str, str]
+) -> None:
+    """Past sys.stdout: on descriptor 1 below WARNING, on 2 from there."""
+    monkeypatch.setenv("TLLM_LOG_LEVEL", level)
+    cpp = standin.load("bindings._cpp")
+    capfd.readouterr()  # the banner
+    for name, text in (("INFO", "a"), ("WARNING", "b")):
+        cpp.log(name, text)
+    assert capfd.readouterr() == written
+
+
 @pytest.mark.parametrize(
     ("triple", "drafts"), [((1, 1, 0), 0), ((1, 2, 0), 0), ((2, 2, 1), 2), ((7, 7, 7), 83)]
 )
@@ -172,6 +198,8 @@ def test_plugin_configs_are_slotted_first_and_pydantic_later(standin: Standin) -
             plugin(gemm_plugin="auto")
         with pytest.raises(AttributeError):
             config.no_such_plugin = None
+        with pytest.raises(wrong):
+            config.context_fmha = "enable"
     else:
         late = plugin(no_such_plugin=1, context_fmha="disable")
         assert not late.context_fmha

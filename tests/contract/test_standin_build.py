@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import standin_engines
 from tests.support.standin import Standin
 from trtla.build.convert import convert
 from trtla.build.quantize import Calibration
@@ -208,18 +210,61 @@ def test_a_contradiction_about_the_cache_is_refused(
         builder.build(load(standin, tiny_checkpoint), config)
 
 
+@pytest.fixture(scope="module")
+def fp8_checkpoint(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, calibration = tmp_path_factory.mktemp("fp8") / "fp8", Calibration([list(range(40))])
+    convert(tiny_model, folder, calibration=calibration, fp8_kv_cache=True)
+    return folder
+
+
 @pytest.mark.parametrize("fake_gpu", ["8.0"], indirect=True)
-def test_fp8_needs_ada_or_hopper_and_its_scales(
-    standin: Standin, tiny_model: Path, tmp_path: Path
+def test_fp8_needs_ada_or_hopper_its_scales_and_its_key(
+    standin: Standin, fp8_checkpoint: Path, tmp_path: Path
 ) -> None:
-    calibration = Calibration([list(range(40))])
-    source = convert(tiny_model, tmp_path / "fp8", calibration=calibration, fp8_kv_cache=True)
+    source = Path(shutil.copytree(fp8_checkpoint, tmp_path / "fp8"))
     with pytest.raises(RuntimeError, match="FP8 is not supported on SM 80"):
         build(standin, source)
     scale = "transformer.layers.0.mlp.fc.weights_scaling_factor"
     change_tensors(source, lambda tensors: tensors.pop(scale))
     with pytest.raises(RuntimeError, match=scale):
         load(standin, source)
+    change_config(source, quantization=None)
+    with pytest.raises(AssertionError, match=r"initialized as torch\.float16 but set"):
+        load(standin, source)
+
+
+def test_fp8_weights_give_the_text_of_their_numbers(
+    standin: Standin, fp8_checkpoint: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    stored = load_file(fp8_checkpoint / "rank0.safetensors")
+
+    def multiply_out(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if (scale := stored.get(f"{name}s_scaling_factor")) is not None:
+                tensors[name] = (stored[name].view(torch.float8_e4m3fn).float() * scale).half()
+
+    change_tensors(checkpoint, multiply_out)
+    texts = []
+    for folder in (fp8_checkpoint, checkpoint):
+        engine = standin_engines.build(standin, folder, tmp_path / f"{folder.name}-engine")
+        executor = standin_engines.open_executor(standin, engine)
+        answers = standin_engines.drain(executor, standin_engines.asker(standin)(length=24))
+        texts.append(standin_engines.tokens(answers[1]))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("standin", "warns"), [("1.1.0", False), ("1.2.1", True)], indirect=["standin"]
+)
+def test_releases_from_1_2_on_call_the_workflow_deprecated(
+    standin: Standin, tiny_checkpoint: Path, warns: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build(standin, tiny_checkpoint)
+    texts = [str(w.message) for w in caught if issubclass(w.category, FutureWarning)]
+    for caller in ("LLaMAForCausalLM.from_checkpoint", "builder.build()"):
+        assert any(f"DEPRECATION WARNING: {caller}" in text for text in texts) == warns
 
 
 @pytest.mark.usefixtures("standin")
