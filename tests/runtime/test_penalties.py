@@ -27,7 +27,7 @@ from tests.support.encoder_decoders import folder, generate
 from tests.support.encoder_decoders import load as load_encoder_decoder
 from tests.support.examples import examples
 from tests.support.real_models import generated, open_llm, prompts_for
-from tests.support.sampled import COUNT, distance, floor, sampled_texts
+from tests.support.sampled import COUNT, distance, floor, law, sampled_texts
 from tests.support.toys import hash_scores, request, run, tokens_of, toy_executor
 from trtla import LLM, LookaheadConfig, SamplingParams
 from trtla.errors import UsageError
@@ -240,20 +240,9 @@ def test_rejection_keeps_the_law_of_a_penalised_target():
     counts, totals = sampled_texts(target, hash_scores(5, 2), 5, 3, chosen, **bias)
     assert all(len(set(text)) == 3 for text in counts)
     assert totals.drafted > 0
-    expected = law_without_repeats(0.05)
+    again = lambda text: [0.01 * token - 2.0 * (token in text[2:]) for token in range(5)]  # noqa: E731
+    expected = law(again, [1, 0], 3, SamplingParams(temperature=0.05))
     assert distance(counts, expected, COUNT) < 2 * floor(expected, COUNT)
-
-
-def law_without_repeats(heat):
-    texts = {(): 1.0}
-    for _ in range(3):
-        longer = {}
-        for text, mass in texts.items():
-            row = torch.tensor([0.01 * t - 2.0 * (t in text) for t in range(5)]).double()
-            for token, share in enumerate((row / heat).softmax(0).tolist()):
-                longer[(*text, token)] = mass * share
-        texts = longer
-    return texts
 
 
 def test_a_row_sampler_and_pytorch_choose_alike():

@@ -11,27 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.draft_models import DRAFT, decode
-from tests.support.sampled import CHOSEN, COUNT, distance, floor, sampled_texts
+from tests.support.sampled import CHOSEN, COUNT, distance, floor, law, sampled_texts
 from tests.support.toys import greedy_scores, hash_rule, hash_scores, plain, request
 from trtla.runtime.sampling import accept as rejection
 from trtla.runtime.sampling.accept import keeps, residual
-from trtla.runtime.sampling.draw import probabilities
 from trtla.settings.drafting import DrafterSettings
 from trtla.settings.sampling import SamplingParams
-
-
-def law(scores, prompt, length, params):
-    """The exact distribution of the next tokens."""
-    texts = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for text, mass in texts.items():
-            row = torch.tensor([scores([*prompt, *text])], dtype=torch.float64)
-            for token, share in enumerate(probabilities(row, params)[0].tolist()):
-                if share:
-                    longer[(*text, token)] = mass * share
-        texts = longer
-    return texts
 
 
 def compared(counts, target, sampling):

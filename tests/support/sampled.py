@@ -9,10 +9,25 @@ import torch
 from tests.support.draft_models import DRAFT, decode
 from tests.support.examples import examples
 from tests.support.toys import request
+from trtla.runtime.sampling.draw import probabilities
 from trtla.settings.drafting import DrafterSettings
 
 CHOSEN = DrafterSettings(DRAFT, gamma=3, rejection=True)
 COUNT = max(500, examples(1000).max_examples)
+
+
+def law(scores, prompt, length, params):
+    """The exact distribution of the next tokens."""
+    texts = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, mass in texts.items():
+            row = torch.tensor([scores([*prompt, *text])], dtype=torch.float64)
+            for token, share in enumerate(probabilities(row, params)[0].tolist()):
+                if share:
+                    longer[(*text, token)] = mass * share
+        texts = longer
+    return texts
 
 
 def distance(counts, expected, count):
