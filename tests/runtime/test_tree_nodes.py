@@ -128,42 +128,34 @@ def test_the_least_recently_used_texts_go():
     assert shared.texts() == [tuple(range(61, 99))]
 
 
-def test_kept_texts_stay_whatever_outputs_come():
-    """Of the room the outputs have what these leave, and a quarter at least."""
+def runs(*bounds):
+    return [tuple(range(start, stop)) for start, stop in bounds]
+
+
+CORPUS = runs((0, 300), (1000, 1090), (1200, 1210))
+WHOLE = runs(*((start, start + 4) for start in range(0, 400, 4)))
+MANY = runs(*((start, start + 30) for start in range(300, 900, 30)))
+
+
+@pytest.mark.parametrize(
+    ("corpus", "outputs", "left"),
+    [
+        (CORPUS, MANY, [*CORPUS, *runs((827, 840)), *MANY[-2:]]),
+        (CORPUS, [*MANY, *runs((1500, 1999))], [*CORPUS, *runs((1899, 1999))]),
+        (WHOLE, runs((7, 10)), [*WHOLE, *runs((7, 10))]),
+        ([], runs((0, 10), (100, 480)), runs((0, 10), (100, 480))),
+        ([], runs((0, 10), (100, 480), (500, 550)), runs((231, 480), (500, 550))),
+        (runs((0, 10), (1000, 1395)), [], runs((5, 10), (1000, 1395))),
+    ],
+    ids=["many-outputs", "long-output", "whole-room", "fits", "end-of-output", "end-of-corpus"],
+)
+def test_kept_texts_stay_and_outputs_have_what_these_leave_and_a_quarter(corpus, outputs, left):
     shared = SharedTrees(2000, 400)
-    corpus = [tuple(range(300)), tuple(range(1000, 1090)), tuple(range(1200, 1210))]
     for text in corpus:
         shared.add_text(text, kept=True)
-    for start in range(300, 900, 30):
-        shared.add_text(range(start, start + 30))
-        texts = shared.texts()
-        assert texts[:3] == corpus
-        assert texts[-1] == tuple(range(start, start + 30))
-        assert sum(map(len, texts[3:])) <= 100
-    shared.add_text(range(1500, 1999))
-    assert shared.texts() == [*corpus, tuple(range(1899, 1999))]
-
-
-def test_a_corpus_as_large_as_the_room_stays_whole():
-    shared = SharedTrees(2000, 400)
-    texts = [tuple(range(start, start + 4)) for start in range(0, 400, 4)]
-    for text in texts:
-        shared.add_text(text, kept=True)
-    shared.add_text([7, 8, 9])
-    assert shared.texts() == [*texts, (7, 8, 9)]
-
-
-def test_of_a_text_that_does_not_fit_the_end_stays():
-    shared = SharedTrees(2000, 400)
-    shared.add_text(range(10))
-    shared.add_text(range(100, 480))
-    assert shared.texts() == [tuple(range(10)), tuple(range(100, 480))]
-    shared.add_text(range(500, 550))
-    assert shared.texts() == [tuple(range(231, 480)), tuple(range(500, 550))]
-    shared = SharedTrees(2000, 400)
-    shared.add_text(range(10), kept=True)
-    shared.add_text(range(1000, 1395), kept=True)
-    assert shared.texts() == [tuple(range(5, 10)), tuple(range(1000, 1395))]
+    for text in outputs:
+        shared.add_text(text)
+    assert shared.texts() == left
 
 
 def children_of(shared, text):
