@@ -19,7 +19,15 @@ import torch
 
 import trtla
 from tests.support.interrupts import Lines, once_each
-from tests.support.torn import PROMPTS, Opened, Threads, expected, rest
+from tests.support.torn import (
+    PROMPTS,
+    Opened,
+    Threads,
+    expected,
+    interrupt,
+    on_alarm,
+    rest,
+)
 from trtla import LLM, LookaheadConfig, SamplingParams, TrtlaError
 from trtla.llm import answer, engine_thread, llm
 from trtla.runtime.request import DraftRecorder
@@ -92,15 +100,8 @@ def test_threads_wake_each_other_when_they_have_read_enough(monkeypatch, expecte
 def test_a_stream_that_dies_within_a_step_changes_nothing_there(monkeypatch, expected) -> None:
     """The garbage collector runs finalisers anywhere, also in the thread that steps."""
     opened = Opened(monkeypatch)
-    forward, left = opened.executor._stepper.forward, []
-
-    def collecting(feeds):
-        if left:
-            left.clear()
-            gc.collect()
-        return forward(feeds)
-
-    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", collecting))
+    left = []
+    opened.before_forwards(lambda: left and (left.clear(), gc.collect()))
     for _ in range(6):
         dying = [opened.stream("broken", NO_DRAFTER)]
         next(dying[0])
@@ -137,53 +138,51 @@ def test_closing_ends_streams_of_other_threads_with_an_error() -> None:
     llm.close()
 
 
-def test_closing_does_not_wait_for_the_end_of_a_call(monkeypatch) -> None:
-    """The forward it is in is the last one."""
-    opened, threads, inside, go = Opened(monkeypatch), Threads(), threading.Event(), []
-    forward = opened.executor._stepper.forward
+USES = {
+    "stream": lambda opened: rest(opened.stream("broken", NO_DRAFTER), []),
+    "call": lambda opened: opened.llm.log_probs([1] * 60, [1] * 60),
+}
+"""Of several forwards each."""
 
-    def slow(feeds):
-        inside.set()
-        go.append(time.sleep(0.1))
-        return forward(feeds)
 
-    def score():
+def cut_off(opened: Opened, use: str, before: Callable[[], object]) -> Threads:
+    """A thread in a forward of a use that the closing of the model ends."""
+    threads, inside = Threads(), threading.Event()
+
+    def work() -> None:
         with pytest.raises(TrtlaError, match="the model is closed"):
-            opened.llm.log_probs([1] * 60, [1] * 60)
+            USES[use](opened)
 
-    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
-    threads.start(score)
+    opened.before_forwards(lambda: (inside.set(), before()))
+    threads.start(work)
     assert inside.wait(60)
+    return threads
+
+
+@pytest.mark.parametrize("use", USES)
+def test_closing_does_not_wait_for_the_end_of_what_runs(monkeypatch, use) -> None:
+    """The forward it is in is the last one."""
+    opened, forwards = Opened(monkeypatch), list[None]()
+    threads = cut_off(opened, use, lambda: forwards.append(time.sleep(0.1)))
     opened.llm.close()
     threads.join()
-    assert len(go) == 1
+    assert len(forwards) == 1
 
 
-def test_an_interrupted_block_leaves_closing_to_the_thread(monkeypatch) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_an_interrupted_block_leaves_closing_to_the_thread(monkeypatch, use) -> None:
     """A forward that takes long is not waited for; after it the executor is closed all the same."""
-    opened, threads = Opened(monkeypatch), Threads()
-    inside, go, closed = (threading.Event() for _ in range(3))
-    forward = opened.executor._stepper.forward
-
-    def slow(feeds):
-        inside.set()
-        assert go.wait(60)
-        return forward(feeds)
-
-    def score():
-        with pytest.raises(TrtlaError, match="the model is closed"):
-            opened.llm.log_probs([1] * 60, [1] * 60)
-
-    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
+    opened, go, closed = Opened(monkeypatch), threading.Event(), threading.Event()
     monkeypatch.setattr(opened.executor, "close", closed.set)
-    threads.start(score)
-    assert inside.wait(60)
+    threads = cut_off(opened, use, lambda: go.wait(60))
     with suppress(KeyboardInterrupt), opened.llm:
         raise KeyboardInterrupt
     assert not closed.is_set()
     go.set()
     assert closed.wait(60)
     threads.join()
+    opened.llm.close()
+    assert not opened.llm.executor._thread.is_alive()
 
 
 def test_a_finaliser_closes_a_model_within_its_own_step(monkeypatch, expected) -> None:
@@ -371,13 +370,8 @@ def test_an_interrupt_at_any_line_harms_no_other_stream(monkeypatch, expected, f
 
 def test_interrupts_at_random_times_harm_no_other_stream(monkeypatch, expected):
     """By a signal, as Ctrl-C comes."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before, dice = signal.signal(signal.SIGALRM, interrupt), random.Random(7)
-    try:
-        opened = Opened(monkeypatch)
+    opened, dice = Opened(monkeypatch), random.Random(7)
+    with on_alarm(interrupt):
         for _ in range(40):
             others = {name: opened.stream(name) for name in ("other", "third")}
             got = {name: list(next(stream).token_ids) for name, stream in others.items()}
@@ -388,52 +382,19 @@ def test_interrupts_at_random_times_harm_no_other_stream(monkeypatch, expected):
             for name, stream in others.items():
                 assert rest(stream, got[name]).output_ids == tuple(got[name]) == expected[name]
             opened.settled(sum(map(len, got.values())))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
-def test_an_interrupted_block_does_not_wait_for_a_long_forward(monkeypatch) -> None:
-    opened, go = Opened(monkeypatch), threading.Event()
-    opened.failing(lambda _: go.wait(60))
-    opened.llm.executor.submit([opened.llm.request([1], SamplingParams(3), "one")], print)
-    with pytest.raises(KeyboardInterrupt), opened.llm:
-        raise KeyboardInterrupt
-    go.set()
-    opened.llm.close()
-    assert not opened.llm.executor._thread.is_alive()
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda opened: rest(opened.stream("broken", NO_DRAFTER), []),
-        lambda opened: opened.llm.log_probs([1] * 60, [1] * 60),
-    ],
-    ids=["stream", "call"],
-)
-def test_an_interrupt_is_raised_at_once_and_ends_what_was_waited_for(monkeypatch, wait) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_an_interrupt_is_raised_at_once_and_ends_what_was_waited_for(monkeypatch, use) -> None:
     """However long a forward takes; no other follows it."""
-    opened, inside, go, late = Opened(monkeypatch), threading.Event(), threading.Event(), []
-    forward = opened.executor._stepper.forward
-
-    def slow(feeds):
-        inside.set()
-        late.append(go.wait(60))
-        return forward(feeds)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    opened.llm.executor.call(lambda executor: setattr(executor._stepper, "forward", slow))
-    before, threads = signal.signal(signal.SIGALRM, interrupt), Threads()
+    opened, threads, late = Opened(monkeypatch), Threads(), list[bool]()
+    inside, go = threading.Event(), threading.Event()
+    opened.before_forwards(lambda: (inside.set(), late.append(go.wait(60))))
     threads.start(lambda: inside.wait(60) and signal.setitimer(signal.ITIMER_REAL, 0.01))
-    try:
+    with on_alarm(interrupt):
         with pytest.raises(KeyboardInterrupt):
-            wait(opened)
+            USES[use](opened)
         assert not late, "it waited for the forward"
-    finally:
-        signal.signal(signal.SIGALRM, before)
     threads.join()
     go.set()
     opened.llm.stats()
@@ -445,16 +406,13 @@ def test_a_signal_handler_may_use_the_model_while_its_thread_waits(monkeypatch, 
     opened, got = Opened(monkeypatch), list[tuple[int, ...]]()
     go = held(opened)
 
-    def handle(*_: object) -> None:
+    def handle() -> None:
         go.set()
         got.append(rest(opened.stream("other"), []).output_ids)
 
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
+    with on_alarm(handle):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         opened.llm.executor.call(lambda _: got.append(()))
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert sorted(got) == [(), expected["other"]]
     opened.settled()
 

@@ -86,7 +86,6 @@ def torn_run(opened, expected, lines):
 
 
 @pytest.mark.deep(first=3)
-@pytest.mark.deep(first=3)
 @pytest.mark.parametrize(
     ("part", "ahead"), [*((part, False) for part in STATE), ("executor", True), ("step", True)]
 )
@@ -192,10 +191,7 @@ def test_a_step_that_fails_is_done_again(monkeypatch, expected, error):
     other, broken, got, read = opened.stream("other"), opened.stream("broken"), [], []
     got += next(other).token_ids
 
-    def fail(feeds):
-        raise error
-
-    opened.failing(fail, 2)
+    opened.failing(error, 2)
     assert rest(broken, read).output_ids == tuple(read) == expected["broken"]
     assert rest(other, got).output_ids == tuple(got) == expected["other"]
     opened.settled(len(got) + len(read))
@@ -207,10 +203,7 @@ def test_steps_that_fail_one_after_another_are_raised_in_every_stream(monkeypatc
     long = SamplingParams(40)
     streams = [opened.llm.stream([[1, 2]], long, drafter=NO_DRAFTER) for _ in range(3)]
 
-    def fail(feeds):
-        raise RuntimeError("out of order")
-
-    opened.failing(fail, 3)
+    opened.failing(RuntimeError("out of order"), 3)
     with pytest.raises(RuntimeError, match="out of order"):
         rest(streams[0], [])
     assert list(streams[0]) == []

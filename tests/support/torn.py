@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,18 +54,29 @@ class Opened:
     def stream(self, name, drafter=CHAIN, triple=None):
         return self.llm.stream([PROMPTS[name]], SAMPLING[name], triple, drafter=drafter)
 
-    def failing(self, fail, times=1 << 30):
-        """From now on so many forwards are this instead."""
-        forward, left = self.executor._stepper.forward, [times]
+    def before_forwards(self, work):
+        """From now on this is done first in every forward."""
+        forward = self.executor._stepper.forward
 
         def instead(feeds):
-            left[0] -= 1
-            return fail(feeds) if left[0] >= 0 else forward(feeds)
+            work()
+            return forward(feeds)
 
         def put(executor):
             executor._stepper.forward = instead
 
         self.llm.executor.call(put)
+
+    def failing(self, error, times):
+        """From now on so many forwards raise this."""
+        left = [times]
+
+        def fail():
+            left[0] -= 1
+            if left[0] >= 0:
+                raise error
+
+        self.before_forwards(fail)
 
     def settled(self, count=0):
         """Nothing is left of any request, and the next one is served."""
@@ -77,6 +90,21 @@ class Opened:
             assert pool.num_free == pool.num_blocks
         assert self.executor._scheduler.num_running == 0
         assert self.llm.stats().new_tokens >= count + 2
+
+
+@contextmanager
+def on_alarm(handle):
+    """SIGALRM calls this meanwhile."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handle())
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 def rest(stream, got):
