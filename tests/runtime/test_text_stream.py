@@ -111,14 +111,34 @@ def test_whole_characters_come_at_once(kind, data):
     assert sent == kind.decode(ids) or ids[-1] in kind.byte_tokens
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 7])
-def test_a_run_of_bytes_that_is_cut_reads_the_same_in_all_steps(tiny_llama, step):
-    kind = codec("byte_fallback", tiny_llama)
-    ids = kind.encode("🦙🦙")[1:-2]
-    prompt = kind.encode("a")
-    stream = TextStream(kind.decode, prompt, (), kind.byte_tokens)
-    pieces = [stream.push(ids[at : at + step]) for at in range(0, len(ids), step)]
-    assert "".join([*pieces, stream.push([], last=True)]) == BROKEN * 6
+def cut_texts(kind):
+    """Prompt, output, stop strings, and the text that is meant: what `output_text` is held to."""
+    encode = kind.encode
+    if kind.byte_tokens:
+        yield encode("a"), encode("🦙🦙")[1:-2], (), BROKEN * 6
+        spaced = encode("a ab end")
+        yield from ((spaced[:n], spaced[n:], (), None) for n in range(1, len(spaced)))
+    else:
+        yield [], encode("a:\n"), ["\n"], "a:"
+        yield [], encode("日")[:1], (), BROKEN
+    whole = encode("the 🦙")
+    for cut in (1, 2):  # none of the output is lost where the prompt ends inside a character
+        yield whole[:-cut], [*whole[-cut:], *encode("日本ab.")], (), "🦙日本ab."
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 99])
+@pytest.mark.parametrize("name", ["shipped", *MAKERS])
+def test_texts_that_are_cut_inside_of_runs_words_and_characters(tiny_llama, name, step):
+    kind = codec(name, tiny_llama)
+    for prompt, ids, stop, text in cut_texts(kind):
+        stream = TextStream(kind.decode, prompt, stop, kind.byte_tokens)
+        pieces = [stream.push(ids[at : at + step]) for at in range(0, len(ids), step)]
+        got = "".join([*pieces, stream.push([], last=True)])
+        assert got == output_text(kind, prompt, ids, stop)
+        if text is None:
+            assert kind.decode(prompt) + got == "a ab end"
+        else:
+            assert got.replace(" ", "") == text
 
 
 def test_a_stop_in_a_run_of_bytes_is_seen_at_its_token(tiny_llama):
@@ -128,39 +148,6 @@ def test_a_stop_in_a_run_of_bytes_is_seen_at_its_token(tiny_llama):
         partial(TextStream, kind.decode, kind.encode("a"), ["\n"], kind.byte_tokens)
     )
     assert [n for n in range(1, 12) if check(ids[:n])][:1] == [9]
-
-
-def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_output(tiny_llama):
-    for name in ("byte_level", "byte_fallback", "shipped"):
-        kind = codec(name, tiny_llama)
-        whole, rest = kind.encode("the 🦙"), kind.encode("日本ab.")
-        for cut in range(1, 3):
-            stream = TextStream(kind.decode, whole[:-cut], (), kind.byte_tokens)
-            text = stream.push([*whole[-cut:], *rest]) + stream.push([], last=True)
-            assert text.replace(" ", "") == "🦙日本ab.", name
-
-
-def test_a_stop_inside_an_accepted_token_is_cut_before_the_text_is_sent(tiny_llama):
-    kind = codec("byte_level", tiny_llama)
-    colon = kind.encode("a:\n")
-    stream = TextStream(kind.decode, [], ["\n"], kind.byte_tokens)
-    assert stream.push(colon) == "a:"
-    assert stream.push([], last=True) == ""
-
-
-def test_unfinished_characters_come_out_at_the_end(tiny_llama):
-    kind = codec("byte_level", tiny_llama)
-    stream = TextStream(kind.decode, [], ())
-    assert stream.push(kind.encode("日")[:1]) == ""
-    assert stream.push([], last=True) == BROKEN
-
-
-def test_the_first_piece_keeps_its_space(tiny_llama):
-    kind = codec("byte_fallback", tiny_llama)
-    ids = kind.encode("a ab end")
-    for cut in range(1, len(ids)):
-        stream = TextStream(kind.decode, ids[:cut], (), kind.byte_tokens)
-        assert kind.decode(ids[:cut]) + stream.push(ids[cut:], last=True) == "a ab end"
 
 
 def test_the_stop_check_looks_at_the_output_only(tiny_llama):
