@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.models import Variant, make_model, save_model
 from tests.support.real_models import tiny_model
 from tests.support.toys import (
     greedy_scores,
@@ -140,17 +141,21 @@ def test_a_broken_draft_model_says_nothing_of_entropy():
     assert entropies(torch.tensor([[NAN, 1.0], [0.0, 0.0]]), [1.0, 0.0])[0] == 0.0
 
 
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory):
-    """A model with one NaN in its last norm."""
-    from tests.support.models import Variant, make_model, save_model
-
-    variant = Variant("broken", {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128})
-    model, folder = make_model(variant), tmp_path_factory.mktemp("broken")
-    with torch.no_grad():
-        model.model.norm.weight[3] = NAN
+def saved(folder, broken):
+    """A small model; broken: with one NaN in its last norm."""
+    keys = {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128}
+    variant = Variant("broken" if broken else "sound", keys)
+    model = make_model(variant)
+    if broken:
+        with torch.no_grad():
+            model.model.norm.weight[3] = NAN
     save_model(model, variant, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("broken"), True)
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
@@ -159,18 +164,19 @@ def test_broken_weights_are_an_error_and_not_a_text(broken, monkeypatch, compile
     monkeypatch.setenv("TRTLA_COMPILED", compiled)
     sampling = SamplingParams(max_output_len=8, temperature=temperature)
     with LLM(broken, lookahead=LookaheadConfig(3, 3, 3)) as llm:
-        with pytest.raises(TrtlaError, match="prompt 0: the model's logits for output token 0"):
-            llm.generate([[1, 2, 3]], sampling)
-        with pytest.raises(TrtlaError, match="prompt 0: the model's logits"):
-            llm.generate([[1, 2, 3]], sampling)  # the executor goes on
+        for name, use in (
+            ("prompt 0", lambda: llm.generate([[1, 2, 3]], sampling)),
+            ("prompt 0", lambda: llm.generate([[1, 2, 3]], sampling)),  # the executor goes on
+            ("line 3", lambda: llm.beam_search([1, 2, 3], name="line 3")),
+            ("the prompt", lambda: llm.log_probs([1, 2, 3], [4, 5])),
+        ):
+            with pytest.raises(TrtlaError, match=f"{name}: the model's logits for output token 0"):
+                use()
 
 
 @pytest.mark.parametrize("drafter", ["draft", "egag"])
 def test_a_broken_draft_model_drafts_nothing(broken, tmp_path, drafter):
-    from tests.support.models import Variant, make_model, save_model
-
-    variant = Variant("sound", {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128})
-    save_model(make_model(variant), variant, tmp_path)
+    saved(tmp_path, False)
     settings = DrafterSettings((f"draft:{broken}",), egag=drafter == "egag")
     sampling = SamplingParams(max_output_len=12)
     with LLM(tmp_path, drafter=settings, dtype="float32") as llm:
@@ -195,36 +201,29 @@ def no_answer_at(forward_number, row):
     return forward, cache
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize(("forwards", "place"), [(1, 0), (2, 1), (4, 3)])
-def test_a_beam_search_without_an_answer_is_an_error(bad, forwards, place):
-    forward, cache = no_answer_at(forwards, bad)
-    said = f"line 2: the model's logits for output token {place} are not finite"
-    with (
-        pytest.raises(TrtlaError, match=said),
-        CachedBeams(forward, cache, replace(request((3, 1, 4), 8), name="line 2"), 3, 64) as target,
-    ):
-        beam_search(target, BeamSettings(3), 8, frozenset())
-    assert cache.pool.num_free == 16
+def best_beams(forward, cache, asked):
+    with CachedBeams(forward, cache, asked, 3, 64) as target:
+        return beam_search(target, BeamSettings(3), 8, frozenset())
+
+
+def log_probs(forward, cache, asked):
+    return text_log_probs(forward, cache, asked, [1, 5] * 20, 64)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize(("forwards", "place"), [(1, 0), (2, 1), (3, 33)])
-def test_log_probs_without_an_answer_are_an_error(bad, forwards, place):
+@pytest.mark.parametrize(
+    ("use", "forwards", "place"),
+    [
+        (best_beams, 1, 0), (best_beams, 2, 1), (best_beams, 4, 3),
+        (log_probs, 1, 0), (log_probs, 2, 1), (log_probs, 3, 33),
+    ],
+)  # fmt: skip
+def test_beams_and_log_probs_without_an_answer_are_an_error(use, bad, forwards, place):
     forward, cache = no_answer_at(forwards, bad)
     said = f"line 2: the model's logits for output token {place} are not finite"
-    named = replace(request((3, 1, 4), 1), name="line 2")
     with pytest.raises(TrtlaError, match=said):
-        text_log_probs(forward, cache, named, [1, 5] * 20, 64)
+        use(forward, cache, replace(request((3, 1, 4), 8), name="line 2"))
     assert cache.pool.num_free == 16
-
-
-def test_broken_weights_are_an_error_in_beams_and_log_probs(broken):
-    with LLM(broken, lookahead=LookaheadConfig(3, 3, 3)) as llm:
-        with pytest.raises(TrtlaError, match="line 3: the model's logits for output token 0"):
-            llm.beam_search([1, 2, 3], name="line 3")
-        with pytest.raises(TrtlaError, match="the prompt: the model's logits for output token 0"):
-            llm.log_probs([1, 2, 3], [4, 5])
 
 
 def test_a_hidden_token_has_no_probability_and_is_no_error():
@@ -239,7 +238,6 @@ def test_a_hidden_token_has_no_probability_and_is_no_error():
     assert found[1] == -INF
     assert -INF < found[0] < 0.0
     assert -INF < found[2] < 0.0
-    with CachedBeams(forward, cache, request((3, 1, 4), 8), 3, 64) as target:
-        beams = beam_search(target, BeamSettings(3), 8, frozenset())
+    beams = best_beams(forward, cache, request((3, 1, 4), 8))
     assert len(beams) == 3
     assert all(5 not in beam.tokens for beam in beams)
