@@ -58,34 +58,41 @@ def answers(executor, drafter, adaptive, privates, first_id=0, space=0):
     return drafts, [outputs[one.request_id][-1].stats for one in asked]
 
 
-@pytest.mark.usefixtures("_kinds")
-@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
-def test_after_a_private_request_others_draft_as_if_it_had_never_been(drafter, adaptive):
-    alone, _ = answers(opened(), drafter, adaptive, [False])
-    executor = opened()
-    answers(executor, drafter, adaptive, [True])
-    assert executor.kept_texts() == []
-    assert executor._cache.pool._kept._by_block == {}
-    after, (stats,) = answers(executor, drafter, adaptive, [False], 1)
-    assert after == alone
-    assert stats.reused_tokens == 0
-    again, (stats,) = answers(executor, drafter, adaptive, [False], 2)
-    assert again != alone  # a request that is not private does serve the next one
-    assert stats.reused_tokens == 64
+PRIVATE, SHARED, OWN, OTHER = (True, 0), (False, 0), (False, -1), (False, -2)
+"""Requests, by whether they are private and their space."""
 
 
 @pytest.mark.usefixtures("_kinds")
 @pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
-def test_a_private_request_drafts_as_if_there_were_no_others(drafter, adaptive):
+@pytest.mark.parametrize(
+    ("before", "after", "shares"),
+    [
+        (PRIVATE, SHARED, False),
+        (SHARED, SHARED, True),
+        (SHARED, PRIVATE, False),
+        (OWN, SHARED, False),
+        (OWN, OTHER, False),
+        (OWN, (True, -1), False),
+        (OWN, OWN, True),
+    ],
+)
+def test_requests_share_with_those_of_their_space_that_are_not_private(
+    drafter, adaptive, before, after, shares
+):
+    """Else they draft as if there had been no other."""
     alone, _ = answers(opened(), drafter, adaptive, [False])
-    executor = opened()
-    executor.add_texts([plain(RULE, PROMPT, COUNT)])
-    answers(executor, drafter, adaptive, [False])
+    executor, (private, space) = opened(), before
+    if after == PRIVATE:
+        executor.add_texts([plain(RULE, PROMPT, COUNT)])
+    answers(executor, drafter, adaptive, [private], 0, space)
     kept = executor.kept_texts()
-    found, (stats,) = answers(executor, drafter, adaptive, [True], 1)
-    assert found == alone
-    assert stats.reused_tokens == 0
-    assert executor.kept_texts() == kept
+    assert before == SHARED or kept == []
+    if private:
+        assert executor._cache.pool._kept._by_block == {}
+    found, (stats,) = answers(executor, drafter, adaptive, [after[0]], 1, after[1])
+    assert (found == alone, stats.reused_tokens) == ((False, 64) if shares else (True, 0))
+    if after == PRIVATE:
+        assert executor.kept_texts() == kept
 
 
 @pytest.mark.usefixtures("_kinds")
@@ -130,25 +137,6 @@ def test_an_executor_that_shares_blocks_of_all_prompts_refuses_private_ones():
     with pytest.raises(UsageError, match="request 0 is private") as refusal:
         limits.check(replace(request(PROMPT, 3), private=True))
     assert "--kv-cache-enable-block-reuse" in (refusal.value.hint or "")
-
-
-@pytest.mark.usefixtures("_kinds")
-@pytest.mark.parametrize(("drafter", "adaptive"), DRAFTERS)
-def test_requests_share_with_those_of_their_space_alone(drafter, adaptive):
-    alone, _ = answers(opened(), drafter, adaptive, [False])
-    executor = opened()
-    answers(executor, drafter, adaptive, [False], 0, -1)
-    assert executor.kept_texts() == []
-    for number, other in ((1, 0), (2, -2)):
-        found, (stats,) = answers(executor, drafter, adaptive, [False], number, other)
-        assert found == alone
-        assert stats.reused_tokens == 0
-    own, (stats,) = answers(executor, drafter, adaptive, [False], 3, -1)
-    assert own != alone
-    assert stats.reused_tokens == 64
-    found, (stats,) = answers(executor, drafter, adaptive, [True], 4, -1)
-    assert found == alone
-    assert stats.reused_tokens == 0
 
 
 @pytest.mark.usefixtures("_kinds")

@@ -272,41 +272,32 @@ def is_batch(value):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_graphs_that_find_no_memory_are_missing_alone(caplog, before):
+@pytest.mark.parametrize(
+    ("most", "tokens", "steps"),
+    [
+        (8, {1, 2, 4, 8}, (((8, 8, 1), 17), ((8,), 8), ((3,), 4), ((8, 1), 9))),
+        (0, set(), (((3,), 3),)),
+    ],
+)
+def test_graphs_that_find_no_memory_are_missing_alone(caplog, before, most, tokens, steps):
     tries = []
-    runner, calls = counting_runner(short_of_memory(8, tries, before), batch=4)
+    runner, calls = counting_runner(short_of_memory(most, tries, before))
     runner.capture_all()
     assert tries == sorted(tries, reverse=True)
     assert tries[0] == 32
-    assert {one.tokens for one in runner.captured} == {1, 2, 4, 8}
+    assert {one.tokens for one in runner.captured} == tokens
     assert runner.problem is None
     assert not runner.is_complete
     [line] = caplog.messages
-    assert "more than 8 tokens" in line
+    assert f"more than {most} tokens" in line
     calls.clear()
     tries.clear()
-    for sizes, fed in (((8, 8, 1), 17), ((8,), 8), ((3,), 4), ((8, 1), 9)):
+    for sizes, fed in steps:
         assert len(runner(feeds_of(*sizes)).logits) == sum(sizes)
         assert calls.pop() == fed
     assert tries == []
-
-
-def test_what_graphs_leave_their_logits_in_is_as_large_as_the_largest_graph():
-    runner, _ = counting_runner(short_of_memory(8, []), batch=4)
-    runner.capture_all()
-    runner(feeds_of(1))
-    assert len(runner._logits) == 8
-
-
-def test_no_graph_at_all_for_want_of_memory_leaves_the_kernels(caplog):
-    runner, calls = counting_runner(short_of_memory(0, []), batch=2)
-    runner.capture_all()
-    assert runner.captured == []
-    assert runner.problem is None
-    assert "more than 0 tokens" in caplog.text
-    calls.clear()
-    assert len(runner(feeds_of(3)).logits) == 3
-    assert calls == [3]
+    if tokens:  # what graphs leave their logits in is as large as the largest one
+        assert len(runner._logits) == most
 
 
 def test_another_failure_after_one_of_memory_gives_up_all_graphs(caplog):
