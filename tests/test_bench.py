@@ -223,11 +223,20 @@ def test_spec_bench_lines_are_read_as_they_are(tmp_path: Path) -> None:
     assert math.texts == ("1 + 1?",)
 
 
+def test_lines_need_no_category(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"category": "c", "text": "two"}\n')
+    (tmp_path / "b.txt").write_text("three\n\nfour\r\n")
+    found = load_sets([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")], (), 10)
+    assert [(one.category, one.texts) for one in found] == [
+        ("prompts", ("one", "three", "four")),
+        ("c", ("two",)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("", "holds no prompts"),
-        ('{"text": "a"}\n', "category"),
         ('{"category": "c"}\n', 'line 1 of .*needs either "text" or "turns"'),
         ('{"category": "c", "turns": []}\n', "empty prompt"),
         ('{"category": "c", "text": "a"}\nno\n', "line 2"),

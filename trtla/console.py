@@ -173,8 +173,8 @@ class _Bar:
     def update(self, done: int, total: int) -> None:
         if self._live is None:
             self._live = self._started()
-        told = {"completed": done, "total": total, "more": self._more()}
-        self._live.update(self._live.task_ids[0], **told)
+        fields = {"completed": done, "total": total, "more": self._more()}
+        self._live.update(self._live.task_ids[0], **fields)
         if done == total:
             self.close()
 

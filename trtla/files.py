@@ -90,9 +90,9 @@ def write_whole(path: Path, data: str | bytes | Iterable[bytes], *, durable: boo
 
 
 @contextmanager
-def temporary_folder(beside: Path | None = None, prefix: str = ".") -> Iterator[Path]:
+def temporary_folder(parent: Path | None = None, prefix: str = ".") -> Iterator[Path]:
     """A folder that is gone when the block ends, however it does; None: in the system's."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=beside))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
         with INTERRUPTS.undone(remove):

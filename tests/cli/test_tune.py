@@ -281,7 +281,7 @@ def test_a_dry_run_shows_the_plan_and_loads_nothing(engine, prompts, tmp_path):
         (("--budget", "0s"), ("is not a time of at least 1s",)),
         (("--batch-sizes", "1,9"), ("batch size 9 is above the 4",)),
         (("--batch-sizes", "0"), ("--batch-sizes",)),
-        (("--prompts", "poems"), ("prompts poems are not known", "code, chat")),
+        (("--prompts", "poems"), ("prompt set poems is not known", "code, chat")),
         (("--prompts", "none.jsonl"), ("none.jsonl does not exist",)),
         (("--gpu", "h100"), ("--gpu h100 plans for TensorRT-LLM", "--backend tensorrt-llm")),
         (("--write", "x.txt"), ("--write x.txt is not a .yaml file",)),

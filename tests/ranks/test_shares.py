@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from trtla.runtime.draft import Draft, NoDrafter, depths
-from trtla.runtime.ranks.steps import Shares, answering, share
+from trtla.runtime.ranks.steps import Shares, node_owners, share
 from trtla.runtime.request import Request
 from trtla.runtime.sequence import Feed, Sequence
 from trtla.settings.lookahead import AUTOREGRESSIVE
@@ -30,7 +30,7 @@ def test_all_is_shared_out_and_ancestors_come_along(parents, ranks):
         assert list(part) == sorted(set(part))
         assert part[0] == 0
         assert all(parents[node - 1] in part for node in part[1:])
-    owners = answering(parents, ranks)
+    owners = node_owners(parents, ranks)
     assert all(node in parts[owner] for node, owner in enumerate(owners))
     largest = max(map(len, parts)) - 1
     assert max(depths(parents)) <= largest <= len(parents)

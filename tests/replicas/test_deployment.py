@@ -10,10 +10,10 @@ import pytest
 from trtla import TrtlaError
 from trtla.replicas import deployment as module
 from trtla.replicas.deployment import Deployment
-from trtla.replicas.replica import Report
+from trtla.replicas.replica import ReplicaReport
 from trtla.runtime.stats import ExecutorStats
 
-REPORT = Report("one", 1, ExecutorStats())
+REPORT = ReplicaReport("one", 1, ExecutorStats())
 
 
 class Answers:
@@ -41,8 +41,8 @@ class Watched(Deployment):
         self.said: list[str] = []
         self.raised = ""
         self._log, self._least = self.said.append, 2
-        self._asked, self._heard = 0.0, 1000.0
-        self._answering, self._told = 0, ""
+        self._last_beat, self._heard = 0.0, 1000.0
+        self._alive, self._cause = 0, ""
 
     def _parts(self) -> list:
         return [SimpleNamespace(message=self.raised)]

@@ -25,7 +25,7 @@ one = Metrics(outputs=((1, 2),), time_s=1.0, steps=1, guessed=2)
 both = add([one, one])
 found = {"run": RunTotals.fill(both).document(), "api": both.reported("api"), "table": COLUMNS}
 try:
-    from trtla.serve.metrics import Metrics as Served
+    from trtla.serve.metrics import ServerMetrics as Served
 except ImportError:  # an extra
     pass
 else:

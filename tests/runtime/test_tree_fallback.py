@@ -52,7 +52,7 @@ def no_compiler(monkeypatch, tmp_path):
     """Neither a compiler nor what it made before."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native_code, "_told", set())
+    monkeypatch.setattr(native_code, "_noted", set())
     for loaded in (library._library, forward.library):
         loaded.cache_clear()
 

@@ -13,7 +13,7 @@ import yaml
 
 from trtla.api.protocol import LABELS, NEUTRAL, ChatBody, CompletionBody
 from trtla.runtime.stats import ExecutorStats
-from trtla.serve.metrics import Metrics
+from trtla.serve.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "serving.md").read_text()
@@ -36,7 +36,7 @@ def test_every_refused_field_is_there_with_what_asks_for_nothing():
 
 
 def test_the_dashboard_reads_what_there_is():
-    metrics = Metrics()
+    metrics = ServerMetrics()
     metrics.text(ExecutorStats(running=0, waiting=0, kv_cache_usage=0.0))  # all is known
     families = {f"{one.name}": one.type for one in metrics.registry.collect()}
     dashboard = json.loads((ROOT / "configs" / "serve" / "grafana.json").read_text())

@@ -93,8 +93,8 @@ def body_error(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         word = text.partition(" ")[0]
         return ApiError(400, text, word if word in _FIELDS else name, "invalid_parameter")
     rule = _RULES.get((name or "").rpartition(".")[2])
-    said = f"must be {rule}" if rule else text.removeprefix("Input ")
-    return ApiError(400, f"{name or 'the body'} {said}", name, "invalid_parameter")
+    problem = f"must be {rule}" if rule else text.removeprefix("Input ")
+    return ApiError(400, f"{name or 'the body'} {problem}", name, "invalid_parameter")
 
 
 def _unknown(name: str, last: str) -> ApiError:

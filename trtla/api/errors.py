@@ -49,8 +49,8 @@ class ApiError(Exception):
         """OpenAI's form."""
         server = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, server)
-        said = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": said}
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 def refused(error: TrtlaError, param: str | None = None) -> ApiError:

@@ -144,17 +144,17 @@ def _prompts(
     yield "messages", ids
 
 
-def check_name(asked: str | None, name: str, who: str) -> None:
+def check_name(wanted: str | None, name: str, who: str) -> None:
     """Refuse another model than the one there is.
 
     Args:
-        asked: by the request; None takes any.
+        wanted: by the request; None takes any.
         who: has the model called `name`.
     """
-    if asked not in (None, name):
+    if wanted not in (None, name):
         raise ApiError(
             404,
-            f"the model {str(asked)[:100]!r} is not here; {who} has {name!r}",
+            f"the model {str(wanted)[:100]!r} is not here; {who} has {name!r}",
             "model",
             "model_not_found",
         )
@@ -191,17 +191,17 @@ def _room(
         length, param = body.max_tokens or _COMPLETION_LEN, "prompt"
     with _naming(param):
         start, _ = llm.engine.request_ids(ids)
-    given, most = len(start), llm.limits.max_text_len
-    if given > llm.limits.max_input_len or given + (length or 1) > most:
+    prompt_len, most = len(start), llm.limits.max_text_len
+    if prompt_len > llm.limits.max_input_len or prompt_len + (length or 1) > most:
         raise ApiError(
             400,
-            f"{name} has {given} tokens and {length or 1} more are asked for, but the model "
+            f"{name} has {prompt_len} tokens and {length or 1} more are asked for, but the model "
             f"takes {llm.limits.max_input_len} of a prompt and {most} in all; shorten it, or lower "
             "max_tokens",
             param,
             "context_length_exceeded",
         )
-    return length or most - given
+    return length or most - prompt_len
 
 
 def _lookahead(llm: RequestMaker, body: Body) -> Lookahead | None:
@@ -245,8 +245,8 @@ def _expected(llm: RequestMaker, body: Body) -> tuple[int, ...] | None:
 def _message(message: Message) -> dict[str, str]:
     """A message for the template; `name` is there for templates that use it."""
     role = "system" if message.role == "developer" else message.role
-    said = {"role": role, "content": _text(message.content or "")}
-    return said if message.name is None else {**said, "name": message.name}
+    fields = {"role": role, "content": _text(message.content or "")}
+    return fields if message.name is None else {**fields, "name": message.name}
 
 
 def _text(content: Content) -> str:

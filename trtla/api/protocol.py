@@ -123,7 +123,7 @@ class Message(Strict):
         return name == "content" or super()._asks(name, value)
 
     @model_validator(mode="after")
-    def _said(self) -> Message:
+    def _check_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise ValueError("content is null; only an assistant's may be: give a text")
         return self

@@ -207,8 +207,8 @@ def parse(line: Line, first: Firsts) -> Ask:
     is_named = first[line.number] == line.number
     try:
         data = _object(line)
-        given = data.get("custom_id")
-        name = given if isinstance(given, str) else None
+        custom_id = data.get("custom_id")
+        name = custom_id if isinstance(custom_id, str) else None
         return Ask(line.number, name, _body(data, line.number, first), is_named=is_named)
     except ApiError as error:
         return Ask(line.number, name, error=error, is_named=is_named)

@@ -72,9 +72,9 @@ class Answers:
         if self._llm is None:
             return _table([_stop(self._problem)])
         try:
-            asked = list(_asks(self._share.source, places[_PLACE].tolist()))
+            requests = list(_asks(self._share.source, places[_PLACE].tolist()))
             work = Decoding(self._llm, self._share.labelling, print)
-            return _table(list(work.records(asked)))
+            return _table(list(work.records(requests)))
         except Exception as error:
             return _table([_stop(as_trtla_error(error))])
 
@@ -92,8 +92,8 @@ def _asks(source: Path, places: list[list[int]]) -> Iterator[Ask]:
 
 def _stop(problem: TrtlaError | None) -> Record:
     assert problem is not None
-    said = f"{problem.exit_code}\n{problem.message}\n{problem.hint or ''}"
-    return Record(_NO_LINE, True, 0, 0, said.encode())
+    report = f"{problem.exit_code}\n{problem.message}\n{problem.hint or ''}"
+    return Record(_NO_LINE, True, 0, 0, report.encode())
 
 
 def _table(records: list[Record]) -> Batch:

@@ -69,13 +69,13 @@ class Decoding:
         self._room = _AHEAD * llm.limits.max_batch_size
         llm.executor.log = log
 
-    def records(self, asked: Iterable[Ask]) -> Iterator[Record]:
+    def records(self, requests: Iterable[Ask]) -> Iterator[Record]:
         """The records of lines as they finish; lines are taken when there is room for them.
 
         Raises:
             Exception: whatever made steps fail, one after another.
         """
-        waiting = iter(asked)
+        waiting = iter(requests)
         try:
             more = True
             while more or self._works:
@@ -229,8 +229,8 @@ class Task:
         Raises:
             TrtlaError: the input is another one by now, the disk is full, or the model has failed.
         """
-        asked = (parse(line, self.survey.first) for line in self.left())
-        return self.kept(Decoding(llm, self.labelling, log).records(asked))
+        requests = (parse(line, self.survey.first) for line in self.left())
+        return self.kept(Decoding(llm, self.labelling, log).records(requests))
 
     def kept(self, records: Iterable[Record]) -> Iterator[Record]:
         """Put records into the journal; of a line that comes twice the first."""

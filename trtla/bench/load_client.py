@@ -41,7 +41,7 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pending = b""
         self._data: list[str] = []
         self._after_cr = False
         self._begun = False
@@ -56,7 +56,7 @@ class EventParser:
             if not received:
                 return []
         self._after_cr = received.endswith(b"\r")
-        *lines, self._rest = _LINE_END.split(self._rest + received)
+        *lines, self._pending = _LINE_END.split(self._pending + received)
         return [data for line in lines if (data := self._line(line)) is not None]
 
     def end(self) -> list[str]:

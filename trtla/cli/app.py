@@ -35,7 +35,7 @@ _FIRST = (
 )
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Lists the commands in the order they are used, not by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,7 +57,7 @@ class Group(click.Group):
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     params=switches(),
     invoke_without_command=True,  # or click makes an error of the help
     no_args_is_help=False,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
-Reader = Callable[[str], "Sequence[tuple[str, Question]]"]
-"""Given a file's name, reads category and question of each line."""
-
 SHIPPED = ("code", "chat", "summarization")
 """The sets that come with trtla."""
 _FOLDER = ASSETS / "bench"
@@ -42,12 +39,16 @@ _HUB_VERSION = "3.0.0"
 _HUB_TIMEOUT_S = 10.0
 
 
+NO_CATEGORY = "prompts"
+"""The category of lines that name none."""
+
+
 class SetLine(BaseModel):
     """One line of a prompt set, ours or Spec-Bench's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    category: str
+    category: str = NO_CATEGORY
     text: str | None = None
     turns: list[str] | None = None
     question_id: int | str | None = None
@@ -76,20 +77,17 @@ class PromptSet:
         return tuple(one.turns[0] for one in self.questions)
 
 
-def load_sets(
-    names: Sequence[str], categories: Sequence[str], limit: int, read: Reader | None = None
-) -> list[PromptSet]:
+def load_sets(names: Sequence[str], categories: Sequence[str], limit: int) -> list[PromptSet]:
     """The sets by category, in the order of the lines, at most `limit` lines each.
 
     Args:
-        names: shipped sets by name, or .jsonl files.
+        names: shipped sets by name, .jsonl files, or .txt files with a prompt a line.
         categories: those to keep; empty keeps all.
         limit: most lines of a category.
-        read: reads what is not a shipped set; None takes .jsonl files only.
     """
     found: dict[str, list[Question]] = {}
     for name in names:
-        for category, one in _lines(name) if read is None or name in SHIPPED else read(name):
+        for category, one in _lines(name):
             found.setdefault(category, []).append(one)
     _check_categories(categories, found)
     kept = [c for c in found if not categories or c in categories]
@@ -103,23 +101,24 @@ def mixed(sets: Sequence[PromptSet]) -> list[Question]:
 
 
 def _lines(name: str) -> list[tuple[str, Question]]:
+    """Category and question of each line of a shipped set or a file."""
     path = _FOLDER / f"{name}.jsonl" if name in SHIPPED else Path(name)
-    if path.suffix.lower() != ".jsonl":
+    suffix = path.suffix.lower()
+    if suffix not in (".jsonl", ".txt"):
         raise UsageError(
             f"prompt set {name} is not known",
-            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl file",
+            f"{did_you_mean(name, SHIPPED)}use {', '.join(SHIPPED)}, or a .jsonl or .txt file",
         )
-    lines = set_lines(SetLine, read_text(path), name)
+    text = read_text(path)
+    if suffix == ".txt":
+        texts = (line.rstrip("\r") for line in text.split("\n") if line.strip())
+        lines = [(NO_CATEGORY, Question((line,))) for line in texts]
+    else:
+        found = parse_jsonl(SetLine, text, name)
+        lines = [(line.category, _question(line, where)) for where, line in found]
     if not lines:
-        raise UsageError(f"{name} holds no prompts", 'write {"category", "text"} lines')
+        raise UsageError(f"{name} holds no prompts", 'write {"text": "..."} lines')
     return lines
-
-
-def set_lines(model: type[SetLine], text: str, name: str) -> list[tuple[str, Question]]:
-    """Category and question of each line of a JSONL text."""
-    return [
-        (line.category, _question(line, where)) for where, line in parse_jsonl(model, text, name)
-    ]
 
 
 def _question(line: SetLine, where: str) -> Question:

@@ -143,7 +143,7 @@ class Corpus:
         yield from found
 
     def _kept(self, path: Path, text: str) -> Iterator[Ids]:
-        first, _, rest = text.partition("\n")
+        first, _, lines = text.partition("\n")
         ((_, head),) = parse_jsonl(_Head, first, str(path))
         if head.trtla_corpus != _VERSION:
             raise UsageError(
@@ -151,7 +151,7 @@ class Corpus:
                 "write it again with --save-corpus",
             )
         self._check_vocabulary(path, head)
-        for where, line in parse_jsonl(_Tokens, rest, f"{path} after its first line"):
+        for where, line in parse_jsonl(_Tokens, lines, f"{path} after its first line"):
             if not all(0 <= token < self._vocab_size for token in line.ids):
                 raise UsageError(
                     f"{where} holds ids outside the vocabulary of {self._vocab_size}",

@@ -98,7 +98,7 @@ def prompt_ids(
     elif is_conversation(prompt):
         prompt = check_messages(prompt, name)
     else:
-        return _given_ids(prompt, name, "a text, token ids nor messages", _PROMPTS)
+        return _checked_ids(prompt, name, "a text, token ids nor messages", _PROMPTS)
     if tokenizer is None:
         kind = "a text" if isinstance(prompt, str) else "a conversation"
         raise UsageError(
@@ -126,7 +126,7 @@ def expected_ids(
     if expected is None:
         return ()
     if not isinstance(expected, str):
-        return _given_ids(expected, own, "a text nor token ids", _EXPECTED_HINT)
+        return _checked_ids(expected, own, "a text nor token ids", _EXPECTED_HINT)
     check_text(expected, own)
     if tokenizer is None:
         raise UsageError(
@@ -147,13 +147,13 @@ def prompt_text(prompt: Prompt, ids: Sequence[int], tokenizer: Tokenizer | None)
     return tokenizer.decode(ids)
 
 
-def _given_ids(given: object, name: str, kinds: str, hint: str) -> tuple[int, ...]:
-    if isinstance(given, bytes) or not isinstance(given, Sequence):
-        raise UsageError(f"{name} is {shown(given)}, neither {kinds}", hint)
-    for item in given:
+def _checked_ids(ids: object, name: str, kinds: str, hint: str) -> tuple[int, ...]:
+    if isinstance(ids, bytes) or not isinstance(ids, Sequence):
+        raise UsageError(f"{name} is {shown(ids)}, neither {kinds}", hint)
+    for item in ids:
         if not is_whole(item):
             raise UsageError(f"{name} holds {shown(item)}, which is no token id", hint)
-    return tuple(map(int, given))
+    return tuple(map(int, ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +277,9 @@ def _one_each(value: object, number: int, setting: _Setting) -> list[Any]:
     return each
 
 
-def warn_unread(given: Iterable[str]) -> None:
+def warn_unread(ids: Iterable[str]) -> None:
     """Warn of settings that only the candidate tree reads, where it does not draft."""
-    for name in given:
+    for name in ids:
         warnings.warn(
             f"{name} changes nothing here: only lookahead auto drafts from the candidate tree",
             TrtlaWarning,

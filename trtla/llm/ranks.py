@@ -27,10 +27,10 @@ def open_on_ranks(
         UsageError: the model cannot be split, or torchrun has started another number of ranks.
         TrtlaError: the ranks do not find each other.
     """
-    place, name, asked = torchrun_place(), *_asked(options)
-    if place is None and asked in (None, 1):
+    place, name, ranks = torchrun_place(), *_rank_setting(options)
+    if place is None and ranks in (None, 1):
         return open_torch_executor(engine, options, draft_engines)
-    size = asked or (place.size if place else 1)
+    size = ranks or (place.size if place else 1)
     if place is not None and place.size != size:
         raise UsageError(
             f"{name} is {size}, and torchrun has started {place.size} ranks",
@@ -47,7 +47,7 @@ def open_on_ranks(
         raise
 
 
-def _asked(options: ExecutorOptions) -> tuple[str, int | None]:
+def _rank_setting(options: ExecutorOptions) -> tuple[str, int | None]:
     """The setting that says how many ranks there are, and what it says."""
     if options.lookahead_parallel is None:
         return "tp_size", options.tp_size
@@ -91,8 +91,8 @@ def _open_started(
     threads: int,
 ) -> Executor:
     """Rank 0's executor; the other ranks are started on this machine."""
-    given = (str(engine.path), engine.in_memory_lookahead, options)
-    started = start_ranks("trtla.llm.rank", given, size, threads)
+    arguments = (str(engine.path), engine.in_memory_lookahead, options)
+    started = start_ranks("trtla.llm.rank", arguments, size, threads)
     try:
         options = on_rank(options, 0)
         device, place = resolve_device(options.device), Place(0, size, size)

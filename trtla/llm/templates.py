@@ -68,7 +68,7 @@ class TemplateProcess:
             RendererLost: the process was lost both times.
         """
         with self._lock:
-            answer = self._asked(messages) or self._asked(messages)
+            answer = self._answer(messages) or self._answer(messages)
         if answer is None:
             raise RendererLost(
                 "the process that fills in the chat template was lost, twice", "ask again later"
@@ -85,7 +85,7 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _asked(self, messages: list[Any]) -> dict[str, Any] | None:
+    def _answer(self, messages: list[Any]) -> dict[str, Any] | None:
         try:
             return self._exchange(self._started(), messages, self._most_s + _LATE_S)
         except (EOFError, OSError):

@@ -46,7 +46,7 @@ class TextStream:
         self._run: bytearray | None = None  # an open run of byte tokens behind final text
         self._in_run = bool(self._window) and self._window[-1] in self._bytes
         self._final = ""
-        self._rest = ""  # what follows the final text as long as no further token changes it
+        self._pending = ""  # what follows the final text as long as no further token changes it
         self._sent = 0
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
@@ -70,13 +70,13 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether the ids so far hold a stop string, unfinished characters included."""
-        return self._stop_at(self._final + self._rest) is not None
+        return self._stop_at(self._final + self._pending) is not None
 
     def push(self, ids: Sequence[int], *, last: bool = False) -> str:
         """Add tokens; returns the text that is now certain. With `last` all of it."""
         for token in ids:
             self._add(token)
-        text = self._final + self._rest if last else self._final
+        text = self._final + self._pending if last else self._final
         end = self._stop_at(text)
         if end is None:
             end = len(text) - (0 if last else self._held_back())
@@ -94,12 +94,12 @@ class TextStream:
             return
         self._run, self._in_run, self._shown = None, token in self._bytes, after
         # The common beginning, not the length: a character that the prompt began is the output's.
-        self._rest = after[_shared(self._known, after) :]
-        if self._in_run or not self._rest:
+        self._pending = after[_shared(self._known, after) :]
+        if self._in_run or not self._pending:
             return
         # Of what cannot be read only the last sign may become a character.
-        self._rest = after[len(after.rstrip(_BROKEN)) :][-1:]
-        final = after[: len(after) - len(self._rest)]
+        self._pending = after[len(after.rstrip(_BROKEN)) :][-1:]
+        final = after[: len(after) - len(self._pending)]
         self._final += final[_shared(self._known, final) :]
         self._known = final
         self._shorten()
@@ -110,16 +110,16 @@ class TextStream:
         False where the decoder has to say: at the beginning of a text, behind a prompt's own run.
         """
         if self._run is None:
-            if self._in_run or self._rest or not self._known:
+            if self._in_run or self._pending or not self._known:
                 return False
             self._run = bytearray()
         self._run.append(self._bytes[token])
         self._in_run = True
         try:
-            self._rest = self._run.decode()
+            self._pending = self._run.decode()
         except UnicodeDecodeError:
-            self._rest = _BROKEN * len(self._run)
-        self._shown = self._known + self._rest
+            self._pending = _BROKEN * len(self._run)
+        self._shown = self._known + self._pending
         return True
 
     def _shorten(self) -> None:
@@ -128,9 +128,9 @@ class TextStream:
             return
         window, self._cut = self._window[self._cut :], len(self._window) - _LONGEST_CHARACTER
         shown = self._decode(window)
-        if len(shown) > len(self._rest):
+        if len(shown) > len(self._pending):
             self._window, self._cut = window, len(window) - _LONGEST_CHARACTER
-            self._shown, self._known = shown, shown[: len(shown) - len(self._rest)]
+            self._shown, self._known = shown, shown[: len(shown) - len(self._pending)]
 
     def _stop_at(self, text: str) -> int | None:
         """Where the first stop string begins; it is not in what was sent."""

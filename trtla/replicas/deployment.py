@@ -18,7 +18,7 @@ from trtla.console import counted
 from trtla.errors import ReplicasLost, TrtlaError, UsageError
 from trtla.llm.llm import LLM
 from trtla.replicas.cluster import Cluster, quiet
-from trtla.replicas.replica import Opened, Replica, Report
+from trtla.replicas.replica import Opened, Replica, ReplicaReport
 
 T = TypeVar("T")
 _AHEAD = 2
@@ -74,8 +74,8 @@ class Deployment:
 
         self._cluster = cluster
         self._log, self._least = log, plan.range[0]
-        self._asked, self._heard = 0.0, time.monotonic()
-        self._answering, self._told = 0, ""
+        self._last_beat, self._heard = 0.0, time.monotonic()
+        self._alive, self._cause = 0, ""
         self.app = f"trtla-{os.getpid()}-{secrets.token_hex(4)}"
         with quiet():
             serve.start(proxy_location="Disabled", logging_config=_logging())
@@ -88,7 +88,7 @@ class Deployment:
         try:
             self._wait(ending)
             self.opened = self._opened(handle, ending)
-            self._answering = self._least
+            self._alive = self._least
         except BaseException:
             self.close()
             raise
@@ -103,9 +103,9 @@ class Deployment:
             state = "NOT_STARTED" if status is None else status.status.value
             if state == "RUNNING":
                 return
-            said = "" if status is None else " ".join(status.message.split())
+            why = "" if status is None else " ".join(status.message.split())
             if state in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise TrtlaError(f"the replicas do not start: {said[:300]}", "see Ray's own logs")
+                raise TrtlaError(f"the replicas do not start: {why[:300]}", "see Ray's own logs")
             if not wants_room and any("be scheduled" in part.message for part in self._parts()):
                 self._log("the replicas wait for room on the cluster; see ray status")
                 wants_room = True
@@ -113,10 +113,10 @@ class Deployment:
             time.sleep(_LOOK_EVERY_S)
 
     def _opened(self, handle: Any, ending: Callable[[], bool]) -> Opened:
-        asked = handle.opened.remote()
+        pending = handle.opened.remote()
         while not ending():
             try:
-                answer = asked.result(timeout_s=1.0)
+                answer = pending.result(timeout_s=1.0)
             except TimeoutError:
                 self.touch()
                 continue
@@ -132,9 +132,9 @@ class Deployment:
         Raises:
             ReplicasLost: for long none has answered, and none has come up.
         """
-        if time.monotonic() - self._asked < _BEAT_S:
+        if time.monotonic() - self._last_beat < _BEAT_S:
             return
-        self._asked = time.monotonic()
+        self._last_beat = time.monotonic()
         try:
             self._count(len(self.reports()))
             self._heard = time.monotonic()
@@ -150,15 +150,15 @@ class Deployment:
 
     def _count(self, number: int) -> None:
         """Log that replicas were lost, and why others do not come up."""
-        if number < self._answering:
-            self._log(f"{number} of {counted(self._answering, 'replica')} answer")
-        self._answering = number
+        if number < self._alive:
+            self._log(f"{number} of {counted(self._alive, 'replica')} answer")
+        self._alive = number
         if number < self._least:
-            told = [_WHY.search(part.message) for part in self._parts()]
-            why = next((found[1] for found in told if found), self._told)
-            if why != self._told:
+            causes = [_WHY.search(part.message) for part in self._parts()]
+            why = next((found[1] for found in causes if found), self._cause)
+            if why != self._cause:
                 self._log(f"a replica does not come up: {why}")
-            self._told = why
+            self._cause = why
 
     def _parts(self) -> list[Any]:
         """What Ray Serve says of the deployment; nothing where Ray itself is gone."""
@@ -178,11 +178,11 @@ class Deployment:
                 return any(part.replica_states.get("STARTING") for part in self._parts())
         return False
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ReplicaReport]:
         """What the replicas say of themselves, those that answer."""
-        asked = self.handle.broadcast("report")
-        said = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
-        found = [one for one in said if isinstance(one, Report)]
+        pending = self.handle.broadcast("report")
+        answers = pending.results(timeout_s=_REPORT_S, return_exceptions=True)
+        found = [one for one in answers if isinstance(one, ReplicaReport)]
         if not found:
             raise TrtlaError("no replica answers")
         return found

@@ -23,7 +23,7 @@ from trtla.llm.engine_thread import Event
 from trtla.llm.request_maker import RequestMaker
 from trtla.replicas.cluster import Cluster
 from trtla.replicas.deployment import Deployment, Plan, check_room
-from trtla.replicas.replica import NotOpen, Opened, Report, packed
+from trtla.replicas.replica import NotOpen, Opened, ReplicaReport, packed
 from trtla.runtime.limits import ExecutorLimits
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import ExecutorStats, RequestStats
@@ -243,7 +243,7 @@ class ReplicaEngine:
         """Of all replicas together, and what waits for them."""
         return self._asking.submit(self._stats)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ReplicaReport]:
         """What every replica says of itself, now."""
         return self._deployment.reports()
 

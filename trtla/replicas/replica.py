@@ -33,7 +33,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """What a replica says of itself while it runs."""
 
     replica: str
@@ -208,13 +208,13 @@ class Replica:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(inbox.ended.wait(), time_s)
 
-    async def report(self) -> Report:
+    async def report(self) -> ReplicaReport:
         """How it is; who asks is there, so the replica stays."""
         from ray import serve
 
         self._heard = time.monotonic()
         stats = await asyncio.wrap_future(self._engine.stats())
-        return Report(serve.get_replica_context().replica_tag, os.getpid(), stats)
+        return ReplicaReport(serve.get_replica_context().replica_tag, os.getpid(), stats)
 
     async def check_health(self) -> None:
         """Asked by Ray Serve, which puts another one in the place of a replica that raises.
@@ -235,8 +235,8 @@ class Replica:
 
     def _why(self) -> str:
         failure = self._engine.failure
-        said = f"the model is {self._engine.state}"
-        return said if failure is None else f"{said}: {plain(failure).message}"
+        state = f"the model is {self._engine.state}"
+        return state if failure is None else f"{state}: {plain(failure).message}"
 
 
 def _comes_up(app: str) -> bool:

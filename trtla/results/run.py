@@ -215,8 +215,8 @@ def search(
     prompts = [_checked(llm, request) for request in requests]
     start = time.perf_counter()
     found = [
-        _beams(llm, index, asked, ids, settings, num_return_sequences)
-        for index, (asked, ids) in enumerate(zip(requests, prompts, strict=True))
+        _beams(llm, index, wanted, ids, settings, num_return_sequences)
+        for index, (wanted, ids) in enumerate(zip(requests, prompts, strict=True))
     ]
     time_s = time.perf_counter() - start
     return BeamSearch(
@@ -228,8 +228,8 @@ def search(
     )
 
 
-def _checked(llm: LLM, asked: PromptRequest) -> tuple[int, ...]:
-    request = llm.request(asked.prompt, asked.sampling, asked.name)
+def _checked(llm: LLM, wanted: PromptRequest) -> tuple[int, ...]:
+    request = llm.request(wanted.prompt, wanted.sampling, wanted.name)
     llm.limits.check(request)
     return request.given_ids
 
@@ -237,14 +237,14 @@ def _checked(llm: LLM, asked: PromptRequest) -> tuple[int, ...]:
 def _beams(
     llm: LLM,
     index: int,
-    asked: PromptRequest,
+    wanted: PromptRequest,
     prompt: tuple[int, ...],
     settings: BeamSettings,
     most: int | None,
 ) -> PromptBeams:
-    length = asked.sampling.max_output_len
-    beams = llm.beam_search(prompt, settings, length, name=asked.name)
-    text = prompt_text(asked.prompt, prompt, llm.tokenizer)
+    length = wanted.sampling.max_output_len
+    beams = llm.beam_search(prompt, settings, length, name=wanted.name)
+    text = prompt_text(wanted.prompt, prompt, llm.tokenizer)
     spelled = {} if llm.tokenizer is not None else {"text": None}
     own = tuple(Beam.fill(beam, **spelled) for beam in beams[:most])
     return PromptBeams(index=index, input_text=text, input_ids=prompt, beams=own)

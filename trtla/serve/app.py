@@ -1,4 +1,4 @@
-"""The application: routes of OpenAI's API, health, metrics and the page, on one `Model`."""
+"""The application: routes of OpenAI's API, health, metrics and the page, on one `ServedModel`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trtla.api.errors import ApiError, unavailable
 from trtla.api.generation import answers_to, check_name
 from trtla.api.protocol import ChatBody, CompletionBody
 from trtla.errors import sentence
-from trtla.serve.generation import CHAT, TEXTS, Model
+from trtla.serve.generation import CHAT, TEXTS, ServedModel
 from trtla.serve.guard import KEY
 from trtla.serve.log import RequestLog, note_error
-from trtla.serve.metrics import Metrics
+from trtla.serve.metrics import ServerMetrics
 from trtla.serve.responses import LONG, Answering, BodyRoute, error_response, while_there
 from trtla.settings.lookahead import AUTOREGRESSIVE
 from trtla.version import __version__
@@ -65,9 +65,9 @@ _TEXTS: dict[int | str, dict[str, Any]] = {
 class Served:
     """What the routes share."""
 
-    model: Model
+    model: ServedModel
     name: str
-    metrics: Metrics
+    metrics: ServerMetrics
     log: RequestLog
     created: int
     isolated: bool = False
@@ -119,10 +119,10 @@ def _answer_health(app: FastAPI, served: Served) -> None:
     async def metrics() -> Response:
         stats = None
         if model.ready:
-            asked = asyncio.wrap_future(model.engine.stats())
-            asked.add_done_callback(_take_error)  # also where nobody waits for it any more
-            done, _ = await asyncio.wait({asked}, timeout=_SCRAPE_S)
-            stats = asked.result() if done and asked.exception() is None else None
+            pending = asyncio.wrap_future(model.engine.stats())
+            pending.add_done_callback(_take_error)  # also where nobody waits for it any more
+            done, _ = await asyncio.wait({pending}, timeout=_SCRAPE_S)
+            stats = pending.result() if done and pending.exception() is None else None
             if model.engine.replicas is not None:
                 served.metrics.spread(model.engine.replicas)
         text = served.metrics.text(stats)
@@ -138,9 +138,9 @@ def _answer_health(app: FastAPI, served: Served) -> None:
         return _model_card(served)
 
 
-def _take_error(asked: asyncio.Future[Any]) -> None:
-    if not asked.cancelled():
-        asked.exception()
+def _take_error(pending: asyncio.Future[Any]) -> None:
+    if not pending.cancelled():
+        pending.exception()
 
 
 def _model_card(served: Served) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def _handle_errors(app: FastAPI, log: RequestLog) -> None:
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:200]
-        said = {404: f"there is nothing at {path}", 405: f"{request.method} is not for {path}"}
-        text = said.get(error.status_code, str(error.detail))
+        messages = {404: f"there is nothing at {path}", 405: f"{request.method} is not for {path}"}
+        text = messages.get(error.status_code, str(error.detail))
         return answer(request, ApiError(error.status_code, text, headers=error.headers))
 
     @app.exception_handler(Exception)

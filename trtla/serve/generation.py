@@ -23,10 +23,10 @@ from trtla.llm.request_maker import RequestMaker
 from trtla.llm.templates import TemplateProcess
 from trtla.runtime.request import Output, Request
 from trtla.runtime.stats import ExecutorStats
-from trtla.serve.metrics import Metrics
+from trtla.serve.metrics import ServerMetrics
 
 
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """As `llm.background.BackgroundLLM` describes it."""
 
     state: State
@@ -42,7 +42,7 @@ class Engine(Protocol):
     def stop(self, timeout: float | None = None) -> bool: ...
 
 
-NewEngine = Callable[[Callable[[Sequence[Event]], None], Callable[[str], None]], Engine]
+NewEngine = Callable[[Callable[[Sequence[Event]], None], Callable[[str], None]], ServedEngine]
 """Makes an engine from two callbacks: one takes its events, the other sentences for the log."""
 
 
@@ -97,7 +97,7 @@ class Live(Generation):
         return chunks
 
 
-class Model:
+class ServedModel:
     """A model that is served, from its loading to its end.
 
     Args:
@@ -115,7 +115,7 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         max_queue: int,
         timeout_s: float,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         log: Callable[[str], None],
     ) -> None:
         self._loop, self._metrics = loop, metrics

@@ -22,7 +22,7 @@ from trtla.errors import UsageError
 from trtla.files import read_text
 from trtla.serve.connection import remember
 from trtla.serve.log import STATUS, RequestLog, note_error
-from trtla.serve.metrics import Metrics
+from trtla.serve.metrics import ServerMetrics
 from trtla.serve.responses import error_response
 
 KEY = "trtla.key"
@@ -105,7 +105,7 @@ class Guard:
         address: str,
         max_body: int,
         log: RequestLog,
-        metrics: Metrics,
+        metrics: ServerMetrics,
     ) -> None:
         self._app, self._keys, self._origins = app, keys, frozenset(origins)
         self._hosts = {address.lower(), *(_place(origin)[0] for origin in origins)}
@@ -178,8 +178,8 @@ class Guard:
 
     def _check_key(self, headers: Headers) -> int:
         kind, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode()
-        found = [hmac.compare_digest(given, one) for one in self._keys]  # all of them, always
+        key_bytes = key.strip().encode()
+        found = [hmac.compare_digest(key_bytes, one) for one in self._keys]  # all of them, always
         if kind.lower() != "bearer" or not any(found):
             raise ApiError(
                 401,
@@ -235,7 +235,8 @@ class Guard:
             )
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        said = headers.get("content-length", "")
+        length = headers.get("content-length", "")
+        declared = int(length[:20]) if length.isdecimal() else 0
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -244,7 +245,7 @@ class Guard:
                 raise gone()
             data, more = message.get("body", b""), message.get("more_body", False)
             size += len(data)
-            if size > self._max_body or (said.isdecimal() and int(said[:20]) > self._max_body):
+            if max(size, declared) > self._max_body:
                 # The rest is read and thrown away: a client that still sends would not see the
                 # answer, but a connection that was reset.
                 parts.clear()

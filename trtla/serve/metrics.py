@@ -35,7 +35,7 @@ def _counter(name: str, about: str, *labels: str) -> Counter:
     return Counter(f"trtla_{name}", about, labels, registry=None)
 
 
-class Metrics:
+class ServerMetrics:
     """Counters, gauges and histograms of one server."""
 
     def __init__(self) -> None:

@@ -36,16 +36,16 @@ async def while_there(receive: Receive, work: Awaitable[T]) -> T:
     Args:
         receive: the connection's; the body was read before.
     """
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    doing, leave_task = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
     try:
-        await asyncio.wait({doing, leaving}, return_when=_FIRST)
+        await asyncio.wait({doing, leave_task}, return_when=_FIRST)
         if doing.done():
             return doing.result()
         raise gone()
     finally:
         doing.cancel()
-        leaving.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        leave_task.cancel()
+        await asyncio.gather(doing, leave_task, return_exceptions=True)
 
 
 def error_response(error: ApiError) -> Response:
@@ -86,28 +86,28 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client goes away before."""
         work = self._stream(scope, send) if self._is_stream else self._whole(scope, receive, send)
-        answering = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_until_gone(receive))
+        answer_task = asyncio.ensure_future(work)
+        leave_task = asyncio.ensure_future(_until_gone(receive))
         late = False
         try:
             while not (late := time.monotonic() > self._ends):
-                both = {answering, leaving}
+                both = {answer_task, leave_task}
                 if (await asyncio.wait(both, timeout=_LOOK_EVERY_S, return_when=_FIRST))[0]:
                     break
                 self._keep_alive()
         finally:
             self._close(self._generation)
-            leaving.cancel()
-            answering.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
+            leave_task.cancel()
+            answer_task.cancel()
+            await asyncio.gather(answer_task, leave_task, return_exceptions=True)
         if late:
             note_error(scope, too_late(self._timeout_s))
         if late and not self._sent:
             await error_response(too_late(self._timeout_s))(scope, receive, send)
         elif late:
             abort(scope)
-        elif not answering.cancelled():
-            answering.result()
+        elif not answer_task.cancelled():
+            answer_task.result()
 
     def _keep_alive(self) -> None:
         """Where nothing was sent for long, let the stream send a comment, once it can."""

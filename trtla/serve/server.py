@@ -33,10 +33,10 @@ from trtla.interrupts import INTERRUPTS
 from trtla.llm.request_maker import RequestMaker
 from trtla.serve.app import Served, new_app
 from trtla.serve.connection import Connection
-from trtla.serve.generation import Model, NewEngine
+from trtla.serve.generation import NewEngine, ServedModel
 from trtla.serve.guard import Guard, is_loopback, read_keys
 from trtla.serve.log import RequestLog
-from trtla.serve.metrics import Metrics
+from trtla.serve.metrics import ServerMetrics
 from trtla.settings.serving import ServeSettings
 
 _BACKLOG = 2048
@@ -154,14 +154,14 @@ class Service:
         self._deaf = deaf
         self._settings, self._keys, self._name = settings, keys, name
         self._new_engine, self._log, self._ready = new_engine, log, ready
-        self.model: Model
+        self.model: ServedModel
         self.server: _Server
 
     async def run(self, listening: socket.socket) -> None:
         """Answer on this socket until `end`, or a signal in the main thread; then drain."""
-        settings, metrics, loop = self._settings, Metrics(), asyncio.get_running_loop()
+        settings, metrics, loop = self._settings, ServerMetrics(), asyncio.get_running_loop()
         sizes = (settings.max_queue, settings.request_timeout)
-        self.model = Model(self._new_engine, loop, *sizes, metrics, self._log.problem)
+        self.model = ServedModel(self._new_engine, loop, *sizes, metrics, self._log.problem)
         created, isolated = int(time.time()), settings.isolate_keys
         served = Served(self.model, self._name, metrics, self._log, created, isolated)
         app = self._app(served)
@@ -256,10 +256,10 @@ Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 @contextmanager
-def waiting_room(listening: socket.socket, said: ApiError) -> Iterator[None]:
+def waiting_room(listening: socket.socket, error: ApiError) -> Iterator[None]:
     """Have all connections answered with this error meanwhile."""
     fd = listening.fileno()
-    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(fd), json.dumps(said.body)]
+    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(fd), json.dumps(error.body)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(fd,))
     assert process.stdin is not None
     try:

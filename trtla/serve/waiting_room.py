@@ -27,13 +27,13 @@ def answer(connection: socket.socket, body: bytes) -> None:
     )
     with connection, suppress(OSError):
         connection.settimeout(_CLIENT_S)
-        asked = b""
-        while b"\r\n\r\n" not in asked and len(asked) < _PIECE:
+        received = b""
+        while b"\r\n\r\n" not in received and len(received) < _PIECE:
             piece = connection.recv(_PIECE)
             if not piece:
                 return
-            asked += piece
-        connection.sendall(head.encode() + (b"" if asked.startswith(b"HEAD ") else body))
+            received += piece
+        connection.sendall(head.encode() + (b"" if received.startswith(b"HEAD ") else body))
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(_PIECE):
             pass

@@ -36,7 +36,7 @@ from trtla.formats.writer import Progress, write_ranks
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.passed_on import BUILD, read
 from trtla.trtllm.library import installed_version, require_backend
-from trtla.trtllm.passed_on import build_kinds, check_asked
+from trtla.trtllm.passed_on import build_kinds, check_extra
 from trtla.trtllm.ranks import TIMING_CACHE, RankBuild, build_ranks
 from trtla.trtllm.rules import gpu_capability, show
 from trtla.version import __version__
@@ -66,7 +66,7 @@ def asked_of_builder(settings: BuildSettings, backend: str) -> dict[str, Any]:
     return read(BUILD, settings.trtllm, build_kinds)
 
 
-def check_machine(workers: int, asked: Mapping[str, Any]) -> None:
+def check_machine(workers: int, extra: Mapping[str, Any]) -> None:
     """Whether this machine can build, before anything is written."""
     require_backend()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -79,7 +79,7 @@ def check_machine(workers: int, asked: Mapping[str, Any]) -> None:
             f"workers {workers} are more than the {counted(gpus, 'GPU')} here",
             f"use --workers {gpus}: every worker has a GPU of its own",
         )
-    check_asked(asked)
+    check_extra(extra)
 
 
 def write_compiled(
@@ -89,8 +89,8 @@ def write_compiled(
     config = build.source.config
     ranks = config.mapping.world_size
     with _checkpoint(build, folder, progress) as checkpoint:
-        asked, cache = build.trtllm, build.timing_cache
-        ours = RankBuild(checkpoint, folder, build.limits, config.dtype, asked, cache)
+        extra, cache = build.trtllm, build.timing_cache
+        ours = RankBuild(checkpoint, folder, build.limits, config.dtype, extra, cache)
         build_ranks(ours, ranks, workers)
         sha256 = folder_digest(checkpoint, ranks, "safetensors")
     (folder / TIMING_CACHE).unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def check_written(
     folder: Path,
     planned: BuildConfig,
     config: CheckpointConfig,
-    asked: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare what TensorRT-LLM wrote with what was planned, but for what it was asked."""
     path = folder / "config.json"
@@ -150,7 +150,7 @@ def check_written(
         wanted[f"plugin_config.{name}"] = value
         found[f"plugin_config.{name}"] = written.plugin_config.get(name)
     for name, value in wanted.items():
-        if found[name] != value and name not in (asked or {}):
+        if found[name] != value and name not in (extra or {}):
             raise TrtlaError(
                 f"TensorRT-LLM wrote {name} {found[name]} into the engine, planned was {value}",
                 "this release corrects settings in a way that is new to trtla: report it",

@@ -121,13 +121,13 @@ class Chains:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def draft(self, asked: Sequence[Asked]) -> list[list[int]]:
+    def draft(self, requests: Sequence[Asked]) -> list[list[int]]:
         with self._lock:
             self._now += 1
-            known = [self._follow(one) for one in asked]
+            known = [self._follow(one) for one in requests]
             self._forget_idle()
             if known:
-                self._plan(known, [max(0, one.room) for one in asked])
+                self._plan(known, [max(0, one.room) for one in requests])
             return [list(one.chain) for one in known]
 
     def end(self, request: int, tokens: Sequence[int]) -> None:
@@ -248,13 +248,13 @@ class _Drafter:
         """Write the chain of every generating request to its `py_draft_tokens`."""
         requests = list(scheduled_requests.generation_requests)
         drafted = [request for request in requests if self._drafts_for(request)]
-        chains = self.chains.draft([self._asked(request) for request in drafted])
+        chains = self.chains.draft([self._chain_request(request) for request in drafted])
         for request in requests:
             request.py_draft_tokens = []
         for request, chain in zip(drafted, chains, strict=True):
             request.py_draft_tokens = chain
 
-    def _asked(self, request: Any) -> Asked:
+    def _chain_request(self, request: Any) -> Asked:
         tokens = list(request.get_tokens(0))
         prompt_len = request.py_orig_prompt_len
         left = prompt_len + request.py_max_new_tokens - len(tokens)

@@ -78,20 +78,20 @@ class TrtllmExecutor(Executor):
 
     def _translate(self, request: Request, lookahead: LookaheadConfig, end_id: int | None) -> Any:
         """The request in the library's terms; names that all releases from 0.20 to 1.2 have."""
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "streaming": True,
             "sampling_config": self._sampling_config(request.sampling),
             "output_config": self._bindings.OutputConfig(exclude_input_from_output=True),
         }
         if end_id is not None:
-            given["end_id"] = end_id
+            arguments["end_id"] = end_id
         salt = _salt(request)
         if salt is not None and has_salt(self._bindings):
-            given["cache_salt_id"] = salt
+            arguments["cache_salt_id"] = salt
         if lookahead != self._limits.lookahead and self._limits.lookahead.max_draft_len:
-            given["lookahead_config"] = lookahead_config(self._bindings, lookahead)
+            arguments["lookahead_config"] = lookahead_config(self._bindings, lookahead)
         length = request.sampling.max_output_len
-        return self._bindings.Request(list(request.input_ids), length, **given)
+        return self._bindings.Request(list(request.input_ids), length, **arguments)
 
     def _sampling_config(self, sampling: SamplingParams) -> Any:
         """Not set means temperature 1, top_k 0, top_p 0 there, and the last two mean argmax."""

@@ -104,8 +104,8 @@ def _parts() -> Iterator[tuple[str, bool]]:
     path = f"{PACKAGE}.bindings.executor"
     for name in ("Executor", "LookaheadDecodingConfig"):
         yield f"{path}.{name}", hasattr(executor, name)
-    beside = str(Path(sys.executable).parent)  # of an environment that is not activated
-    found = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=beside)
+    scripts = str(Path(sys.executable).parent)  # of an environment that is not activated
+    found = shutil.which("trtllm-build") or shutil.which("trtllm-build", path=scripts)
     yield PROGRAM, found is not None
     request = getattr(executor, "Request", None)
     yield f"lookahead_config of {path}.Request", "lookahead_config" in dir(request)
@@ -126,7 +126,7 @@ def load(name: str = "") -> ModuleType:
         return importlib.import_module(f"{PACKAGE}.{name}" if name else PACKAGE)
 
 
-_said: set[str] = set()
+_shown: set[str] = set()
 """What late releases have said about the end of their TensorRT backend."""
 
 
@@ -142,8 +142,8 @@ def deprecations_once(*, silent: bool = False) -> Iterator[None]:
         show = warnings.showwarning
 
         def show_once(message: Warning | str, *where: Any, **more: Any) -> None:
-            if str(message) not in _said:
-                _said.add(str(message))
+            if str(message) not in _shown:
+                _shown.add(str(message))
                 show(message, *where, **more)
 
         warnings.showwarning = show_once

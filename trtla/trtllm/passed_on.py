@@ -27,15 +27,15 @@ def build_kinds() -> Kinds:
     return {**dict(_plain(config)), **dict(_plain(plugins, PLUGINS))}
 
 
-def check_asked(asked: Mapping[str, Any]) -> None:
+def check_extra(extra: Mapping[str, Any]) -> None:
     """Whether this release's builder has what it is asked.
 
     A pydantic BuildConfig would drop what it does not know in silence.
     """
-    if not asked:
+    if not extra:
         return
     config, plugins = load("builder").BuildConfig(), load("plugin").PluginConfig()
-    for name, value in asked.items():
+    for name, value in extra.items():
         inside = name.startswith(PLUGINS)
         put(plugins if inside else config, name.removeprefix(PLUGINS), value, name, BUILD.flag)
 
@@ -84,13 +84,13 @@ def put(config: Any, name: str, value: Any, whole: str, flag: str) -> None:
         raise refused(flag, {whole: value}, error) from error
 
 
-def refused(flag: str, given: dict[str, Any], error: Exception) -> UsageError:
+def refused(flag: str, arguments: dict[str, Any], error: Exception) -> UsageError:
     """The library's own words for a setting that it does not take."""
-    shown = " ".join(f"{name}={value}" for name, value in given.items())
+    shown = " ".join(f"{name}={value}" for name, value in arguments.items())
     return UsageError(f"{flag} {shown}: TensorRT-LLM refuses it: {first_line(error)}", None)
 
 
-def asked_of_executor(settings: TrtllmSettings) -> dict[str, Any]:
+def executor_extra(settings: TrtllmSettings) -> dict[str, Any]:
     """What --trtllm-executor names, checked."""
     return read(EXECUTOR, settings.trtllm_executor, executor_kinds)
 
@@ -99,18 +99,18 @@ def executor_config(
     bindings: Any, triple: LookaheadConfig, max_batch_size: int, settings: TrtllmSettings
 ) -> Any:
     """The library's ExecutorConfig; every default that changed between releases is given."""
-    asked = asked_of_executor(settings)
+    extra = executor_extra(settings)
     config = bindings.ExecutorConfig(
         max_beam_width=1,
         max_batch_size=max_batch_size,
-        scheduler_config=_scheduler(bindings, settings, asked),
+        scheduler_config=_scheduler(bindings, settings, extra),
         kv_cache_config=_with(
             bindings.KvCacheConfig(
                 enable_block_reuse=settings.kv_cache_enable_block_reuse,
                 free_gpu_memory_fraction=settings.kv_cache_free_gpu_memory_fraction,
             ),
             _CACHE,
-            asked,
+            extra,
         ),
         enable_chunked_context=settings.enable_chunked_context,
     )
@@ -125,8 +125,8 @@ def executor_config(
     parallel = bindings.ParallelConfig(
         bindings.CommunicationType.MPI, bindings.CommunicationMode.LEADER
     )
-    config.parallel_config = _with(parallel, _PARALLEL, asked)
-    return _others(config, asked)
+    config.parallel_config = _with(parallel, _PARALLEL, extra)
+    return _others(config, extra)
 
 
 def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:
@@ -134,35 +134,35 @@ def lookahead_config(bindings: Any, triple: LookaheadConfig) -> Any:
     return bindings.LookaheadDecodingConfig(*triple.as_tuple())
 
 
-def _inside(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _inside(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked of one of the objects inside, by the rest of the name."""
     start = f"{name}."
-    return {key[len(start) :]: value for key, value in asked.items() if key.startswith(start)}
+    return {key[len(start) :]: value for key, value in extra.items() if key.startswith(start)}
 
 
-def _with(config: Any, name: str, asked: Mapping[str, Any]) -> Any:
-    for key, value in _inside(name, asked).items():
+def _with(config: Any, name: str, extra: Mapping[str, Any]) -> Any:
+    for key, value in _inside(name, extra).items():
         put(config, key, value, f"{name}.{key}", EXECUTOR.flag)
     return config
 
 
-def _scheduler(bindings: Any, settings: TrtllmSettings, asked: Mapping[str, Any]) -> Any:
+def _scheduler(bindings: Any, settings: TrtllmSettings, extra: Mapping[str, Any]) -> Any:
     """Its properties are read-only: everything goes through the constructor."""
-    policies, given = bindings.CapacitySchedulerPolicy, _inside(_SCHEDULER, asked)
+    policies, arguments = bindings.CapacitySchedulerPolicy, _inside(_SCHEDULER, extra)
     more: dict[str, Any] = {}
     try:
-        if _CHUNKS in given:
-            more[_CHUNKS] = getattr(bindings.ContextChunkingPolicy, given[_CHUNKS])
-        if tuning := _inside(_TUNING, given):
+        if _CHUNKS in arguments:
+            more[_CHUNKS] = getattr(bindings.ContextChunkingPolicy, arguments[_CHUNKS])
+        if tuning := _inside(_TUNING, arguments):
             more[_TUNING] = bindings.DynamicBatchConfig(**tuning)
     except TypeError as error:  # it has no defaults
-        raise refused(EXECUTOR.flag, given, error) from error
+        raise refused(EXECUTOR.flag, arguments, error) from error
     return bindings.SchedulerConfig(getattr(policies, settings.scheduler_policy.upper()), **more)
 
 
-def _others(config: Any, asked: Mapping[str, Any]) -> Any:
+def _others(config: Any, extra: Mapping[str, Any]) -> Any:
     """The settings of the configuration itself, and of objects inside that trtla leaves alone."""
-    for name, value in asked.items():
+    for name, value in extra.items():
         inside, dot, _ = name.partition(".")
         if not dot:
             put(config, name, value, name, EXECUTOR.flag)

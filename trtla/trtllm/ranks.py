@@ -49,7 +49,7 @@ class RankBuild:
     engine_dir: Path
     limits: BuildConfig
     dtype: str
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     """What is handed on by the library's own names."""
     timing_cache: Path | None = None
 
@@ -73,10 +73,10 @@ class RankBuild:
         """The library's BuildConfig, by names that every release from 0.20 to 1.2 has."""
         builder, limits = load("builder"), self.limits
         modes = load("models").SpeculativeDecodingMode
-        asked = {name: value for name, value in self.asked.items() if PLUGINS not in name}
+        extra = {name: value for name, value in self.extra.items() if PLUGINS not in name}
         cache = self.timing_cache
         return builder.BuildConfig(
-            **{**build_limits(limits, self.asked), **asked},
+            **{**build_limits(limits, self.extra), **extra},
             max_draft_len=limits.max_draft_len,
             speculative_decoding_mode=(
                 modes.LOOKAHEAD_DECODING if limits.max_draft_len else modes.NONE
@@ -96,7 +96,7 @@ class RankBuild:
         # build() makes kv_cache_type PAGED of it. That itself has one enumeration up to 1.1, that
         # of the bindings, and another one later (llmapi/kv_cache_type.py).
         config.paged_kv_cache = True
-        for name, value in self.asked.items():
+        for name, value in self.extra.items():
             if name.startswith(PLUGINS):
                 put(config, name[len(PLUGINS) :], value, name, BUILD.flag)
         return config
@@ -107,16 +107,16 @@ class RankFailure:
     """Why a rank was not built; `disk` is the errno where the disk was at fault."""
 
     rank: int
-    said: str
+    message: str
     trace: str
     disk: int | None = None
 
     def error(self) -> Exception:
         """As an exception, in whichever process it happened."""
         if self.disk is not None:
-            return OSError(self.disk, self.said)
+            return OSError(self.disk, self.message)
         error = TrtlaError(
-            f"TensorRT-LLM cannot build rank {self.rank}: {self.said}",
+            f"TensorRT-LLM cannot build rank {self.rank}: {self.message}",
             "see its log above; --verbose adds the traceback",
         )
         error.__cause__ = RuntimeError(self.trace)
@@ -207,7 +207,7 @@ def _died(process: BaseProcess, rank: int) -> TrtlaError:
     )
 
 
-def build_limits(limits: BuildConfig, asked: Mapping[str, Any]) -> dict[str, object]:
+def build_limits(limits: BuildConfig, extra: Mapping[str, Any]) -> dict[str, object]:
     """Limits under the names that flags and BuildConfig share."""
     found = {
         "max_batch_size": limits.max_batch_size,
@@ -218,7 +218,7 @@ def build_limits(limits: BuildConfig, asked: Mapping[str, Any]) -> dict[str, obj
     }
     # What TensorRT tunes for: a step of a full batch. Its own default does not count drafts. With
     # several profiles it tunes for several sizes, and refuses this one.
-    if not asked.get(f"{PLUGINS}multiple_profiles"):
+    if not extra.get(f"{PLUGINS}multiple_profiles"):
         found["opt_num_tokens"] = limits.max_batch_size * (limits.max_draft_len + 1)
     return dict(found)
 
@@ -243,7 +243,7 @@ def command_lines(
     output_dir: Path,
     limits: BuildConfig,
     workers: int = 1,
-    asked: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
     timing_cache: Path | None = None,
 ) -> tuple[str, ...]:
     """The commands of TensorRT-LLM that build the same engine, quoted for a shell.
@@ -251,8 +251,8 @@ def command_lines(
     Its own converter reads no GGUF: there the first command is trtla's. Empty where it cannot be
     done: it has no program that changes a checkpoint's dtype, and not every field has a flag.
     """
-    asked = asked or {}
-    if any(name in asked for name in _NO_FLAGS):
+    extra = extra or {}
+    if any(name in extra for name in _NO_FLAGS):
         return ()
     checkpoint, commands = source.folder, []
     if not source.is_checkpoint:
@@ -263,7 +263,7 @@ def command_lines(
     flags: dict[str, object] = {
         "checkpoint_dir": checkpoint,
         "output_dir": output_dir,
-        **build_limits(limits, asked),
+        **build_limits(limits, extra),
     }
     if limits.max_draft_len:
         flags["max_draft_len"] = limits.max_draft_len
@@ -274,7 +274,7 @@ def command_lines(
         flags |= {"input_timing_cache": timing_cache} if timing_cache.is_file() else {}
         flags["output_timing_cache"] = timing_cache
     switches = ["gather_context_logits"] if limits.gather_context_logits else []
-    for name, value in asked.items():
+    for name, value in extra.items():
         flag = name.removeprefix(PLUGINS)
         if flag == name and isinstance(value, bool):
             switches += [_OTHER_FLAGS.get(name, name)] if value else []
@@ -288,8 +288,8 @@ def _convert(source: BuildSource, checkpoint: Path) -> str:
     file = weight_file(source.folder)
     script = CONVERT_SCRIPT.format("qwen" if source.config.architecture == QWEN2 else "llama")
     program, dash = ("trtla convert", "-") if file is not None else (f"python {script}", "_")
-    given = {"model_dir": file or source.folder, "output_dir": checkpoint}
-    flags = {name.replace("_", dash): value for name, value in given.items()}
+    paths = {"model_dir": file or source.folder, "output_dir": checkpoint}
+    flags = {name.replace("_", dash): value for name, value in paths.items()}
     return _line(program, {**flags, "dtype": source.config.dtype})
 
 

@@ -12,7 +12,7 @@ from trtla.settings.executor import ExecutorOptions, TrtllmSettings
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.trtllm import library as trtllm_library
 from trtla.trtllm.executor import TrtllmExecutor, has_salt
-from trtla.trtllm.passed_on import asked_of_executor, executor_config
+from trtla.trtllm.passed_on import executor_config, executor_extra
 from trtla.trtllm.rules import gpu_capability, show
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _limits(
     token: it must be one that can be read (executorImpl.cpp, fetchNewRequests).
     """
     build = engine.config.build_config
-    fewer = asked_of_executor(settings).get("max_num_tokens") or build.max_num_tokens
+    fewer = executor_extra(settings).get("max_num_tokens") or build.max_num_tokens
     build = build.model_copy(update={"max_num_tokens": min(fewer, build.max_num_tokens)})
     input_len, input_hint = _longest_prompt(build, settings)
     text_len, text_hint = build.max_text_len, REBUILD_LONGER

@@ -8,17 +8,8 @@ from pathlib import Path
 
 from trtla.bench.arms import Note
 from trtla.bench.opened import OpenedModel, Setup
-from trtla.data.prompt_sets import (
-    SHIPPED,
-    Ids,
-    PromptSet,
-    Question,
-    SetLine,
-    load_sets,
-    set_lines,
-)
+from trtla.data.prompt_sets import Ids, PromptSet
 from trtla.errors import UsageError, did_you_mean
-from trtla.files import read_text
 from trtla.settings.lookahead import LookaheadConfig
 from trtla.settings.sampling import SamplingParams
 
@@ -129,16 +120,6 @@ def _usable(found: Iterable[tuple[int, ...]]) -> list[LookaheadConfig]:
     return [triple for triple in triples if triple.max_draft_len <= _MOST_DRAFT_LEN]
 
 
-NO_CATEGORY = "prompts"
-"""The category of lines that name none."""
-
-
-class _Line(SetLine):
-    """One line of a .jsonl file."""
-
-    category: str = NO_CATEGORY
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One prompt; its text is the same for every triple."""
@@ -157,28 +138,6 @@ class Sample:
 
 Groups = Mapping[str, Sequence[Sample]]
 """Samples by category."""
-
-
-def load_prompts(names: Sequence[str], most: int) -> list[PromptSet]:
-    """The prompts by category, at most `most` of each."""
-    return load_sets(names, (), most, _lines)
-
-
-def _lines(name: str) -> list[tuple[str, Question]]:
-    suffix = Path(name).suffix.lower()
-    if suffix not in (".jsonl", ".txt"):
-        raise UsageError(
-            f"prompts {name} are not known", f"use {', '.join(SHIPPED)}, or a .jsonl or .txt file"
-        )
-    text = read_text(Path(name))
-    if suffix == ".txt":
-        texts = (line.rstrip("\r") for line in text.split("\n") if line.strip())
-        lines = [(NO_CATEGORY, Question((line,))) for line in texts]
-    else:
-        lines = set_lines(_Line, text, name)
-    if not lines:
-        raise UsageError(f"{name} holds no prompts", 'write {"text": "..."} lines')
-    return lines
 
 
 def make_samples(

@@ -209,8 +209,8 @@ class Roofline:
 
         self.gpu, self._context = gpu, context
         ranks = config.mapping.world_size
-        self._layers, self._rest = (count / ranks for count in _parameters(config))
-        self._weight_bytes = self._layers * (1 if config.fp8 else 2) + self._rest * 2
+        self._layers, self._head = (count / ranks for count in _parameters(config))
+        self._weight_bytes = self._layers * (1 if config.fp8 else 2) + self._head * 2
         self._kv_bytes = kv_bytes_per_token(config)
         heads = config.num_attention_heads * config.num_hidden_layers * config.head_size
         self._attention = 4.0 * heads / ranks  # operations a fed token spends on a cached one
@@ -222,7 +222,7 @@ class Roofline:
         fed, context = sequences * fed_each, self._context
         read = self._weight_bytes + sequences * context * self._kv_bytes
         peak = self.gpu.teraflops * 1e12
-        busy = 2.0 * fed * (self._layers / self._layer_flops + self._rest / peak)
+        busy = 2.0 * fed * (self._layers / self._layer_flops + self._head / peak)
         busy += fed * context * self._attention / peak
         return max(read / (self.gpu.terabytes_per_s * 1e12), busy)
 

@@ -129,8 +129,9 @@ axis = partial(listed, section="Lists: every combination is measured")
     section="Prompts",
     type=NAMES,
     default="code,chat,summarization",
-    help="Shipped sets, or .jsonl files with {category, text} lines or in Spec-Bench's format, "
-    "whose second turns continue plain decoding's answers to the first.",
+    help="Shipped sets, .txt files with a prompt a line, or .jsonl files with {text} or "
+    "{category, text} lines or in Spec-Bench's format, whose second turns continue plain "
+    "decoding's answers to the first.",
 )
 @listed("--categories", section="Prompts", type=NAMES, help="Keep these categories only.")
 @setting(

@@ -110,7 +110,7 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
         raise UsageError(
             "--system is a message of a chat, which --endpoint completions has not", "omit one"
         )
-    limit = flags.num_prompts if _given("num_prompts") else sys.maxsize
+    limit = flags.num_prompts if _is_set("num_prompts") else sys.maxsize
     questions = mixed(load_sets(flags.prompts, flags.categories, limit))
     if any(len(one.turns) > 1 for one in questions):
         console.note("note: of questions with several turns, the first one is asked")
@@ -128,20 +128,20 @@ def _check(console: Console, flags: BenchFlags) -> LoadTest:
         filters=filters,
         prompts=tuple(one.turns[0] for one in questions),
         asking=Asking(system=system),
-        requests=flags.num_prompts if _given("num_prompts") else share,
+        requests=flags.num_prompts if _is_set("num_prompts") else share,
         sampling=sampling[0],
         arrivals_seed=flags.arrivals_seed,
         check_texts=flags.check_texts,
     )
 
 
-def _given(name: str) -> bool:
+def _is_set(name: str) -> bool:
     return source(click.get_current_context(), name) != "default"
 
 
 def _filters(flags: BenchFlags) -> tuple[Filters, ...]:
     """One unless lists are given: a load has runs enough."""
-    if flags.processor or _given("temperature"):
+    if flags.processor or _is_set("temperature"):
         return filters_of(flags)
     return ((0.0, flags.top_k, flags.top_p),)
 
@@ -170,7 +170,7 @@ def _key(file: str | None) -> str | None:
 
 def _extra(flags: BenchFlags) -> dict[str, Any]:
     """The fields of every request beside OpenAI's."""
-    own = {"ignore_eos": flags.ignore_eos} if _given("ignore_eos") else {}
+    own = {"ignore_eos": flags.ignore_eos} if _is_set("ignore_eos") else {}
     if flags.extra_body is None:
         return own
     try:

@@ -127,8 +127,8 @@ tune_flags = stack(
         section="Prompts",
         type=NAMES,
         default="code,chat,summarization",
-        help="Shipped sets, .jsonl files with {category, text} lines, the category being optional, "
-        "or in Spec-Bench's format, or .txt files with a prompt a line.",
+        help="Shipped sets, .jsonl files with {text} or {category, text} lines or in Spec-Bench's "
+        "format, or .txt files with a prompt a line.",
     ),
     setting(
         "--num-prompts",
@@ -227,8 +227,9 @@ def tune(console: Console, /, **values: Any) -> None:
 def _check(flags: TuneFlags, console: Console) -> TuneSettings:
     """What can be refused before a model is loaded."""
     from trtla.cli.bench.tune_output import check_folder, check_preset
+    from trtla.data.prompt_sets import load_sets
     from trtla.formats.t5_config import is_encoder_decoder
-    from trtla.tune.plan import TuneSettings, load_prompts
+    from trtla.tune.plan import TuneSettings
 
     planned = _is_planned(flags)
     model, limit, lookahead = _model(flags, planned=planned)
@@ -250,7 +251,7 @@ def _check(flags: TuneFlags, console: Console) -> TuneSettings:
             "use --temperature 0",
         )
     sizes = _batch_sizes(flags, model)
-    sets = load_prompts(flags.prompts, flags.num_prompts)
+    sets = load_sets(flags.prompts, (), flags.num_prompts)
     texts = any(not one.is_chat for chosen in sets for one in chosen.questions)
     check_texts(console, flags.asking, (model, flags.options.tokenizer_dir), any_texts=texts)
     gpu = _gpu(flags, planned)

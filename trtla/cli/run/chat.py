@@ -139,25 +139,25 @@ def chat(console: Console, /, **flags: Any) -> None:
     """
     model = _model(flags["engine_dir"], console)
     flags["engine_dir"] = _folder(model)
-    given = parsed(ChatFlags, with_processor(flags))
-    _check_system(given)
-    console.color = given.color
+    settings = parsed(ChatFlags, with_processor(flags))
+    _check_system(settings)
+    console.color = settings.color
     by_default = source(click.get_current_context(), "max_output_len") == "default"
     named = [
         (f"--draft-model {path}", DrafterSettings((f"{DRAFT_PREFIX}{path}",)))
-        for path in given.draft_model
+        for path in settings.draft_model
     ]
-    given = check_model(given, drafters=named)
-    with _open(given) as llm:
+    settings = check_model(settings, drafters=named)
+    with _open(settings) as llm:
         if not llm.is_leader:  # a serving rank of mpirun: leaving the block serves to the end
             return
-        sampling = _sized(given.sampling, llm.limits) if by_default else given.sampling
+        sampling = _sized(settings.sampling, llm.limits) if by_default else settings.sampling
         printer, converse = _front_end(console)
-        session = _session(llm, printer, sampling, given)
+        session = _session(llm, printer, sampling, settings)
         _remember(model)
         console.note(f"note: runs on {llm.description}")
         converse(session)
-        save_corpus(console, llm, given.save_corpus)
+        save_corpus(console, llm, settings.save_corpus)
 
 
 def _model(named: str | None, console: Console) -> str:
@@ -197,19 +197,19 @@ def _remember(model: str) -> None:
         write_whole(user_cache() / _LAST, os.fsencode(place))
 
 
-def _check_system(given: ChatFlags) -> None:
-    if given.system and not given.chat:
+def _check_system(flags: ChatFlags) -> None:
+    if flags.system and not flags.chat:
         raise UsageError(
             "--system is a message of the chat template, which --no-chat omits", "omit one of them"
         )
 
 
-def _open(given: ChatFlags) -> LLM:
+def _open(flags: ChatFlags) -> LLM:
     """The model, its cache kept between turns."""
-    if is_trtllm(Path(given.engine_dir)):  # shares blocks by a setting of its own
-        trtllm = replace(given.options.trtllm, kv_cache_enable_block_reuse=True)
-        return open_llm(given, max_batch_size=1, trtllm=trtllm)
-    return open_llm(given, max_batch_size=1, block_reuse=True)
+    if is_trtllm(Path(flags.engine_dir)):  # shares blocks by a setting of its own
+        trtllm = replace(flags.options.trtllm, kv_cache_enable_block_reuse=True)
+        return open_llm(flags, max_batch_size=1, trtllm=trtllm)
+    return open_llm(flags, max_batch_size=1, block_reuse=True)
 
 
 def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
@@ -218,16 +218,16 @@ def _sized(sampling: SamplingParams, limits: ExecutorLimits) -> SamplingParams:
     return replace(sampling, max_output_len=length)
 
 
-def _session(llm: LLM, printer: Printer, sampling: SamplingParams, given: ChatFlags) -> Session:
+def _session(llm: LLM, printer: Printer, sampling: SamplingParams, flags: ChatFlags) -> Session:
     from trtla.chat.session import Session
     from trtla.chat.settings import ChatSettings
 
     settings = ChatSettings(
         sampling,
-        given.options.drafter,
-        given.options.lookahead,
-        chat=given.chat,
-        system=given.system,
+        flags.options.drafter,
+        flags.options.lookahead,
+        chat=flags.chat,
+        system=flags.system,
     )
     with loading():
         return Session(llm, settings, printer)

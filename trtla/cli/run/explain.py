@@ -145,25 +145,25 @@ def explain(console: Console, /, **flags: Any) -> None:
     accepted, what the target added and why the step ended there. With --lookahead auto it prints
     the candidate tree: each node's source, its chance and whether it was accepted.
     """
-    given = parsed(ExplainFlags, with_processor(flags))
-    console.color = given.color
-    given = _check(given)
-    request = _request(given)
-    folders = (given.engine_dir, given.options.tokenizer_dir)
-    check_template(console, given.asking, folders, [(request.name, request.prompt)])
-    with open_llm(given, max_batch_size=1) as llm:
-        _record_and_report(console, llm, request, given)
+    settings = parsed(ExplainFlags, with_processor(flags))
+    console.color = settings.color
+    settings = _check(settings)
+    request = _request(settings)
+    folders = (settings.engine_dir, settings.options.tokenizer_dir)
+    check_template(console, settings.asking, folders, [(request.name, request.prompt)])
+    with open_llm(settings, max_batch_size=1) as llm:
+        _record_and_report(console, llm, request, settings)
 
 
-def _check(given: ExplainFlags) -> ExplainFlags:
+def _check(flags: ExplainFlags) -> ExplainFlags:
     """Refuse what can be before torch is imported; the flags with their draft model."""
     from trtla.runtime.limits import refuse_watch
 
-    if is_trtllm(Path(given.engine_dir)):
-        raise refuse_watch(given.engine_dir)
-    checked = check_model(given, [("--request-lookahead", given.request_lookahead)])
-    if given.output is not None:
-        _check_picture(Path(given.output), force=given.force)
+    if is_trtllm(Path(flags.engine_dir)):
+        raise refuse_watch(flags.engine_dir)
+    checked = check_model(flags, [("--request-lookahead", flags.request_lookahead)])
+    if flags.output is not None:
+        _check_picture(Path(flags.output), force=flags.force)
     return checked
 
 
@@ -175,34 +175,35 @@ def _check_picture(path: Path, *, force: bool) -> None:
     theme()  # a missing matplotlib is reported before the run, not after it
 
 
-def _request(given: ExplainFlags) -> PromptRequest:
+def _request(flags: ExplainFlags) -> PromptRequest:
     from trtla.data.prompts import gather
 
-    texts, sampling = [given.input_text], given.sampling
-    return gather(texts, None, sampling, drafter=given.options.drafter, asking=given.asking)[0]
+    texts, sampling = [flags.input_text], flags.sampling
+    drafter = flags.options.drafter
+    return gather(texts, None, sampling, drafter=drafter, asking=flags.asking)[0]
 
 
 def _record_and_report(
-    console: Console, llm: LLM, request: PromptRequest, given: ExplainFlags
+    console: Console, llm: LLM, request: PromptRequest, flags: ExplainFlags
 ) -> None:
     from trtla.explain.record import record_run
     from trtla.explain.words import Words, document
 
-    lookahead = given.request_lookahead
-    if lookahead is None and given.options.lookahead == "auto":
+    lookahead = flags.request_lookahead
+    if lookahead is None and flags.options.lookahead == "auto":
         lookahead = "auto"
     run = record_run(llm, request.prompt, request.sampling, lookahead)
     completion = run.completion
     decode = llm.tokenizer.decode if llm.tokenizer else None
     words = Words(decode, (*completion.input_ids, *completion.output_ids))
-    step = _chosen(run, given.step)
+    step = _chosen(run, flags.step)
     if console.json:
-        console.document(document(run, step, words, given.engine_dir, llm.description))
+        console.document(document(run, step, words, flags.engine_dir, llm.description))
     else:
-        _print(console, run, step, words, given)
+        _print(console, run, step, words, flags)
     console.note(f"note: ran on {llm.description}")
-    if given.output is not None:
-        _draw(console, run, step, words, Path(given.output))
+    if flags.output is not None:
+        _draw(console, run, step, words, Path(flags.output))
 
 
 def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
@@ -220,7 +221,7 @@ def _chosen(run: RecordedRun, number: int | None) -> RecordedStep:
 
 
 def _print(
-    console: Console, run: RecordedRun, step: RecordedStep, words: Words, given: ExplainFlags
+    console: Console, run: RecordedRun, step: RecordedStep, words: Words, flags: ExplainFlags
 ) -> None:
     from trtla.explain.text_view import step_lines, strip_lines
 
@@ -230,7 +231,7 @@ def _print(
     for line in strip_lines(run, words, paint):
         console.out(line)
     console.out()
-    if given.step is None:
+    if flags.step is None:
         any_accepted = run.completion.stats.accepted
         chosen = (
             f"step {step.number} accepted the most" if any_accepted else "no draft was accepted"

@@ -171,8 +171,8 @@ def _decode(console: Console, flags: BatchFlags, task: Task) -> Figures | None:
     if flags.spread.ray:
         from trtla.cli.serve.answering import spread_records
 
-        spreading = spread_records(console.note, flags, flags.spread, task, _WHO)
-        with spreading as records:
+        spread = spread_records(console.note, flags, flags.spread, task, _WHO)
+        with spread as records:
             return _keep(console, records, task)
     with open_answering(flags, _WHO) as llm:
         console.note(f"note: runs on {llm.description}")

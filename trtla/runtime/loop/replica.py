@@ -178,7 +178,7 @@ class LookaheadRank:
         own = answer_rows(done.logits[: len(mine)], mine, size, self._model.row_sampler)
         room = torch.zeros((max(map(len, rows)), size), dtype=torch.int64)
         room[: len(own)] = own
-        told = torch.empty((len(owners), size), dtype=torch.int64)
+        answers = torch.empty((len(owners), size), dtype=torch.int64)
         for part, places in zip(self._world.exchange(room), rows, strict=True):
-            told[places] = part[: len(places)]
-        return Forwarded(done.logits[:0], sampler=RowAnswers(told))
+            answers[places] = part[: len(places)]
+        return Forwarded(done.logits[:0], sampler=RowAnswers(answers))

@@ -117,7 +117,7 @@ def _packed(sizes: list[int], ends: list[int], limit: int) -> list[tuple[int, in
 
 
 @lru_cache(maxsize=1024)
-def answering(parents: tuple[int, ...], parts: int) -> tuple[int, ...]:
+def node_owners(parents: tuple[int, ...], parts: int) -> tuple[int, ...]:
     """The part that answers for each node: the first that has it."""
     found = [-1] * (len(parents) + 1)
     for part, nodes in enumerate(share(parents, parts)):
@@ -154,7 +154,7 @@ class Shares:
             if not shared or feed.draft is None:
                 found += [0] * len(feed.rows)
             else:  # parts go round: the last is the smallest
-                parts = answering(feed.draft.parents, self._ranks)
+                parts = node_owners(feed.draft.parents, self._ranks)
                 found += [(parts[node] - turn) % self._ranks for node in feed.rows]
         return found
 

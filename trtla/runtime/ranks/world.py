@@ -207,12 +207,12 @@ class World:
     def tell(self, message: Any) -> None:
         """Say to all ranks what JSON can hold; rank 0 alone does."""
         data = json.dumps(message, separators=(",", ":")).encode()
-        told = _bytes(len(data).to_bytes(_HEAD, "little") + data)
+        framed = _bytes(len(data).to_bytes(_HEAD, "little") + data)
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
-        frame[: len(told)] = told[:_FRAME]
+        frame[: len(framed)] = framed[:_FRAME]
         self._broadcast(frame)
-        if len(told) > _FRAME:
-            self._broadcast(told)
+        if len(framed) > _FRAME:
+            self._broadcast(framed)
 
     def hear(self) -> Any:
         """What rank 0 tells next."""

@@ -26,13 +26,13 @@ _NATIVE = Path(__file__).parent / "native"
 _ELF = Struct("=4s36xQ10xHH2x")
 """A file's header: its first bytes, the place of its sections' table, and what that holds."""
 _log = logging.getLogger(__name__)
-_told: set[str] = set()
+_noted: set[str] = set()
 
 
 def tell_slower(error: NotCompiled, cost: str) -> None:
     """Say on stderr what it costs that a library is not there, once in a process."""
-    if cost not in _told:
-        _told.add(cost)
+    if cost not in _noted:
+        _noted.add(cost)
         _log.warning("note: %s: %s; %s", error, cost, error.hint)
 
 
